@@ -25,6 +25,6 @@ func TestAllocations(t *testing.T) {
 		}
 	})
 	if n >= 1 {
-		t.Errorf("a message in each direction: got %v allocations, want 0", n)
+		t.Errorf("allocations of a message in each direction: got %v, want 0", n)
 	}
 }

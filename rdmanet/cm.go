@@ -13,31 +13,32 @@ import (
 	"verbena/verbs/cm"
 )
 
-// cmData returns the private data of a message of the connection manager: the header, then body.
+// cmData returns the private data of a message of the connection manager. They consist of the header and body.
 func cmData(kind byte, body []byte) []byte {
 	return append(append([]byte(magic), version, kind), body...)
 }
 
-// cmBody checks the header of private data and returns the rest, which may end with padding zeros.
+// cmBody checks the header of private data and returns the remaining bytes. They may end with padding zeros.
 func cmBody(b []byte, kind byte) ([]byte, error) {
 	switch {
 	case len(b) < cmHeader || string(b[:4]) != magic:
-		return nil, fmt.Errorf("the peer does not speak rdmanet: %w", syscall.EPROTO)
+		return nil, fmt.Errorf("the peer does not use the rdmanet protocol: %w", syscall.EPROTO)
 	case b[4] != version:
 		return nil, otherVersion(b[4])
 	case b[5] != kind:
-		return nil, fmt.Errorf("message of kind %d, want %d: %w", b[5], kind, syscall.EPROTO)
+		return nil, fmt.Errorf("message of kind %d, want kind %d: %w", b[5], kind, syscall.EPROTO)
 	}
 	return b[cmHeader:], nil
 }
 
 const (
 	cmHeader = 6 // magic, version, kind
-	// cmText is the maximum length of the text of a refusal; it fits into the 148 bytes of private data of a REJ.
+	// cmText is the maximum length in bytes of the reason in a refusal. It fits into the 148 bytes of private data of a
+	// REJ.
 	cmText = 140
 )
 
-// cmReason adds the reason that the peer has sent in its REJ, if any, to err.
+// cmReason adds the peer's reason to err, if the peer's REJ contains a reason.
 func cmReason(err error) error {
 	var refused *cm.RefusedError
 	if errors.As(err, &refused) {
@@ -53,10 +54,11 @@ func cmRefusal(err error) []byte {
 	return cmData(kindRefusal, []byte(text[:min(len(text), cmText)]))
 }
 
-// cmLink is an Exchange over the connection manager, for either end. It ends when the connection of the manager ends.
+// cmLink is an Exchange over the connection manager. Both ends use it. The link ends when the manager's connection
+// ends.
 type cmLink struct {
 	conn    *cm.Conn
-	req     *cm.Request // the request at the passive end, until it is answered
+	req     *cm.Request // the request at the passive end, until it is accepted or rejected
 	release func()      // releases the reference to the manager
 }
 
@@ -98,7 +100,7 @@ func (x *cmLink) Done() <-chan struct{} { return x.conn.Done() }
 // Err returns the reason for the end of the connection.
 func (x *cmLink) Err() error { return x.conn.Err() }
 
-// Close ends the connection, and rejects an unanswered request.
+// Close ends the connection. It rejects the request if it is still pending.
 func (x *cmLink) Close() error {
 	if x.req != nil {
 		_ = x.req.Reject(nil)
@@ -110,7 +112,7 @@ func (x *cmLink) Close() error {
 	return nil
 }
 
-// dialCM connects over the connection manager. It tries the addresses of the name one after another.
+// dialCM connects over the connection manager. It tries the addresses of the host name one after another.
 func dialCM(ctx context.Context, r *net.Resolver, network, address string, cfg Config) (*Conn, error) {
 	list, err := lookup(ctx, r, network, address, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
@@ -165,7 +167,7 @@ func newOn(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn, erro
 	release := x.release
 	x.release = func() {
 		release()
-		done() // after the connection has ended
+		done() // called after the connection has ended
 	}
 	c, err := New(ctx, x, cfg)
 	if err != nil {
@@ -210,7 +212,7 @@ func (s *cmSource) next(ctx context.Context) (incoming, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The connection needs the manager for its whole life.
+	// The connection references the manager until the connection ends.
 	_, release, err := s.host.manager()
 	if err != nil {
 		_ = r.Reject(cmRefusal(err))
@@ -250,7 +252,7 @@ func (p *cmPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
 	return newOn(ctx, x, guid, cfg)
 }
 
-// refuse rejects an unanswered request with err as the reason, and closes the link.
+// refuse rejects a pending request with err as the reason, and closes the link.
 func (x *cmLink) refuse(err error) error {
 	if x.req != nil {
 		_ = x.req.Reject(cmRefusal(err))
@@ -260,7 +262,7 @@ func (x *cmLink) refuse(err error) error {
 	return err
 }
 
-// lookup resolves an address. An empty host resolves to any.
+// lookup resolves an address. For an empty host it returns the address any.
 func lookup(ctx context.Context, r *net.Resolver, network, address string, any netip.Addr) ([]netip.AddrPort, error) {
 	if r == nil {
 		r = net.DefaultResolver

@@ -26,7 +26,7 @@ import (
 	"verbena/verbs/service"
 )
 
-// host returns the Host of a world.
+// host returns a Host with the device of the world.
 func (w *world) host() *rdmanet.Host {
 	return &rdmanet.Host{
 		Devices: func() ([]verbs.DeviceInfo, error) { return w.stack.Devices(), nil },
@@ -34,7 +34,7 @@ func (w *world) host() *rdmanet.Host {
 	}
 }
 
-// someHost returns the Host of someDevice, and an address of it.
+// someHost returns the Host of the device of someDevice, and an address of this device.
 func someHost(t testing.TB) (h *rdmanet.Host, addr string) {
 	t.Helper()
 	if os.Getenv("VERBS_DEVICE") != "" {
@@ -78,7 +78,7 @@ func (e *cmEnds) connect(t testing.TB) (a, b *rdmanet.Conn) {
 	return x.(*rdmanet.Conn), y.(*rdmanet.Conn)
 }
 
-// TestCM checks that a connection over the connection manager behaves as any other.
+// TestCM checks that a connection over the connection manager behaves like a connection set up over TCP.
 func TestCM(t *testing.T) {
 	t.Parallel()
 	h, addr := someHost(t)
@@ -105,11 +105,12 @@ func TestCM(t *testing.T) {
 	_, err := m.WriteAt([]byte("one-sided"), 10)
 	must(t, err)
 	if !bytes.Contains(r.Bytes(), []byte("one-sided")) {
-		t.Error("WriteAt has written nothing")
+		t.Error("region after WriteAt: got other bytes, want the written ones")
 	}
 	_, err = m.ReadAt(make([]byte, 1000), 0)
 	must(t, err)
-	// Data written before Close arrive. The end of the connection is the end of the stream, not a failure.
+	// Data written before Close must arrive. The end of the connection must appear as the end of the stream, not as a
+	// failure.
 	_, err = a.Write([]byte("last words"))
 	must(t, err)
 	must(t, a.Close())
@@ -119,7 +120,7 @@ func TestCM(t *testing.T) {
 	must(t, b.Close())
 }
 
-// TestCMRefused checks the errors of Dial without a Listener, and with a peer of another protocol.
+// TestCMRefused checks the errors of Dial without a Listener, and with a peer that uses another protocol.
 func TestCMRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -128,15 +129,15 @@ func TestCMRefused(t *testing.T) {
 	nobody := newCMEnds(t, rdmanet.Config{Host: h}, "127.0.0.80")
 	must(t, nobody.l.Close())
 	_, err := e.d.Dial("rdma", nobody.l.Addr().String())
-	sameError(t, "Dial where nothing listens", err, syscall.ECONNREFUSED)
+	sameError(t, "Dial without a Listener", err, syscall.ECONNREFUSED)
 	if ne := net.Error(nil); !errors.As(err, &ne) || ne.Timeout() {
-		t.Errorf("Dial where nothing listens: %v is a timeout", err)
+		t.Errorf("Dial without a Listener: got the timeout %v, want another error", err)
 	}
 	_, err = nobody.l.Accept()
 	sameError(t, "Accept", err, net.ErrClosed)
 }
 
-// otherHost returns a Host, and its connection manager for direct use by the test.
+// otherHost returns a Host, and the connection manager of this Host for direct use by the test.
 func (w *world) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
 	t.Helper()
 	m, err := w.stack.ConnectionManager(nil)
@@ -147,7 +148,7 @@ func (w *world) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
 	return h, m
 }
 
-// TestCMOther checks the connection with peers that use another protocol over the connection manager.
+// TestCMOther checks connections with peers that use another protocol over the connection manager.
 func TestCMOther(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -166,7 +167,7 @@ func TestCMOther(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	for _, x := range []struct{ data, want string }{
-		{"hello", "does not speak"}, {"RNET\x02\x01", "version 2"}, {"RNET\x01\x02", "kind 2"}, {"RNET\x01\x01", "version 0"},
+		{"hello", "does not use"}, {"RNET\x02\x01", "version 2"}, {"RNET\x01\x02", "kind 2"}, {"RNET\x01\x01", "version 0"},
 		{"RNET\x01\x01\x01\x00\x00\x01", "ring"},
 	} {
 		c, err := m.Resolve(ctx, cm.Target{Addr: netip.MustParseAddrPort(e.l.Addr().String())})
@@ -176,10 +177,10 @@ func TestCMOther(t *testing.T) {
 		_, err = c.Connect(ctx, q, cm.Param{}, []byte(x.data))
 		var refused *cm.RefusedError
 		if !errors.As(err, &refused) || !strings.Contains(string(refused.Data), x.want) {
-			t.Errorf("%q: got %v, want a refusal that says %q", x.data, err, x.want)
+			t.Errorf("%q: got %v, want a refusal that contains %q", x.data, err, x.want)
 		}
 		if err := <-e.failed; !errors.Is(err, syscall.EPROTO) && !errors.Is(err, syscall.EPROTONOSUPPORT) {
-			t.Errorf("%q: the listener got %v, want EPROTO", x.data, err)
+			t.Errorf("%q: got %v at the listener, want EPROTO", x.data, err)
 		}
 		must(t, c.Close())
 		must(t, q.Close())
@@ -216,27 +217,27 @@ func TestCMOther(t *testing.T) {
 		sameError(t, x.name, err, x.want)
 		wg.Wait()
 	}
-	// The peer does not answer. The attempt ends with its context, and after SetupTimeout.
+	// The peer does not respond. The attempt must end with its context, and otherwise after SetupTimeout.
 	short, stop := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer stop()
 	_, err = e.d.DialContext(short, "rdma", l.Addr().String())
-	sameError(t, "Dial to a peer that does not answer", err, context.DeadlineExceeded)
+	sameError(t, "Dial to a silent peer with a context", err, context.DeadlineExceeded)
 	e.d.SetupTimeout = 10 * time.Millisecond
 	_, err = e.d.DialContext(ctx, "rdma", l.Addr().String())
-	sameError(t, "Dial to a peer that does not answer", err, context.DeadlineExceeded)
+	sameError(t, "Dial to a silent peer with a SetupTimeout", err, context.DeadlineExceeded)
 	if ne := net.Error(nil); !errors.As(err, &ne) || !ne.Timeout() {
-		t.Errorf("Dial to a peer that does not answer: %v is not a timeout", err)
+		t.Errorf("Dial to a silent peer: got %v, want a timeout", err)
 	}
 	e.d.SetupTimeout = 0
 	short, stop = context.WithCancel(ctx)
 	time.AfterFunc(10*time.Millisecond, stop)
 	_, err = e.d.DialContext(short, "rdma", l.Addr().String())
-	sameError(t, "Dial that is cancelled", err, context.Canceled)
+	sameError(t, "Dial with a cancelled context", err, context.Canceled)
 	must(t, cq.Close())
 	must(t, pd.Close())
 }
 
-// TestCMLost checks the set-up of a connection, and the connection, when all packets are lost.
+// TestCMLost drops all packets, first during the set-up of a connection and then on the connection.
 func TestCMLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -259,8 +260,8 @@ func newService(t testing.TB, addr string) *service.Service {
 	return s
 }
 
-// TestCMAddresses checks addresses on a service. ListenConfig.Failed gets the address of a peer after its request was
-// rejected. A Listener keeps its address after Close.
+// TestCMAddresses checks the reported addresses on a service. ListenConfig.Failed must receive the address of a
+// rejected peer. A Listener must report its address even after Close.
 func TestCMAddresses(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "127.91.16.3")
@@ -297,7 +298,7 @@ func TestCMAddresses(t *testing.T) {
 		t.Errorf("Connect: got %v, want ECONNREFUSED", err)
 	}
 	if f := <-failed; f.remote.String() != want || !errors.Is(f.err, syscall.EPROTO) {
-		t.Errorf("Failed: got %v, %v, want %s, EPROTO", f.remote, f.err, want)
+		t.Errorf("Failed: got %v with error %v, want %s with EPROTO", f.remote, f.err, want)
 	}
 	for _, x := range []interface{ Close() error }{c, q, cq, pd, d, m, l} {
 		must(t, x.Close())
@@ -308,6 +309,6 @@ func TestCMAddresses(t *testing.T) {
 	_, err = l.Accept()
 	sameError(t, "Accept", err, net.ErrClosed)
 	if !strings.Contains(err.Error(), at.String()) {
-		t.Errorf("Accept: got %q, want it to name %v", err, at)
+		t.Errorf("Accept: got %q, want it to contain %v", err, at)
 	}
 }

@@ -12,35 +12,35 @@ import (
 	"verbena/verbs"
 )
 
-// Conn is a connection. It implements net.Conn with the semantics of a TCP connection, see the documentation of the
+// Conn is a connection. It implements net.Conn with the semantics of a TCP connection; see the documentation of the
 // package.
 type Conn struct {
 	local, remote Addr
 	linger        time.Duration
-	probes        time.Duration // interval of the probes to an idle peer; 0: no probes
-	stall         time.Duration // time limit of a probe, longer than all retries of the device
+	probes        time.Duration // interval of the probes to an idle peer; 0 means no probes
+	stall         time.Duration // time limit of a probe; exceeds all retries of the device
 
 	pd     *verbs.PD
 	ownPD  bool
 	cq     *verbs.CQ
 	qp     *verbs.QP
 	ring   *verbs.MR    // memory into which the peer writes
-	send   *verbs.MR    // memory that holds sent bytes until the device has completed them
+	send   *verbs.MR    // memory that contains sent bytes until the device has completed them
 	there  verbs.Remote // the peer's ring
 	ended  func()       // releases the device
-	link   link         // ends with the connection to the peer; nil: the connection has no link
+	link   link         // ends with the connection to the peer; nil if the connection has no link
 	to     []byte       // the bytes of send
 	from   []byte       // the bytes of ring
 	ticker *time.Timer  // timer of the probes
 
-	// Each call holds readers, writers or ops until it returns. Close acquires all three.
+	// Each call holds one of readers, writers and ops until it returns. Close acquires all three of them.
 	//
 	//verbena:program those who read from one connection
 	readers sync.Mutex
 	//verbena:program those who write to one connection
 	writers sync.Mutex
-	ops     chan struct{} // holds an element while no one-sided operation runs
-	wr      verbs.SendWR  // scratch; writers must be held
+	ops     chan struct{} // contains an element while no one-sided operation runs
+	wr      verbs.SendWR  // scratch; the caller must hold writers
 
 	//verbena:program the callers of one connection, and its timers
 	mu        sync.Mutex
@@ -48,22 +48,22 @@ type Conn struct {
 	out       sender
 	rd, wd    deadline
 	fin       bool      // the peer has sent its last data
-	gone      bool      // the peer does not read any more
+	gone      bool      // the peer no longer reads
 	shut      bool      // CloseWrite was called
 	closed    bool      // Close was called
 	err       error     // the reason for the failure of the connection
-	dead      bool      // the device is unusable, too
+	dead      bool      // the device is unusable as well
 	broken    bool      // the peer has violated the protocol; its further messages are ignored
-	released  bool      // the verbs objects were closed
-	due       bool      // a credit is still to be sent
-	received  int       // number of successful completions; each shows that the peer is alive
+	released  bool      // the verbs objects have been closed
+	due       bool      // a credit still has to be sent
+	received  int       // number of successful completions; each proves that the peer works
 	seen      int       // value of received at the last tick
-	probeSent time.Time // time of the first unanswered probe; zero: none
+	probeSent time.Time // time of the first unacknowledged probe; zero if there is none
 
-	controls, controlsDone uint64 // messages without data: number posted, number completed
+	controls, controlsDone uint64 // messages without data: number posted and number completed
 	lastControl            uint64 // number of the message that Close has sent
 
-	sleeping    bool // a goroutine waits at the completion channel on behalf of all waiters
+	sleeping    bool // one goroutine waits at the completion channel on behalf of all waiters
 	waiters     []*waiter
 	readWaiter  waiter
 	writeWaiter waiter
@@ -71,13 +71,14 @@ type Conn struct {
 	oper        waiter
 	op          operation
 	scratch     verbs.SendWR
-	recv        verbs.RecvWR // without memory, as are all receives
+	recv        verbs.RecvWR // has no memory, like all receives of a Conn
 	wcs         [16]verbs.WC
 }
 
 var _ net.Conn = (*Conn)(nil)
 
-// Kinds of work requests, in the upper bits of their IDs. The lower bits hold a position in the stream or a number.
+// The next constants are the kinds of work requests, in the upper bits of their IDs. The lower bits of an ID contain a
+// position in the stream or a number.
 const (
 	kindReceive = iota << 60
 	kindData
@@ -87,15 +88,18 @@ const (
 )
 
 const (
-	// maxControls limits the messages without data in flight. Beyond the limit, credits are sent later.
+	// maxControls limits the number of messages without data in flight. When the limit is reached, credits are sent
+	// later.
 	maxControls = 2*fraction + 8
-	// maxChunk is the maximum number of bytes in a message. The device sends one chunk while Write copies the next.
+	// maxChunk is the maximum number of bytes in a message. The device sends one chunk while Write copies the next
+	// chunk.
 	maxChunk = 64 << 10
 )
 
 // start sets up the stream from the parameters of both ends.
 func (c *Conn) start(own, peer params) {
-	messages := int(min(own.messages, peer.messages)) // both ends have resources for this number in each direction
+	// both ends have resources for this number of messages in each direction
+	messages := int(min(own.messages, peer.messages))
 	c.in = newReceiver(int(own.ring), messages)
 	c.out = newSender(c.send.Len(), int(peer.ring), messages)
 	c.there = verbs.Remote{Addr: peer.addr, RKey: peer.rkey}
@@ -125,8 +129,9 @@ func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 // PD returns the protection domain of the connection. Memory for one-sided operations must be registered with it.
 func (c *Conn) PD() *verbs.PD { return c.pd }
 
-// Read reads at least one byte of the stream into b. It blocks until data arrive or the read deadline passes. The error
-// is io.EOF once the peer has called CloseWrite or Close and all data were read. All other errors are *net.OpError.
+// Read reads at least one byte of the stream into b. Read blocks until data arrive or the read deadline has passed. The
+// error is io.EOF when the peer has called CloseWrite or Close and all data have been read. All other errors are a
+// *net.OpError.
 func (c *Conn) Read(b []byte) (int, error) {
 	c.readers.Lock()
 	defer c.readers.Unlock()
@@ -162,10 +167,10 @@ func (c *Conn) read(b []byte) (int, error) {
 		return 0, c.err
 	}
 	n := 0
-	for n < len(b) && c.in.available() > 0 { // a second iteration at the wrap of the ring
+	for n < len(b) && c.in.available() > 0 { // the second iteration reads after the wrap of the ring
 		from, to := c.in.next(len(b) - n)
 		c.mu.Unlock()
-		k := copy(b[n:], c.from[from:to]) // safe without the lock: only a reader frees this part of the ring
+		k := copy(b[n:], c.from[from:to]) // needs no lock, because only a reader frees this part of the ring
 		n += k
 		c.mu.Lock()
 		if c.in.consume(k) {
@@ -178,9 +183,9 @@ func (c *Conn) read(b []byte) (int, error) {
 
 func (c *Conn) readable() bool { return c.in.available() > 0 || c.fin || c.err != nil }
 
-// Write writes b to the stream. It blocks while the peer's ring is full, until the write deadline. The connection
-// copies the bytes, so the caller may change b as soon as Write returns, even after a timeout. The error is a
-// *net.OpError.
+// Write writes b to the stream. Write blocks until the peer's ring has space or the write deadline has passed. The
+// connection copies the bytes. The caller may therefore change b as soon as Write returns, even after a timeout. The
+// error is a *net.OpError.
 func (c *Conn) Write(b []byte) (int, error) {
 	c.writers.Lock()
 	defer c.writers.Unlock()
@@ -214,7 +219,7 @@ func (c *Conn) write(b []byte) (n int, err error) {
 			}
 			continue
 		}
-		at := int(c.out.sent % c.out.own) // only writers change sent
+		at := int(c.out.sent % c.out.own) // needs no lock, because only writers change sent
 		k := copy(c.to[at:at+min(room, maxChunk)], b[n:])
 		if err := c.post(at, k); err != nil {
 			return n, err
@@ -227,7 +232,7 @@ func (c *Conn) write(b []byte) (n int, err error) {
 
 func (c *Conn) writable() bool { return c.out.room() > 0 || c.gone || c.err != nil }
 
-// post sends n bytes of the send ring from offset at. writers must be held.
+// post sends n bytes of the send ring, starting at offset at. The caller must hold writers.
 func (c *Conn) post(at, n int) error {
 	c.mu.Lock()
 	remote := verbs.Remote{Addr: c.there.Addr + c.out.sent%c.out.peer, RKey: c.there.RKey}
@@ -247,7 +252,7 @@ func (c *Conn) post(at, n int) error {
 	return nil
 }
 
-// lost fails the connection because of a device error, and returns the reason of the failure.
+// lost fails the connection because of a device error. It returns the reason of the failure.
 func (c *Conn) lost(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,8 +269,8 @@ func (c *Conn) without(err error) {
 	c.fail(deviceError(lostDevice(c.pd.Device(), err)))
 }
 
-// fail records the reason for the failure of the connection. The first reason is kept, but verbs.Flushed is replaced by
-// a later, more specific one.
+// fail records the reason for the failure of the connection. The first reason is preserved, except that a later and
+// more specific reason replaces verbs.Flushed.
 //
 //verbena:held mu
 func (c *Conn) fail(err error) {
@@ -306,9 +311,9 @@ func (c *Conn) empty(wr verbs.SendWR, signaled bool) {
 	}
 }
 
-// tick probes a peer that has been silent since the last tick. The probe is a WRITE of no bytes, which the peer's
-// device acknowledges. If the peer does not answer, the device of this end reports an error. If the device itself has
-// stopped working, tick fails the connection.
+// tick probes a peer that has been silent since the last tick. The probe is a WRITE of no bytes. The peer's device
+// acknowledges it. If the peer's device does not respond, the device of this end reports an error. If the device of
+// this end has stopped working, tick itself fails the connection.
 func (c *Conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -325,7 +330,7 @@ func (c *Conn) tick() {
 		c.empty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, true)
 	}
 	if c.err == nil && !c.probeSent.IsZero() && time.Since(c.probeSent) > c.stall {
-		c.fail(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed nothing for %v", c.stall)})
+		c.fail(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed no work request for %v", c.stall)})
 		c.endWaits(c.err) // no completion will wake the sleeping goroutines
 	}
 	if c.err == nil {
@@ -380,7 +385,7 @@ func (c *Conn) handle(wc *verbs.WC) {
 		c.op.complete()
 	case kindReceive:
 		if c.broken {
-			return // do not repost the receive: this limits the further messages of the peer
+			return // the receive is not posted again: this limits the number of further messages of the peer
 		}
 		if err := c.receive(wc); err != nil {
 			c.broken = errors.Is(err, syscall.EPROTO)
@@ -389,9 +394,9 @@ func (c *Conn) handle(wc *verbs.WC) {
 	}
 }
 
-// flushed returns the reason for a flush before any work request has failed. If the device is going away, it rejects the
-// creation of objects, and flushed returns that error. Otherwise the peer has misused the queue pair, and flushed
-// returns err.
+// flushed returns the reason for a flush if no other work request has failed before. If the device is being removed, it
+// rejects the creation of objects, and flushed returns the error of such a creation. Otherwise the peer has misused the
+// queue pair, and flushed returns err.
 func (c *Conn) flushed(err error) error {
 	dev := c.pd.Device()
 	pd, gone := dev.AllocPD()
@@ -409,7 +414,7 @@ func (c *Conn) receive(wc *verbs.WC) error {
 		return err
 	}
 	if wc.Opcode != verbs.WCReceiveWriteWith {
-		return fmt.Errorf("the peer has sent a message of kind %v: %w", wc.Opcode, syscall.EPROTO)
+		return fmt.Errorf("message of the peer: got kind %v, want a WRITE with immediate data: %w", wc.Opcode, syscall.EPROTO)
 	}
 	fin, gone := wc.Imm&(immFin|immClose) != 0, wc.Imm&immClose != 0
 	news := fin && !c.fin || gone && !c.gone
@@ -419,14 +424,14 @@ func (c *Conn) receive(wc *verbs.WC) error {
 		return err
 	case wc.ByteLen > 0:
 		if c.fin {
-			return fmt.Errorf("the peer has sent %d bytes after its last: %w", wc.ByteLen, syscall.EPROTO)
+			return fmt.Errorf("the peer has sent %d bytes after the end of its stream: %w", wc.ByteLen, syscall.EPROTO)
 		}
 		if err := c.in.arrive(int(wc.ByteLen)); err != nil {
 			return err
 		}
 	case !news && acked == 0:
-		// No correct peer sends such a message. An unlimited number of them would keep poll busy.
-		return fmt.Errorf("the peer has sent a message that says nothing: %w", syscall.EPROTO)
+		// A correct peer never sends such a message. An unlimited number of such messages would keep poll busy.
+		return fmt.Errorf("the peer has sent a message without data, credit or flags: %w", syscall.EPROTO)
 	}
 	c.fin, c.gone = c.fin || fin, c.gone || gone
 	return nil
@@ -435,12 +440,12 @@ func (c *Conn) receive(wc *verbs.WC) error {
 // SetDeadline sets the read deadline and the write deadline.
 func (c *Conn) SetDeadline(t time.Time) error { return c.arm(t, &c.rd, &c.wd) }
 
-// SetReadDeadline sets the time after which Read and Remote.ReadAt return os.ErrDeadlineExceeded. It applies to blocked
-// calls, too. A zero t means no deadline.
+// SetReadDeadline sets the time after which Read and Remote.ReadAt return os.ErrDeadlineExceeded. The deadline also
+// applies to calls that are already blocked. A zero t means no deadline.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.arm(t, &c.rd) }
 
-// SetWriteDeadline sets the time after which Write and Remote.WriteAt return os.ErrDeadlineExceeded. It applies to
-// blocked calls, too. A zero t means no deadline.
+// SetWriteDeadline sets the time after which Write and Remote.WriteAt return os.ErrDeadlineExceeded. The deadline also
+// applies to calls that are already blocked. A zero t means no deadline.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.arm(t, &c.wd) }
 
 func (c *Conn) arm(t time.Time, list ...*deadline) error {
@@ -455,8 +460,8 @@ func (c *Conn) arm(t time.Time, list ...*deadline) error {
 	return nil
 }
 
-// CloseWrite ends the stream to the peer, which reads io.EOF after all written data. Blocked and later calls of Write
-// return EPIPE.
+// CloseWrite ends the stream to the peer. The peer reads io.EOF after all written data. Blocked and later calls of
+// Write return EPIPE.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	if c.closed {
@@ -483,9 +488,9 @@ func (c *Conn) CloseWrite() error {
 }
 
 // Close ends the connection. Blocked calls return net.ErrClosed. Close returns when all written data are in the peer's
-// memory, where the peer can still read them. It also returns when the peer does not read any more, when the peer is
-// lost, and after Config.Linger. An error means that the peer may lack a part of the data. A second Close returns
-// net.ErrClosed.
+// memory. The peer can still read them from this memory. Close also returns when the peer no longer reads, when the
+// peer is lost, and after Config.Linger. An error means that a part of the data may not have reached the peer. A second
+// Close returns net.ErrClosed.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -548,7 +553,7 @@ func (c *Conn) release() error {
 		}
 	}
 	if c.qp != nil {
-		end(c.qp) // the device does not access the memory any more
+		end(c.qp) // afterwards the device no longer accesses the memory
 	}
 	if c.cq != nil {
 		end(c.cq)

@@ -14,7 +14,7 @@ import (
 )
 
 // lateContext is a context that has not ended although its deadline has passed. Another timer with the same deadline,
-// such as that of package net, may fire first.
+// for example in package net, may fire first.
 type lateContext struct {
 	context.Context
 	passed time.Time
@@ -22,13 +22,13 @@ type lateContext struct {
 
 func (c lateContext) Deadline() (time.Time, bool) { return c.passed, true }
 
-// TestDialCause checks that the error of DialContext wraps the cause and the error of its context, whenever the context
-// ends. The error is a timeout if the context ended by a deadline.
+// TestDialCause checks that the error of DialContext wraps both the cause and the error of its context, at any time of
+// the set-up. The error must be a timeout if the context ended by a deadline.
 func TestDialCause(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
-	reason := errors.New("the user has pressed stop")
-	// Listeners that never answer.
+	reason := errors.New("stopped by the test")
+	// Both listeners never respond.
 	tcp, err := net.Listen("tcp", "127.0.0.80:0")
 	must(t, err)
 	defer tcp.Close()
@@ -80,7 +80,7 @@ func TestDialCause(t *testing.T) {
 			_, err := d.DialContext(ctx, "rdma", at)
 			sameError(t, "DialContext", err, reason, x.err)
 			if ne := net.Error(nil); !errors.As(err, &ne) || ne.Timeout() != x.timeout {
-				t.Errorf("DialContext: %v: got Timeout %t, want %t", err, !x.timeout, x.timeout)
+				t.Errorf("DialContext with error %v: got Timeout %t, want %t", err, !x.timeout, x.timeout)
 			}
 			if strings.Contains(err.Error(), "\n") {
 				t.Errorf("DialContext: got %q, want one line", err)
@@ -94,8 +94,8 @@ type oddCause struct{ v any }
 
 func (oddCause) Error() string { return "odd" }
 
-// TestDialOddContext checks DialContext with odd contexts: with a cause that is not comparable, and with a deadline
-// that does not end the context.
+// TestDialOddContext checks DialContext with two unusual contexts. One has a cause that is not comparable, and the
+// other has a deadline that does not end it.
 func TestDialOddContext(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -107,7 +107,7 @@ func TestDialOddContext(t *testing.T) {
 	time.AfterFunc(10*time.Millisecond, func() { cancel(oddCause{[]int{1}}) })
 	if _, err := d.DialContext(odd, "rdma", tcp.Addr().String()); !errors.Is(err, context.Canceled) ||
 		!errors.As(err, new(oddCause)) {
-		t.Errorf("DialContext with an odd cause: got %v, want it", err)
+		t.Errorf("DialContext with a cause that is not comparable: got %v, want this cause", err)
 	}
 	var ne net.Error
 	if _, err := d.DialContext(lateContext{context.Background(), time.Now()}, "rdma", tcp.Addr().String()); !errors.As(err,

@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// deadline ends the waits of one direction, at a time limit or permanently. The owner's lock must be held for each
-// method.
+// deadline ends the waits of one direction, either at a time limit or permanently. The caller of each method must hold
+// the owner's lock.
 type deadline struct {
 	lock interface {
 		Lock()
 		Unlock()
 	}
 	timer *time.Timer
-	sets  int   // number of calls of set; the timer of an earlier call has no effect
-	err   error // the reason why a wait fails; nil: waits are allowed
+	sets  int   // number of calls of set; a timer of an earlier call has no effect
+	err   error // the reason for the failure of waits; nil if waits are allowed
 	final bool  // err is permanent
 
-	ctx    context.Context // cancelled with err; nil: no wait has needed it yet
+	ctx    context.Context // cancelled with err; nil if no wait has needed the context yet
 	cancel context.CancelCauseFunc
 }
 
@@ -53,7 +53,7 @@ func (d *deadline) set(t time.Time) {
 	})
 }
 
-// end fails all waits permanently with err.
+// end makes all waits fail permanently with err.
 func (d *deadline) end(err error) {
 	d.final = true
 	if d.timer != nil {
@@ -69,7 +69,7 @@ func (d *deadline) expire(err error) {
 	}
 }
 
-// reason returns why a wait fails, or nil if waits are allowed.
+// reason returns the reason for the failure of waits, or nil if waits are allowed.
 func (d *deadline) reason() error {
 	if d.err == nil && d.ctx != nil {
 		return context.Cause(d.ctx)
@@ -77,7 +77,7 @@ func (d *deadline) reason() error {
 	return d.err
 }
 
-// context returns a context that is cancelled when the waits end. err must be nil.
+// context returns a context that is cancelled when the waits end. The field err must be nil.
 func (d *deadline) context() context.Context {
 	if d.ctx == nil {
 		d.ctx, d.cancel = context.WithCancelCause(context.Background())

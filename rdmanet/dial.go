@@ -39,10 +39,10 @@ func (ListenAddr) Network() string { return network }
 // Dialer connects to Listeners. The zero Dialer is ready to use.
 type Dialer struct {
 	Config
-	// CM connects over the RDMA connection manager. The Listener must use it, too. Without CM the two ends exchange
-	// their parameters over TCP.
+	// CM connects over the RDMA connection manager. The Listener must also use the connection manager. Without CM the
+	// two ends exchange their parameters over TCP.
 	CM bool
-	// TCP dials the connection for the exchange. With CM, only its Resolver is used.
+	// TCP dials the connection for the exchange of parameters. With CM, only the Resolver of TCP is used.
 	TCP net.Dialer
 }
 
@@ -59,12 +59,13 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 	return d.DialContext(context.Background(), network, address)
 }
 
-// DialContext connects to the Listener at an address. It is a TCP address, or with CM an address of the connection
-// manager. The network is "rdma". "tcp", "tcp4" and "tcp6" are accepted for callers with a fixed network name. The
-// connection is a *Conn, and does not end with ctx.
+// DialContext connects to the Listener at an address. The address is a TCP address, or with CM an address of the
+// connection manager. The network is "rdma". DialContext also accepts "tcp", "tcp4" and "tcp6", for callers with a
+// fixed network name. The connection is a *Conn. It does not end with ctx.
 //
-// The error is a *net.OpError. It wraps ECONNREFUSED if there is no Listener at the address or the Listener refuses. If
-// ctx has ended, it wraps the error and the cause of ctx. After Config.SetupTimeout it wraps context.DeadlineExceeded.
+// The error is a *net.OpError. The error wraps ECONNREFUSED if the address has no Listener or the Listener refuses the
+// connection. If ctx has ended, the error wraps the error and the cause of ctx. After Config.SetupTimeout the error
+// wraps context.DeadlineExceeded.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := d.dial(ctx, network, address)
 	if err != nil {
@@ -113,7 +114,7 @@ func tcpNetwork(n string) (string, error) {
 func setupFailed(op, network, address string, err error) error {
 	var tcp *net.OpError
 	if errors.As(err, &tcp) && tcp.Op == op {
-		return err // it has the operation and the address already
+		return err // the error already contains the operation and the address
 	}
 	return &net.OpError{Op: op, Net: network, Err: &setupError{address, err}}
 }
@@ -134,19 +135,19 @@ func (e *setupError) Timeout() bool {
 		errors.Is(e.err, syscall.ETIMEDOUT)
 }
 
-// contextError is the error of a set-up whose context has ended. It also wraps the error of the context, which
-// distinguishes a deadline from a cancellation.
+// contextError is the error of a set-up that was ended by its context. It also wraps the error of the context. This
+// error distinguishes a deadline from a cancellation.
 type contextError struct{ why, end error }
 
-// ended returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error wraps the
-// cause of ctx, which package net ignores.
+// ended returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error also wraps
+// the cause of ctx, because package net ignores the cause.
 func ended(ctx context.Context, err error) error {
 	var ne net.Error
 	timeout := errors.As(err, &ne) && ne.Timeout()
 	if at, ok := ctx.Deadline(); ok && timeout && !time.Now().Before(at) {
-		select { // package net has its own timer, which may fire before that of ctx
+		select { // package net has its own timer, which may fire before the timer of ctx
 		case <-ctx.Done():
-		case <-time.After(time.Second): // for a context that misses its own deadline
+		case <-time.After(time.Second): // for a context that does not end at its deadline
 		}
 	}
 	end, cause := ctx.Err(), context.Cause(ctx)
@@ -154,7 +155,7 @@ func ended(ctx context.Context, err error) error {
 	case end == nil:
 		return err
 	case reflect.ValueOf(cause).Comparable() && errors.Is(err, cause):
-		// Function errors.Is panics for causes that are not comparable.
+		// errors.Is would panic for a cause that is not comparable.
 		return &contextError{err, end}
 	case timeout, errors.Is(err, end):
 		return &contextError{cause, end}

@@ -10,13 +10,13 @@ import (
 	"verbena/verbs"
 )
 
-// ConnError is the reason for the failure of a connection. It wraps Errno and Err.
+// ConnError is the reason for the failure of a connection. A ConnError wraps Errno and Err.
 type ConnError struct {
-	// Errno is ETIMEDOUT if the peer does not answer, and ECONNRESET if the peer has ended or refused the connection.
-	// It is ECONNABORTED if the device of this end was closed, has gone, or rejects the memory of an operation.
+	// Errno is ETIMEDOUT if the peer does not respond, and ECONNRESET if the peer has ended or refused the connection.
+	// Errno is ECONNABORTED if the device of this end was closed, was removed, or rejects the memory of an operation.
 	Errno syscall.Errno
-	// Err has the details: a *verbs.WCError, which wraps the Status of the failed work request, or the error of the
-	// device.
+	// Err contains the details. It is the error of the device, or a *verbs.WCError, which wraps the Status of the
+	// failed work request.
 	Err error
 }
 
@@ -25,7 +25,8 @@ func (e *ConnError) Error() string { return fmt.Sprintf("%v: %v", e.Errno, e.Err
 // Unwrap returns both errors.
 func (e *ConnError) Unwrap() []error { return []error{e.Errno, e.Err} }
 
-// Timeout reports whether the peer does not answer, as for a TCP connection. All later calls fail, too.
+// Timeout reports whether the reason is that the peer does not respond, as for a TCP connection. All later calls fail
+// as well.
 func (e *ConnError) Timeout() bool { return e.Errno.Timeout() }
 
 // statusError converts a failed completion to the error of the connection.
@@ -52,9 +53,9 @@ func deviceError(err error) error {
 	return &ConnError{syscall.ECONNABORTED, err}
 }
 
-// lostDevice returns the error of a lost device if err, from any call on the device, shows that it is lost. It returns
-// other errors unchanged. In particular it replaces the io.EOF of a completion channel, which is not the end of a
-// stream.
+// lostDevice returns the error of a lost device if err shows that the device is lost. err may come from any call on the
+// device. It returns other errors unchanged. In particular it replaces the io.EOF of a completion channel, which does
+// not mean the end of a stream.
 func lostDevice(dev *verbs.Device, err error) error {
 	var no syscall.Errno
 	switch {
@@ -65,7 +66,7 @@ func lostDevice(dev *verbs.Device, err error) error {
 	case !deviceGone(err) || !errors.As(err, &no):
 		return err
 	}
-	return fmt.Errorf("device %s was reset or has gone: %w", dev.Name(), no)
+	return fmt.Errorf("device %s was reset or removed: %w", dev.Name(), no)
 }
 
 var errPeerClosed = fmt.Errorf("the peer has closed the connection: %w", syscall.EPIPE)

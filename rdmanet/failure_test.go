@@ -20,7 +20,7 @@ import (
 	"verbena/verbs/cm"
 )
 
-// bound limits the time of a call that fails without a timeout.
+// bound limits the duration of a call that fails without a timeout.
 const bound = 10 * time.Second
 
 // call is a call that is expected to block.
@@ -29,7 +29,8 @@ type call struct {
 	f    func() error
 }
 
-// calls returns blocking calls on a connection. The peer does not read or write, and its packets are lost.
+// calls returns blocking calls on a connection. The calls block because the peer does not read or write, and its
+// packets are lost.
 func calls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []call {
 	m := a.Remote(there.Descriptor())
 	ctx := context.Background()
@@ -44,7 +45,7 @@ func calls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []call {
 	}
 }
 
-// all runs calls concurrently, calls do, which unblocks them, and checks their errors.
+// all runs the calls of a list concurrently. It then calls do, which unblocks the calls, and checks their errors.
 func all(t *testing.T, list []call, do func(), want ...error) {
 	t.Helper()
 	type result struct {
@@ -67,13 +68,13 @@ func all(t *testing.T, list []call, do func(), want ...error) {
 			t.Fatal("a call still waits")
 		}
 	}
-	for _, c := range list { // later calls fail in the same way
+	for _, c := range list { // later calls must fail in the same way
 		sameError(t, c.name, c.f(), want...)
 	}
 }
 
-// TestFailure checks that each reason for the end of a connection ends all blocked and later calls with an error that
-// names the reason. A Listener and a Dialer continue with the device once it is back.
+// TestFailure checks each reason for the end of a connection. All blocked and later calls must end with an error that
+// names the reason. A Listener and a Dialer must continue when the device has returned.
 func TestFailure(t *testing.T) {
 	t.Parallel()
 	for _, useCM := range []bool{false, true} {
@@ -84,13 +85,13 @@ func TestFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, nil)
-			// Retries last longer than the test, so only the end of the device ends the calls.
+			// The retries last longer than the test. Therefore only the end of the device ends the calls.
 			cfg := rdmanet.Config{
 				Host: w.host(), Linger: -1, KeepAlive: -1, Path: verbs.Path{Timeout: time.Minute},
 			}
 			address := "127.0.0.80:0"
 			if useCM {
-				address = ":0" // a listener at the address of the device would end with the device
+				address = ":0" // a listener at the address of the device would end together with the device
 			}
 			lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}
 			l, err := lc.Listen(context.Background(), "rdma", address)
@@ -123,12 +124,12 @@ func TestFailure(t *testing.T) {
 				_, err = a.NewRegion(10, 0)
 				sameError(t, "NewRegion", err, syscall.ECONNABORTED)
 				if _, err := d.Dial("rdma", net.JoinHostPort("127.0.0.80", port)); err == nil {
-					t.Error("Dial without a device: no error")
+					t.Error("Dial without a device: got nil, want an error")
 				}
 				must(t, mine.Close())
 				must(t, there.Close())
 				w.net.Faults().Clear()
-				w.plug(t) // while the old connections are open
+				w.plug(t) // the device returns while the old connections are open
 			}
 			a, b := pair()
 			exchange(t, a, b, 1000)
@@ -167,7 +168,7 @@ func TestStall(t *testing.T) {
 	sameError(t, "Close", a.Close(), syscall.ETIMEDOUT)
 }
 
-// TestIdle checks that the device of an idle connection is not taken for one that has stopped working.
+// TestIdle checks that the device of an idle connection is not mistaken for a device that has stopped working.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)
@@ -215,7 +216,7 @@ func TestListenerDevice(t *testing.T) {
 			accept := func() error { _, err := l.Accept(); return err }
 			all(t, []call{{"Accept", accept}}, func() { x.end(t, w, d) }, syscall.ECONNABORTED)
 			if err := accept(); errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "device") {
-				t.Errorf("Accept: got %q, want it to say that the device has gone", err)
+				t.Errorf("Accept: got %q, want an error about the device and not io.EOF", err)
 			}
 			must(t, l.Close())
 			_, err = (&rdmanet.Dialer{Config: rdmanet.Config{Device: d, Host: w.host()}, CM: x.cm}).Dial("rdma",

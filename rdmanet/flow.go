@@ -5,31 +5,31 @@ import (
 	"syscall"
 )
 
-// Immediate data of a message: two flags, and the number of bytes of the stream that the sender has consumed, modulo
-// 2^30.
+// The immediate data of a message consist of two flags and a number modulo 2^30. The number counts the bytes of the
+// stream that the sender of the message has consumed.
 const (
 	immFin   = 1 << 31 // no data follow
-	immClose = 1 << 30 // the sender does not read any more
+	immClose = 1 << 30 // the sender no longer reads
 	immMask  = 1<<30 - 1
 )
 
 const (
-	// maxRing is the maximum size of a ring. It keeps positions modulo 2^30 unambiguous.
+	// maxRing is the maximum size of a ring. The limit keeps positions modulo 2^30 unambiguous.
 	maxRing = 1 << 28
-	// minRing is the minimum size of a ring, minMessages the minimum number of data messages in flight.
+	// minRing is the minimum size of a ring. minMessages is the minimum number of data messages in flight.
 	minRing, minMessages = 256, 4
-	// A credit is sent in a message of its own when 1/fraction of the ring, or of the messages, was consumed.
+	// A credit is sent in a separate message when 1/fraction of the ring, or of the messages, has been consumed.
 	fraction = 4
 	// spareReceives is the number of receives for messages without data, in addition to the announced ones. At most
-	// 2*fraction credits are in flight until the peer has handled one, because without credits it sends no data to
-	// consume. One FIN and one CLOSE may follow.
+	// 2*fraction credits are in flight until the peer has handled one, because without credits the peer sends no data
+	// to consume. One FIN and one CLOSE may follow the credits.
 	spareReceives = 2*fraction + 2
 )
 
 // ends is a queue of the stream positions at which messages end.
 type ends struct {
 	at         []uint64
-	head, tail uint64 // message numbers; the queue holds those in [head, tail)
+	head, tail uint64 // message numbers; the queue contains the messages in [head, tail)
 }
 
 func (e *ends) push(at uint64) {
@@ -37,7 +37,7 @@ func (e *ends) push(at uint64) {
 	e.tail++
 }
 
-// from returns the first message number, starting with n, whose message ends after pos.
+// from returns the number of the first message, starting with n, that ends after pos.
 func (e *ends) from(n, pos uint64) uint64 {
 	for n < e.tail && e.at[n%uint64(len(e.at))] <= pos {
 		n++
@@ -45,10 +45,10 @@ func (e *ends) from(n, pos uint64) uint64 {
 	return n
 }
 
-// sender is the flow control state of the sending end of a direction. Positions count bytes of the stream.
+// sender is the flow control state of the sending end, for one direction. Positions count bytes of the stream.
 //
-// A byte occupies the send ring until the device has completed its WRITE, and the peer's ring until the peer has
-// consumed it.
+// A byte occupies the send ring until the device has completed the byte's WRITE. It occupies the peer's ring until the
+// peer has consumed it.
 type sender struct {
 	own, peer uint64 // lengths of the rings
 	messages  uint64 // maximum in flight; the peer's receiver has the same limit
@@ -79,8 +79,8 @@ func (s *sender) room() int {
 	return int(min(n, s.own-s.sent%s.own, s.peer-s.sent%s.peer))
 }
 
-// post records a message of n bytes, at most room(). It reports whether the message must be signalled. A failed work
-// request generates a completion in any case, which also completes the earlier ones.
+// post records a message of n bytes. n is at most room(). It reports whether the message must be signalled. A failed
+// work request generates a completion in any case. This completion also completes the earlier requests.
 func (s *sender) post(n int) (signaled bool) {
 	s.sent += uint64(n)
 	s.ends.push(s.sent)
@@ -99,22 +99,23 @@ func (s *sender) complete(pos uint64) {
 	s.doneNum = s.ends.from(s.doneNum, s.done)
 }
 
-// ack handles the consumed position in immediate data, and returns the number of newly consumed bytes. A position older
-// than the last has no effect. The error is EPROTO if the position is beyond the sent bytes.
+// ack handles the consumed position in immediate data. It returns the number of newly consumed bytes. A position older
+// than the last one has no effect. The error is EPROTO if the position is beyond the sent bytes.
 func (s *sender) ack(imm uint32) (more uint64, err error) {
 	n := uint64((imm - uint32(s.acked)) & immMask)
 	switch {
 	case n > immMask/2:
 		return 0, nil
 	case n > s.sent-s.acked:
-		return 0, fmt.Errorf("the peer has consumed %d bytes of %d: %w", n, s.sent-s.acked, syscall.EPROTO)
+		return 0, fmt.Errorf("the peer reports %d consumed bytes, but only %d are outstanding: %w",
+			n, s.sent-s.acked, syscall.EPROTO)
 	}
 	s.acked += n
 	s.ackedNum = s.ends.from(s.ackedNum, s.acked)
 	return n, nil
 }
 
-// receiver is the flow control state of the receiving end of a direction.
+// receiver is the flow control state of the receiving end, for one direction.
 type receiver struct {
 	size     uint64 // ring size
 	messages uint64 // maximum number of the sender's messages in flight
@@ -123,18 +124,18 @@ type receiver struct {
 	consumed uint64 // end of the consumed bytes
 	told     uint64 // value of consumed in the last credit
 
-	ends    ends   // ends of messages that are not consumed
-	toldNum uint64 // number of the first message that was not consumed at the last credit
+	ends    ends   // ends of messages that have not been consumed
+	toldNum uint64 // number of the first message that had not been consumed at the last credit
 }
 
 func newReceiver(size, messages int) receiver {
 	return receiver{size: uint64(size), messages: uint64(messages), ends: ends{at: make([]uint64, messages)}}
 }
 
-// arrive records a message of n bytes. The error is EPROTO if the sender had no credit for it.
+// arrive records a message of n bytes. The error is EPROTO if the sender had no credit for the message.
 func (r *receiver) arrive(n int) error {
 	if free := r.size - (r.received - r.consumed); uint64(n) > free || r.ends.tail-r.ends.head >= r.messages {
-		return fmt.Errorf("the peer has sent %d bytes in %d messages, where %d in %d fit: %w",
+		return fmt.Errorf("the peer has sent %d bytes in %d messages, want at most %d in %d: %w",
 			n, r.ends.tail-r.ends.head+1, free, r.messages, syscall.EPROTO)
 	}
 	r.received += uint64(n)
@@ -145,13 +146,13 @@ func (r *receiver) arrive(n int) error {
 // available returns the number of unread bytes.
 func (r *receiver) available() int { return int(r.received - r.consumed) }
 
-// next returns the range in the ring of the next unread bytes: at most limit of them, contiguous.
+// next returns the range of the next unread bytes in the ring. The range is contiguous and has at most limit bytes.
 func (r *receiver) next(limit int) (from, to int) {
 	at := r.consumed % r.size
 	return int(at), int(at + min(uint64(limit), r.received-r.consumed, r.size-at))
 }
 
-// consume records that n bytes were read. It reports whether a credit should be sent in a message of its own.
+// consume records that n bytes have been read. It reports whether a credit should be sent in a separate message.
 func (r *receiver) consume(n int) (due bool) {
 	r.consumed += uint64(n)
 	r.ends.head = r.ends.from(r.ends.head, r.consumed)

@@ -9,9 +9,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestFlowRandom applies the events of one direction in any order that the wire and the devices allow. The sender must
-// never overrun a ring or the receives. There must never be more credits in flight than receives for them, and the
-// stream must never stall.
+// TestFlowRandom applies the events of one direction in a random order that the wire and the devices allow. The sender
+// must never overrun a ring or the receives. There must never be more credits in flight than there are receives for
+// credits, and the stream must never stall.
 func TestFlowRandom(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -24,10 +24,10 @@ func TestFlowRandom(t *testing.T) {
 			n   int
 		}
 		var (
-			wire      []message // posted, not yet received
+			wire      []message // messages posted but not yet received
 			signaled  []uint64  // to be completed
 			done      uint64    // highest position that may complete
-			credits   []uint32  // sent by the receiver, not yet handled by the sender
+			credits   []uint32  // credits sent by the receiver but not yet handled by the sender
 			delivered uint64
 		)
 		steps := map[string]func(*rapid.T) bool{
@@ -41,7 +41,8 @@ func TestFlowRandom(t *testing.T) {
 					t.Fatalf("%d bytes at %d of %d", n, at, own)
 				}
 				if at := int(s.sent % s.peer); at+n > peer {
-					t.Fatalf("%d bytes at %d of the peer's %d", n, at, peer)
+					t.Fatalf("message of %d bytes at offset %d: got it past the end of the peer's ring of %d, want it contiguous",
+						n, at, peer)
 				}
 				if s.post(n) {
 					signaled = append(signaled, s.sent)
@@ -74,13 +75,14 @@ func TestFlowRandom(t *testing.T) {
 				}
 				from, to := r.next(rapid.IntRange(1, peer).Draw(t, "limit"))
 				if uint64(from) != delivered%uint64(peer) || to > peer || to <= from {
-					t.Fatalf("next: got %d to %d of %d", from, to, peer)
+					t.Fatalf("next: got the range %d to %d in a ring of %d, want a contiguous one at the read position",
+						from, to, peer)
 				}
 				delivered += uint64(to - from)
 				if r.consume(to - from) {
 					credits = append(credits, r.credit())
 					if len(credits) > 2*fraction {
-						t.Fatalf("%d credits are in flight", len(credits))
+						t.Fatalf("credits in flight: got %d, want at most 2*fraction", len(credits))
 					}
 				}
 				return true
@@ -100,7 +102,7 @@ func TestFlowRandom(t *testing.T) {
 		for range 200 {
 			steps[rapid.SampledFrom(names).Draw(t, "step")](t)
 		}
-		// When all events were handled, there must be room.
+		// When all events have been handled, there must be space for another message.
 		for moved := true; moved; {
 			moved = false
 			for _, n := range names[1:] {
@@ -108,10 +110,10 @@ func TestFlowRandom(t *testing.T) {
 			}
 		}
 		if s.room() == 0 {
-			t.Fatalf("nothing is in flight, and there is no room: %+v, %+v", s, r)
+			t.Fatalf("room with nothing in flight: got 0, want space; sender %+v, receiver %+v", s, r)
 		}
 		if r.consumed != s.sent {
-			t.Fatalf("%d bytes were sent, %d read", s.sent, r.consumed)
+			t.Fatalf("bytes at the end: sent %d, got %d read, want all", s.sent, r.consumed)
 		}
 	})
 }
@@ -143,7 +145,7 @@ func TestFlowRefuses(t *testing.T) {
 		{"a credit beyond 2^30", func(*sender, *receiver) error {
 			const n = 1 << 20
 			s, r := newSender(n, n, 4), newReceiver(n, 4)
-			for range 5000 { // nearly 5 * 2^30 bytes
+			for range 5000 { // nearly 5 * 2^30 bytes in total
 				s.post(n)
 				s.complete(s.sent)
 				if err := r.arrive(n); err != nil {

@@ -11,21 +11,21 @@ import (
 	"verbena/verbs/cm"
 )
 
-// Host provides devices and a connection manager. They stay open while connections or listeners use them. The next
-// connection looks again for a device that has gone; a Dialer or Listener can thus continue with the device once it is
-// back.
+// Host provides devices and a connection manager. Both remain open while connections or listeners use them. After the
+// removal of a device, the next connection searches for the device again. A Dialer or Listener can thus continue with
+// the device when it returns.
 //
-// The zero Host stands for the machine, or for the Verbena service under which the program runs. A Host for the devices
-// of this process, which belong to a stack of package verbs/embed, is
+// The zero Host represents the machine, or the Verbena service under which the program runs. A Host for the devices of
+// this process, which belong to a stack of package verbs/embed, is
 //
 //	rdmanet.Host{
 //		Devices: func() ([]verbs.DeviceInfo, error) { return stack.Devices(), nil },
 //		Manager: func() (*cm.Manager, error) { return stack.ConnectionManager(nil) },
 //	}
 type Host struct {
-	// Devices lists the devices; nil: verbs.Devices.
+	// Devices lists the devices. nil means verbs.Devices.
 	Devices func() ([]verbs.DeviceInfo, error)
-	// Manager opens the connection manager, and the Host closes it; nil: cm.Open.
+	// Manager opens the connection manager, and the Host closes it. nil means cm.Open.
 	Manager func() (*cm.Manager, error)
 
 	//verbena:program those of this program who open devices
@@ -34,13 +34,13 @@ type Host struct {
 	cm      *openManager // nil: not open
 }
 
-// machine is the Host of Configs without one.
+// machine is the Host for a Config without a Host.
 var machine Host
 
 type openDevice struct {
 	dev   *verbs.Device
 	guid  uint64
-	first bool // the device was the first in the list
+	first bool // the device was the first one in the list
 	users int
 }
 
@@ -49,13 +49,14 @@ type openManager struct {
 	users int
 }
 
-// device returns the device with a node GUID, or the first one if guid is 0, and a function that releases it.
+// device returns the device with a node GUID, or the first device if guid is 0. The returned function releases the
+// device.
 func (h *Host) device(guid uint64) (*verbs.Device, func(), error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.devices = slices.DeleteFunc(h.devices, func(o *openDevice) bool {
 		_, err := o.dev.Query()
-		return err != nil // it has gone; its users close it
+		return err != nil // the device has been removed, and its users close it
 	})
 	for _, o := range h.devices {
 		if guid == 0 && o.first || guid != 0 && o.guid == guid {
@@ -92,10 +93,11 @@ func (h *Host) device(guid uint64) (*verbs.Device, func(), error) {
 	if guid != 0 {
 		return nil, nil, fmt.Errorf("%w with node GUID %016x", verbs.ErrNoDevice, guid)
 	}
-	return nil, nil, fmt.Errorf("%w: no RDMA device is known here; `verbena run` gives a program one", verbs.ErrNoDevice)
+	return nil, nil, fmt.Errorf("%w: no RDMA device was found; run the program with `verbena run` to provide one",
+		verbs.ErrNoDevice)
 }
 
-// use adds a user of o, and returns a function that removes the user. The lock must be held.
+// use adds a user of o, and returns a function that removes this user. The lock must be held.
 func (h *Host) use(o *openDevice) func() {
 	o.users++
 	return sync.OnceFunc(func() {
@@ -108,7 +110,7 @@ func (h *Host) use(o *openDevice) func() {
 	})
 }
 
-// manager returns the connection manager, and a function that releases it.
+// manager returns the connection manager. The returned function releases the manager.
 func (h *Host) manager() (*cm.Manager, func(), error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -138,9 +140,10 @@ func (h *Host) manager() (*cm.Manager, func(), error) {
 	}), nil
 }
 
-// forget makes the next user reopen the connection manager if err says that m is unusable.
+// forget makes the next user reopen the connection manager if err means that m is unusable.
 func (h *Host) forget(m *cm.Manager, err error) {
-	if !errors.Is(err, verbs.ErrClosed) && !errors.Is(err, syscall.EIO) { // ENODEV is not fatal: a device may be added
+	// ENODEV is not fatal, because a device may be added later
+	if !errors.Is(err, verbs.ErrClosed) && !errors.Is(err, syscall.EIO) {
 		return
 	}
 	h.mu.Lock()

@@ -25,7 +25,7 @@ type stranger struct {
 	there params // parameters of the Conn
 }
 
-// strange establishes a connection with a hostile peer, which follows the protocol of the set-up.
+// strange establishes a connection with a hostile peer. The peer follows only the protocol of the set-up.
 func strange(t *testing.T, cfg Config) (*Conn, *stranger) {
 	t.Helper()
 	s, err := embed.NewSoftware()
@@ -77,7 +77,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// write sends a message of n bytes from the start of the peer's memory to an offset of the ring.
+// write sends a message of n bytes from the start of the peer's memory to an offset in the ring.
 func (p *stranger) write(at, n int, imm uint32) {
 	wr := verbs.SendWR{
 		Opcode: verbs.WriteWithImm, Flags: verbs.Signaled, Imm: imm,
@@ -89,7 +89,7 @@ func (p *stranger) write(at, n int, imm uint32) {
 	p.post(wr)
 }
 
-// post posts a work request, which may fail, and waits for its completion.
+// post posts a work request and waits for its completion. The work request may fail.
 func (p *stranger) post(wr verbs.SendWR) bool {
 	if err := p.qp.PostSend(&wr); err != nil {
 		return false
@@ -99,7 +99,7 @@ func (p *stranger) post(wr verbs.SendWR) bool {
 	for {
 		var wcs [1]verbs.WC
 		if n, err := p.cq.Wait(ctx, wcs[:]); err != nil || n == 0 {
-			p.t.Errorf("a work request of the hostile peer has not completed: %v", err)
+			p.t.Errorf("work request of the hostile peer: got no completion, error %v, want one", err)
 			return false
 		}
 		if wcs[0].Opcode != verbs.WCReceiveWriteWith {
@@ -109,7 +109,7 @@ func (p *stranger) post(wr verbs.SendWR) bool {
 }
 
 // TestStranger checks that a violation of the protocol ends the connection and has no other effect. Data received
-// before the violation can be read, data after it cannot.
+// before the violation must be readable, and data received after the violation must not.
 func TestStranger(t *testing.T) {
 	const ring, messages = 4096, 8
 	for _, x := range []struct {
@@ -159,7 +159,7 @@ func TestStranger(t *testing.T) {
 			_, err := io.ReadAll(io.LimitReader(c, 5))
 			must(t, err)
 			for err = nil; err == nil; {
-				_, err = c.Read(make([]byte, 100)) // bytes that came before the violation
+				_, err = c.Read(make([]byte, 100)) // the bytes before the violation
 			}
 			if x.name == "data after FIN" || x.name == "FIN twice" {
 				err = nil // io.EOF: the stream had already ended
@@ -171,7 +171,7 @@ func TestStranger(t *testing.T) {
 			}
 			p.write(0, 5, 0)
 			if n, err := c.Read(make([]byte, 5)); n != 0 {
-				t.Errorf("Read: got %d bytes, %v, after the connection has failed", n, err)
+				t.Errorf("Read after the connection has failed: got %d bytes and error %v, want none", n, err)
 			}
 			if err := c.Close(); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("Close: got %v, want ECONNRESET", err)
@@ -180,7 +180,7 @@ func TestStranger(t *testing.T) {
 	}
 }
 
-// TestFlood checks that a flood of empty messages does not prevent calls from returning.
+// TestFlood checks that calls return in spite of a flood of empty messages.
 func TestFlood(t *testing.T) {
 	t.Parallel()
 	c, p := strange(t, Config{KeepAlive: -1})
@@ -201,19 +201,20 @@ func TestFlood(t *testing.T) {
 	wg.Wait()
 }
 
-// TestStingy checks a peer that never sends credits: Write blocks until its deadline, and Close is not delayed.
+// TestStingy checks a peer that never sends credits. Write must block until its deadline, and Close must not be
+// delayed.
 func TestStingy(t *testing.T) {
 	t.Parallel()
 	c, _ := strange(t, Config{KeepAlive: -1})
 	must(t, c.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
 	n, err := c.Write(make([]byte, 4<<20))
 	if !errors.Is(err, os.ErrDeadlineExceeded) || n > 1<<20 {
-		t.Errorf("Write: got %d, %v, want a ring's worth and %v", n, err, os.ErrDeadlineExceeded)
+		t.Errorf("Write: got %d bytes and error %v, want at most one ring and %v", n, err, os.ErrDeadlineExceeded)
 	}
 	must(t, c.Close())
 }
 
-// TestForgedDescriptor checks descriptors that no region can have, and that have not passed UnmarshalBinary.
+// TestForgedDescriptor checks descriptors that no region can have. They have not been checked by UnmarshalBinary.
 func TestForgedDescriptor(t *testing.T) {
 	t.Parallel()
 	c, p := strange(t, Config{KeepAlive: -1})
@@ -239,7 +240,7 @@ func TestForgedDescriptor(t *testing.T) {
 			t.Errorf("Len of %+v: got %d", d, m.Len())
 		}
 	}
-	// Memory of another protection domain is an error of this end.
+	// The use of memory of another protection domain is an error of this end.
 	dev := c.PD().Device()
 	pd, err := dev.AllocPD()
 	must(t, err)

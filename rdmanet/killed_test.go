@@ -23,9 +23,10 @@ import (
 	"verbena/verbs/embed"
 )
 
-// childEnv starts a process as one end of a connection. Its value holds the action ("wait", "serve", "dial" or
-// "survive"), the kind of set-up ("tcp" or "cm"), and the address to listen on or dial. The process uses the service or
-// kernel of VERBS_DEVICE, or else a device of its own at that address.
+// childEnv is an environment variable. It makes the test binary run as one end of a connection. The value of the
+// variable contains the action ("wait", "serve", "dial" or "survive"), the kind of set-up ("tcp" or "cm"), and the
+// address to listen on or dial. The process uses the service or kernel of VERBS_DEVICE. If it is not set, the process
+// creates a device at that address.
 const childEnv = "RDMANET_CHILD"
 
 func child(arg string) error {
@@ -64,7 +65,7 @@ func child(arg string) error {
 	if _, err := c.Write([]byte("hello")); err != nil {
 		return err
 	}
-	select {} // does not read, so that the peer's Write blocks
+	select {} // the process does not read, so that the peer's Write blocks
 }
 
 // acrossSize is the number of bytes that servePeer and dialPeer exchange. It is several times the ring size.
@@ -89,7 +90,7 @@ func servePeer(c *rdmanet.Conn) error {
 		return fmt.Errorf("got %d bytes, %w, want %d", n, err, acrossSize)
 	}
 	if !bytes.Equal(r.Bytes(), random(2, acrossSize)) {
-		return errors.New("the peer has written other bytes to the region")
+		return errors.New("region: got other bytes, want the bytes that the peer must write")
 	}
 	return c.Close()
 }
@@ -125,7 +126,7 @@ func dialPeer(useCM bool, address string) error {
 	}
 	got := make([]byte, acrossSize)
 	if _, err := m.ReadAt(got, 0); err != nil || !bytes.Equal(got, region) {
-		return fmt.Errorf("ReadAt: %w, or other bytes", err)
+		return fmt.Errorf("ReadAt: got %w or other bytes, want the region's bytes", err)
 	}
 	written := make(chan error, 1)
 	go func() {
@@ -137,7 +138,7 @@ func dialPeer(useCM bool, address string) error {
 	}()
 	echo, err := io.ReadAll(c)
 	if err != nil || !bytes.Equal(echo, stream) {
-		return fmt.Errorf("read %d bytes, %w, want the %d that were written", len(echo), err, acrossSize)
+		return fmt.Errorf("echo: got %d bytes and error %w, want the %d written bytes", len(echo), err, acrossSize)
 	}
 	if err := <-written; err != nil {
 		return err
@@ -145,8 +146,8 @@ func dialPeer(useCM bool, address string) error {
 	return c.Close()
 }
 
-// survive creates a listener and a connection to it, waits until the device is reset, and then connects to the same
-// listener again. It prints a line before and after the reset.
+// survive creates a listener and a connection to this listener, and waits until the device is reset. It then connects
+// to the same listener again. It prints a line before and after the reset.
 func survive(useCM bool, address string) error {
 	cfg := rdmanet.Config{Host: elsewhere()}
 	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}
@@ -198,8 +199,8 @@ func survive(useCM bool, address string) error {
 	return nil
 }
 
-// processHost returns the Host of a process with a peer in another process: VERBS_DEVICE's service, or a device of its
-// own at an address.
+// processHost returns the Host of a process that has a peer in another process. The Host provides VERBS_DEVICE's
+// service, or a new device at an address.
 func processHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 	if os.Getenv("VERBS_DEVICE") != "" {
 		return elsewhere(), func() {}, nil
@@ -214,13 +215,13 @@ func processHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 	}, s.Close, nil
 }
 
-// TestKilledPeer checks blocked calls when the peer's process is killed. With the connection manager of a service they
-// return at once, else after probes.
+// TestKilledPeer checks blocked calls when the peer's process is killed. With the connection manager of a service, the
+// calls must return at once. Otherwise they must return after probes.
 func TestKilledPeer(t *testing.T) {
 	t.Parallel()
 	service := os.Getenv("VERBS_DEVICE") != ""
 	here, there, hows := serviceAddr(), serviceAddr(), []string{"tcp", "cm"}
-	if !service { // a connection manager in the killed process cannot report its end
+	if !service { // a connection manager in the killed process cannot report its own end
 		at := func(n int) string { return fmt.Sprintf("127.210.%d.%d", os.Getpid()>>7&255, os.Getpid()&127<<1|n) }
 		here, there, hows = at(0), at(1), hows[:1]
 	}
@@ -244,7 +245,7 @@ func TestKilledPeer(t *testing.T) {
 			must(t, err)
 			cfg := rdmanet.Config{
 				Host: h, KeepAlive: 50 * time.Millisecond, Linger: 100 * time.Millisecond,
-				Path: verbs.Path{Timeout: 33 * time.Millisecond, Retries: 7}, // a busy machine does not use them up
+				Path: verbs.Path{Timeout: 33 * time.Millisecond, Retries: 7}, // enough retries for a busy machine
 			}
 			if how == "cm" {
 				cfg.KeepAlive = -1
@@ -267,7 +268,7 @@ func TestKilledPeer(t *testing.T) {
 			_, err = c.Read(make([]byte, 1))
 			var ce *rdmanet.ConnError
 			if !errors.As(err, &ce) || ce.Errno == syscall.ECONNABORTED {
-				t.Errorf("Read: got %v, want a ConnError of the peer's end", err)
+				t.Errorf("Read: got %v, want a ConnError about the peer's end", err)
 			}
 			start := time.Now()
 			_ = c.Close()

@@ -19,12 +19,14 @@ type ListenConfig struct {
 	// CM listens for connections over the RDMA connection manager. Without CM the two ends exchange their parameters
 	// over TCP.
 	CM bool
-	// TCP creates the listener for the exchange.
+	// TCP creates the listener for the exchange of parameters.
 	TCP net.ListenConfig
-	// Backlog limits the number of connections in set-up, and the number that wait for Accept; 0: 128. A further
-	// connection in set-up cancels the oldest one. Silent peers thus do not block others.
+	// Backlog limits the number of connections in set-up, and also the number of connections that wait for Accept. 0
+	// means 128. A further connection cancels the oldest connection in set-up. Silent peers therefore do not block
+	// others.
 	Backlog int
-	// Failed, if not nil, is called with the reason when the set-up of a connection fails. Calls may be concurrent.
+	// Failed, if not nil, is called with the reason when the set-up of a connection fails. Calls of Failed may be
+	// concurrent.
 	Failed func(remote net.Addr, err error)
 }
 
@@ -35,8 +37,8 @@ func Listen(network, address string) (*Listener, error) {
 	return new(ListenConfig).Listen(context.Background(), network, address)
 }
 
-// Listen listens on an address. It is a TCP address, or with CM an address of the connection manager. The networks are
-// those of Dialer.DialContext. ctx applies only until Listen returns.
+// Listen listens on an address. The address is a TCP address, or with CM an address of the connection manager. The
+// networks are those of Dialer.DialContext. ctx applies only until Listen returns.
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (*Listener, error) {
 	l, err := lc.listen(ctx, network, address)
 	if err != nil {
@@ -103,7 +105,7 @@ type Listener struct {
 	cancel  context.CancelCauseFunc
 	running sync.WaitGroup
 	conns   chan *Conn    // connections that wait for Accept
-	slots   chan struct{} // holds an element for each goroutine that sets up a connection
+	slots   chan struct{} // contains an element for each goroutine that sets up a connection
 	once    sync.Once
 	err     error // result of Close
 
@@ -118,7 +120,7 @@ type pending struct{ cancel context.CancelCauseFunc }
 
 // source is a source of incoming peers.
 type source interface {
-	// next waits for the next peer. Close unblocks it.
+	// next waits for the next peer. Close of the source unblocks next.
 	next(ctx context.Context) (incoming, error)
 	Close() error
 	Addr() net.Addr
@@ -127,16 +129,16 @@ type source interface {
 // incoming is a peer that requests a connection.
 type incoming interface {
 	remote() net.Addr
-	// setUp establishes or refuses the connection. It is called once.
+	// setUp establishes or refuses the connection. The caller calls setUp exactly once.
 	setUp(ctx context.Context, cfg Config) (*Conn, error)
 }
 
 // retryAccept is the delay after an error of accept, such as EMFILE.
 const retryAccept = 10 * time.Millisecond
 
-var errOvertaken = fmt.Errorf("more peers came than the backlog has room for: %w", syscall.ECONNABORTED)
+var errOvertaken = fmt.Errorf("cancelled because of newer peers beyond the backlog: %w", syscall.ECONNABORTED)
 
-// accept sets up each connection on its own goroutine, so a slow peer does not delay others.
+// accept sets up each connection on its own goroutine. A slow peer therefore does not delay others.
 func (l *Listener) accept() {
 	for {
 		select {
@@ -195,7 +197,7 @@ func (l *Listener) setUp(in incoming) {
 	}
 }
 
-// watch fails the listener when its device has gone.
+// watch fails the listener when the listener's device has been removed.
 func (l *Listener) watch(ch *verbs.Channel) {
 	_, err := ch.Wait(l.ctx)
 	_ = ch.Close()
@@ -209,8 +211,8 @@ func (l *Listener) fail(err error) {
 	_ = l.from.Close()
 }
 
-// Accept waits for the next connection, a *Conn. The error is a *net.OpError. It wraps net.ErrClosed after Close. If
-// Config.Device has gone, it wraps a ConnError with ECONNABORTED.
+// Accept waits for the next connection and returns it as a *Conn. The error is a *net.OpError. After Close the error
+// wraps net.ErrClosed. If Config.Device has been removed, the error wraps a ConnError with ECONNABORTED.
 func (l *Listener) Accept() (net.Conn, error) {
 	err := context.Cause(l.ctx)
 	if err == nil {
@@ -224,7 +226,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return nil, &net.OpError{Op: "accept", Net: network, Addr: l.Addr(), Err: err}
 }
 
-// Close closes the listener. Blocked calls of Accept return net.ErrClosed, and connections that were not accepted are
+// Close closes the listener. Blocked calls of Accept return net.ErrClosed. Connections that have not been accepted are
 // closed. It may be called again.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
@@ -244,7 +246,8 @@ func (l *Listener) Close() error {
 	return l.err
 }
 
-// Addr returns the address that peers dial. It is a ListenAddr if it is an address of TCP or of the connection manager.
+// Addr returns the address that peers must dial. The address is a ListenAddr if it belongs to TCP or to the connection
+// manager.
 func (l *Listener) Addr() net.Addr { return l.from.Addr() }
 
 // tcpSource is a source of peers that exchange their parameters over TCP.

@@ -57,7 +57,7 @@ type world struct {
 	dev    *rxe.Device
 }
 
-// newWorld creates a device. Without a fabric, it sends even the packets to itself over the network.
+// newWorld creates a device. If fabric is nil, the device sends even packets to itself over the network.
 func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
 	t.Helper()
 	w := &world{addr: "127.0.0.80", net: simnet.New(simnet.Config{}), fabric: fabric}
@@ -113,11 +113,12 @@ func (w *world) open(t testing.TB) *verbs.Device {
 	return d
 }
 
-// elsewhere returns the Host of VERBS_DEVICE: the kernel, the service under which this program runs, or the service
-// that listens on VERBS_SERVICE.
+// elsewhere returns the Host of VERBS_DEVICE. This is the kernel, the service under which this program runs, or the
+// service that listens on VERBS_SERVICE.
 func elsewhere() *rdmanet.Host { return hostOf("VERBS_SERVICE") }
 
-// hostOf returns the Host of the service at the socket path in an environment variable, or nil if that is empty.
+// hostOf returns the Host of a service. The environment variable env contains the socket path. If env is empty, hostOf
+// returns nil.
 func hostOf(env string) *rdmanet.Host {
 	socket := os.Getenv(env)
 	if socket == "" {
@@ -125,12 +126,12 @@ func hostOf(env string) *rdmanet.Host {
 	}
 	s, err := service.At(socket)
 	if err != nil {
-		panic(err) // it does not connect
+		panic(err) // At does not connect, so the path is invalid
 	}
 	return &rdmanet.Host{Devices: s.Devices, Manager: s.ConnectionManager}
 }
 
-// someDevice returns the device that VERBS_DEVICE names, or else a device of this process.
+// someDevice returns the device that VERBS_DEVICE names. If it is not set, someDevice returns a device of this process.
 func someDevice(t testing.TB) *verbs.Device {
 	t.Helper()
 	name := os.Getenv("VERBS_DEVICE")
@@ -140,8 +141,8 @@ func someDevice(t testing.TB) *verbs.Device {
 	return openOf(t, elsewhere(), name)
 }
 
-// peerDevice returns the device with the name of d on the service that VERBS_PEER_SERVICE names, or else another device
-// or d itself.
+// peerDevice returns the device with the name of d on the service that VERBS_PEER_SERVICE names. If it is not set,
+// peerDevice returns another device or d itself.
 func peerDevice(t testing.TB, d *verbs.Device) *verbs.Device {
 	t.Helper()
 	if h := hostOf("VERBS_PEER_SERVICE"); h != nil {
@@ -150,7 +151,7 @@ func peerDevice(t testing.TB, d *verbs.Device) *verbs.Device {
 	return d
 }
 
-// openOf opens the named device of a Host. A nil Host stands for the devices of this program.
+// openOf opens the named device of a Host. A nil Host means the devices of this program.
 func openOf(t testing.TB, h *rdmanet.Host, name string) *verbs.Device {
 	t.Helper()
 	list := verbs.Devices
@@ -167,7 +168,7 @@ func openOf(t testing.TB, h *rdmanet.Host, name string) *verbs.Device {
 			return d
 		}
 	}
-	t.Fatalf("there is no device %s", name)
+	t.Fatalf("device %s: got none, want one", name)
 	return nil
 }
 
@@ -200,8 +201,8 @@ func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *r
 	return a, b
 }
 
-// noRNR makes a connection fail on a message without a receive. It disables probes, because they could hide a lost
-// wake-up.
+// noRNR makes a connection fail if a message arrives without a posted receive. It disables probes, because probes could
+// hide a lost wake-up.
 var noRNR = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}, KeepAlive: -1}
 
 // pair establishes a connection on a new device.
@@ -212,7 +213,7 @@ func pair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
 	return connect(t, d, d, cfg, cfg)
 }
 
-// TestConn runs the tests for net.Conn implementations.
+// TestConn runs the common tests for net.Conn implementations.
 func TestConn(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
@@ -230,7 +231,7 @@ func TestConn(t *testing.T) {
 			t.Parallel()
 			d := x.dev(t)
 			peer := d
-			if x.name != "network" { // the network is in this process
+			if x.name != "network" { // other networks than "network" are in this process
 				peer = peerDevice(t, d)
 			}
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
@@ -285,15 +286,15 @@ func exchange(t *testing.T, a, b net.Conn, size int) {
 			if _, err := io.ReadFull(x.to, got); err != nil {
 				t.Errorf("Read: %v", err)
 			} else if !bytes.Equal(got, want) {
-				t.Error("Read: the bytes differ from the written ones")
+				t.Error("Read: got other bytes than the written ones, want equal bytes")
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// TestFlow tests rings and message limits of many sizes with much larger writes, in both directions at once. A message
-// without a receive would break the connection.
+// TestFlow tests rings and message limits of many sizes. The writes are much larger than the rings, in both directions
+// at once. A message without a posted receive would break the connection.
 func TestFlow(t *testing.T) {
 	t.Parallel()
 	d := someDevice(t)
@@ -319,7 +320,7 @@ func TestFlow(t *testing.T) {
 			x.a.Path, x.b.Path, x.a.KeepAlive, x.b.KeepAlive = noRNR.Path, noRNR.Path, -1, -1
 			a, b := connect(t, d, d, x.a, x.b)
 			exchange(t, a, b, x.size)
-			// One-byte messages, which each end reads early.
+			// The next part writes one-byte messages, which each end reads early.
 			one := make([]byte, 1)
 			for i := range 200 {
 				for _, c := range []net.Conn{a, b} {
@@ -340,7 +341,7 @@ func TestFlow(t *testing.T) {
 			}
 			_, err := io.ReadFull(b, make([]byte, 2))
 			must(t, err)
-			// One direction alone: no data message carries credits.
+			// The next part uses only one direction. No data message carries credits.
 			for i := range 50 {
 				_, err := a.Write(one)
 				must(t, err)
@@ -349,7 +350,7 @@ func TestFlow(t *testing.T) {
 					must(t, err)
 				}
 			}
-			// Small messages that are read late; the message limit applies.
+			// The next part writes small messages that are read late. The message limit applies.
 			for _, c := range []net.Conn{a, b} {
 				must(t, c.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
 			}
@@ -403,16 +404,17 @@ func TestDeadlines(t *testing.T) {
 	must(t, a.SetReadDeadline(time.Now().Add(5*time.Millisecond)))
 	read(os.ErrDeadlineExceeded)
 	read(os.ErrDeadlineExceeded)
-	// The expired deadline still applies when data are available. The Read that has timed out must not have taken them.
+	// The expired deadline must still apply when data are available. The Read that has timed out must not have consumed
+	// the data.
 	_, err := b.Write([]byte("x"))
 	must(t, err)
 	read(os.ErrDeadlineExceeded)
 	if one[0] != 0 {
-		t.Errorf("a Read that has timed out has got %q", one)
+		t.Errorf("buffer of a Read that has timed out: got %q, want no data", one)
 	}
 	must(t, a.SetReadDeadline(time.Time{}))
 	read(nil)
-	// A changed deadline applies to a blocked Read, both a later and an earlier one.
+	// A changed deadline must apply to a blocked Read, whether the new deadline is later or earlier.
 	must(t, a.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
 	time.AfterFunc(5*time.Millisecond, func() { _ = a.SetReadDeadline(time.Now().Add(time.Hour)) })
 	time.AfterFunc(400*time.Millisecond, func() { _, _ = b.Write([]byte("y")) })
@@ -421,14 +423,15 @@ func TestDeadlines(t *testing.T) {
 	read(os.ErrDeadlineExceeded)
 	must(t, a.SetDeadline(time.Time{}))
 
-	// A Write that times out has written the reported number of bytes, with their content at the time of the call.
+	// A Write that times out must have written the reported number of bytes, with their contents at the time of the
+	// call.
 	data := random(1, 10_000)
 	kept := bytes.Clone(data)
 	must(t, a.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
 	n, err := a.Write(data)
 	sameError(t, "Write", err, os.ErrDeadlineExceeded)
 	if n > 8192 {
-		t.Errorf("Write with 4096 bytes here, and as many there: wrote %d", n)
+		t.Errorf("Write to rings of 4096 bytes at both ends: got %d bytes written, want at most 8192", n)
 	}
 	clear(data)
 	must(t, a.SetWriteDeadline(time.Time{}))
@@ -442,11 +445,11 @@ func TestDeadlines(t *testing.T) {
 	got, err := io.ReadAll(b)
 	must(t, err)
 	if !bytes.Equal(got, kept) {
-		t.Errorf("read %d bytes that differ from the %d that were written", len(got), len(kept))
+		t.Errorf("stream: got %d bytes that differ from the %d written bytes, want equal bytes", len(got), len(kept))
 	}
 }
 
-// TestOthers checks that a call returns as soon as its condition holds, while other calls on the connection are still
+// TestOthers checks that a call returns as soon as its condition holds, even while other calls on the connection are
 // blocked.
 func TestOthers(t *testing.T) {
 	t.Parallel()
@@ -454,7 +457,7 @@ func TestOthers(t *testing.T) {
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
 	read, written := make(chan error), make(chan error)
-	testutil.Block(t, func() { // it sleeps on behalf of all waiters
+	testutil.Block(t, func() { // this Read sleeps on behalf of all waiters
 		_, err := a.Read(make([]byte, 1))
 		read <- err
 	})
@@ -469,7 +472,7 @@ func TestOthers(t *testing.T) {
 	must(t, <-written)
 	select {
 	case err := <-read:
-		t.Errorf("Read: got %v, before anything was written", err)
+		t.Errorf("Read before any write: returned %v, want it to block", err)
 	default:
 	}
 	_, err = b.Write(make([]byte, 1))
@@ -509,8 +512,7 @@ func TestHalfClose(t *testing.T) {
 	sameError(t, "SetDeadline after Close", a.SetDeadline(time.Time{}), net.ErrClosed)
 }
 
-// TestCloseDelivers checks that data written before Close can be read after it, and that writing to a closed peer
-// fails.
+// TestCloseDelivers checks that data written before Close can be read after Close. A write to a closed peer must fail.
 func TestCloseDelivers(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -531,7 +533,7 @@ func TestCloseDelivers(t *testing.T) {
 	start := time.Now()
 	must(t, b.Close())
 	if d := time.Since(start); d > 2*time.Second {
-		t.Errorf("Close took %v, while the peer has gone", d)
+		t.Errorf("Close after the loss of the peer: took %v, want at most 2 s", d)
 	}
 }
 
@@ -585,7 +587,7 @@ func TestLostPeer(t *testing.T) {
 				var ce *rdmanet.ConnError
 				var wc *verbs.WCError
 				if !errors.As(err, &ce) || !errors.As(err, &wc) || errors.Is(err, os.ErrDeadlineExceeded) {
-					t.Errorf("got %v, want a ConnError of a WCError", err)
+					t.Errorf("error: got %v, want a ConnError with a WCError", err)
 				}
 			case "writer":
 				for err = nil; err == nil; {
@@ -618,7 +620,7 @@ func TestLostDevice(t *testing.T) {
 	for range 2 {
 		select {
 		case err := <-errs:
-			if err != nil { // Read may have received data
+			if err != nil { // without an error, Read may have received data
 				sameError(t, "a call", err)
 				var ce *rdmanet.ConnError
 				if !errors.As(err, &ce) {
@@ -631,8 +633,8 @@ func TestLostDevice(t *testing.T) {
 	}
 }
 
-// TestLostDeviceError checks the error of a blocked call when its device is reset or closed. It must name the device
-// and the event, not an internal work request.
+// TestLostDeviceError checks the error of a blocked call when its device is reset or closed. The error must name the
+// device and the event, but not an internal work request.
 func TestLostDeviceError(t *testing.T) {
 	t.Parallel()
 	reset := func(t *testing.T, w *world, _ *verbs.Device) {
@@ -647,8 +649,8 @@ func TestLostDeviceError(t *testing.T) {
 		text   string
 		want   error
 	}{
-		{"reset of a reader's", false, reset, "device rxe0 was reset or has gone", syscall.EIO},
-		{"reset of a writer's", true, reset, "device rxe0 was reset or has gone", syscall.EIO},
+		{"reset of a reader's", false, reset, "device rxe0 was reset or removed", syscall.EIO},
+		{"reset of a writer's", true, reset, "device rxe0 was reset or removed", syscall.EIO},
 		{"closed", true, closed, "device rxe0 was closed", verbs.ErrClosed},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -668,14 +670,14 @@ func TestLostDeviceError(t *testing.T) {
 				err := c.f()
 				text := err.Error()
 				if !strings.Contains(text, x.text) || strings.Contains(text, "PD") || errors.Is(err, io.EOF) {
-					t.Errorf("%s: got %q, want it to say %q, and no end of the stream", c.name, text, x.text)
+					t.Errorf("%s: got %q, want it to contain %q and no end of the stream", c.name, text, x.text)
 				}
 			}
 		})
 	}
 }
 
-// TestLinger checks that Close waits no longer than Linger.
+// TestLinger checks that Close waits at most for Linger.
 func TestLinger(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -745,7 +747,7 @@ func TestListener(t *testing.T) {
 	}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
 	must(t, err)
-	// A silent peer and a peer of another protocol do not block others.
+	// Neither a silent peer nor a peer with another protocol may block others.
 	silent, err := net.Dial("tcp", l.Addr().String())
 	must(t, err)
 	defer silent.Close()
@@ -769,9 +771,9 @@ func TestListener(t *testing.T) {
 	must(t, a.Close())
 	must(t, b.Close())
 	if err := <-failed; !errors.Is(err, syscall.EPROTO) {
-		t.Errorf("a peer of another protocol: got %v, want EPROTO", err)
+		t.Errorf("peer with another protocol: got %v, want EPROTO", err)
 	}
-	// A connection that was not accepted ends with the listener.
+	// A connection that has not been accepted must end with the listener.
 	c, err := dialer.Dial("tcp", l.Addr().String())
 	must(t, err)
 	defer c.Close()
@@ -790,7 +792,8 @@ func TestListener(t *testing.T) {
 	}
 }
 
-// TestSilentPeers checks that more silent peers than the backlog do not block other peers.
+// TestSilentPeers checks that silent peers do not block other peers, even if there are more of them than the backlog
+// allows.
 func TestSilentPeers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -816,13 +819,13 @@ func TestSilentPeers(t *testing.T) {
 	must(t, a.Close())
 	must(t, b.Close())
 	if err := <-failed; !errors.Is(err, syscall.ECONNABORTED) {
-		t.Errorf("a silent peer: got %v, want ECONNABORTED", err)
+		t.Errorf("silent peer: got %v, want ECONNABORTED", err)
 	}
 	must(t, l.Close())
 }
 
-// TestSetupFails checks that a peer gets the reason for a failed set-up, even if this end's device is the reason. An
-// aborted set-up must not appear as the end of a stream.
+// TestSetupFails checks that a peer receives the reason for a failed set-up, even if the device of this end is the
+// reason. An aborted set-up must not appear as the end of a stream.
 func TestSetupFails(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -839,12 +842,12 @@ func TestSetupFails(t *testing.T) {
 	}()
 	_, err := rdmanet.Client(ctx, x, d, rdmanet.Config{})
 	if !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), "closed") {
-		t.Errorf("Client: got %v, want ECONNREFUSED, as the peer's device is closed", err)
+		t.Errorf("Client: got %v, want ECONNREFUSED because the peer's device is closed", err)
 	}
 	if err := <-server; !errors.Is(err, syscall.ECONNABORTED) || !errors.Is(err, verbs.ErrClosed) {
 		t.Errorf("Server: got %v, want ECONNABORTED and %v", err, verbs.ErrClosed)
 	}
-	for n := range 2 { // number of messages before one end closes
+	for n := range 2 { // number of messages before one end closes the connection
 		x, y := net.Pipe()
 		go func() {
 			buf := make([]byte, 1000)
@@ -855,7 +858,7 @@ func TestSetupFails(t *testing.T) {
 		}()
 		if _, err := rdmanet.Client(ctx, x, d, rdmanet.Config{}); !errors.Is(err, syscall.ECONNRESET) ||
 			errors.Is(err, io.EOF) {
-			t.Errorf("Client, %d messages: got %v, want ECONNRESET", n, err)
+			t.Errorf("Client after %d messages: got %v, want ECONNRESET", n, err)
 		}
 	}
 }
@@ -896,8 +899,8 @@ func TestSetupContext(t *testing.T) {
 	}
 }
 
-// flip copies bytes from one connection to another, and flips a bit of the byte at a position. With position -1 it
-// flips none.
+// flip copies bytes from one connection to another, and flips a bit of the byte at position at. With position -1, flip
+// changes no byte.
 func flip(to, from net.Conn, at int, bit byte) {
 	defer to.Close()
 	for b, pos := make([]byte, 64), 0; ; {
@@ -912,8 +915,8 @@ func flip(to, from net.Conn, at int, bit byte) {
 	}
 }
 
-// TestSetupBitFlips flips each bit of the set-up messages. Both ends must return in time, with a connection or an error
-// that explains the problem, and must leave no objects.
+// TestSetupBitFlips flips each bit of the set-up messages, one at a time. Both ends must return in time, either with a
+// connection or with an error that explains the problem. They must leave no objects behind.
 func TestSetupBitFlips(t *testing.T) {
 	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)
@@ -922,7 +925,7 @@ func TestSetupBitFlips(t *testing.T) {
 		ReadBuffer: 4096, WriteBuffer: 4096, Messages: 4, Path: verbs.Path{Timeout: time.Millisecond, Retries: 1},
 	}
 	type setUp func(context.Context, net.Conn, *verbs.Device, rdmanet.Config) (*rdmanet.Conn, error)
-	const hello, ready = 64, 8 // bytes of the client; the server sends only hello
+	const hello, ready = 64, 8 // sizes in bytes of the client's messages; the server sends only hello
 	var all sync.WaitGroup
 	for at := 0; at < 2*hello+ready; at += 5 {
 		all.Go(func() {
@@ -944,7 +947,7 @@ func TestSetupBitFlips(t *testing.T) {
 				}
 				if err != nil {
 					if errors.Is(err, io.EOF) {
-						t.Errorf("byte %d: %s: got %v, no end of a stream", at, what, err)
+						t.Errorf("byte %d: %s: got %v, want an error other than io.EOF", at, what, err)
 					}
 					return
 				}

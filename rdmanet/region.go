@@ -18,17 +18,18 @@ import (
 // Region is registered memory that a peer may read or write without a call at this end.
 type Region struct {
 	mr *verbs.MR
-	c  *Conn // the Conn that created it; nil: created by RegionOf
+	c  *Conn // the Conn that created the Region; nil if RegionOf created it
 
-	// Operations of this end hold use for reading while they use the memory. Close holds it for writing.
+	// Operations of this end hold use for reading while they access the memory. Close holds use for writing.
 	//
 	//verbena:program the callers of one program
 	use sync.RWMutex
 }
 
-// NewRegion allocates and registers memory. access holds the peer's rights: verbs.RemoteRead, or verbs.LocalWrite and
-// verbs.RemoteWrite, or all three. 0 stands for all. Memory that only ReadRegion and WriteRegion of this end use needs
-// verbs.LocalWrite. The memory is valid until Region.Close, or until the device is closed. NewRegion may sleep.
+// NewRegion allocates and registers memory. access contains the peer's rights: verbs.RemoteRead, or verbs.LocalWrite
+// and verbs.RemoteWrite, or all three. 0 means all three. Memory that only ReadRegion and WriteRegion of this end
+// access needs verbs.LocalWrite. The memory is valid until Region.Close, or until the device is closed. NewRegion may
+// sleep.
 func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	if access == 0 {
 		access = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite
@@ -46,7 +47,7 @@ func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	return &Region{mr: mr, c: c}, nil
 }
 
-// alloc allocates registered memory. If the device has gone, it fails the connection.
+// alloc allocates registered memory. If the device has been removed, alloc fails the connection.
 func (c *Conn) alloc(size int, access verbs.Access) (*verbs.MR, error) {
 	mr, err := c.pd.Alloc(size, access)
 	if deviceGone(err) {
@@ -55,7 +56,7 @@ func (c *Conn) alloc(size int, access verbs.Access) (*verbs.MR, error) {
 	return mr, err
 }
 
-// RegionOf returns a Region for memory that was registered with the protection domain of a connection, see Config.PD.
+// RegionOf returns a Region for memory that is registered with the protection domain of a connection; see Config.PD.
 func RegionOf(mr *verbs.MR) *Region { return &Region{mr: mr} }
 
 // Bytes returns the memory, or nil after Close.
@@ -64,14 +65,14 @@ func (r *Region) Bytes() []byte { return r.mr.Bytes() }
 // Len returns the length in bytes.
 func (r *Region) Len() int { return r.mr.Len() }
 
-// Descriptor returns the address, length and key with which a peer accesses the memory.
+// Descriptor returns the address, length and key that a peer needs to access the memory.
 func (r *Region) Descriptor() Descriptor {
 	return Descriptor{Addr: r.mr.Addr(), Length: uint64(r.mr.Len()), RKey: r.mr.RKey()}
 }
 
-// Close deregisters the memory. A peer that still accesses it loses its connection. Close waits for a ReadRegion or
-// WriteRegion of this end that uses the memory; later ones fail with net.ErrClosed. It may be called again, and may
-// sleep.
+// Close deregisters the memory. A peer that accesses the memory afterwards loses its connection. Close waits for a
+// ReadRegion or WriteRegion of this end that uses the memory. Later operations fail with net.ErrClosed. It may be
+// called again, and may sleep.
 func (r *Region) Close() error {
 	r.use.Lock()
 	defer r.use.Unlock()
@@ -87,7 +88,7 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// hold acquires use for reading, which keeps the memory registered until the caller unlocks it. The error wraps
+// hold acquires use for reading. This keeps the memory registered until the caller unlocks use. The error wraps
 // net.ErrClosed if Close was called.
 func (r *Region) hold() error {
 	if r.use.TryRLock() {
@@ -110,7 +111,8 @@ func (c *Conn) closePD() error {
 	return nil
 }
 
-// Descriptor describes a Region for a peer. The peer can use it on any connection of the same protection domain.
+// Descriptor describes a Region to a peer. The peer can use the Descriptor on any connection with the same protection
+// domain.
 type Descriptor struct {
 	Addr, Length uint64
 	RKey         uint32
@@ -119,20 +121,20 @@ type Descriptor struct {
 // DescriptorSize is the length of a Descriptor in bytes.
 const DescriptorSize = 20
 
-// AppendBinary appends the descriptor in DescriptorSize bytes. Its error is nil.
+// AppendBinary appends the descriptor in DescriptorSize bytes. The error is always nil.
 func (d Descriptor) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.BigEndian.AppendUint64(b, d.Addr)
 	b = binary.BigEndian.AppendUint64(b, d.Length)
 	return binary.BigEndian.AppendUint32(b, d.RKey), nil
 }
 
-// MarshalBinary returns the descriptor in DescriptorSize bytes. Its error is nil.
+// MarshalBinary returns the descriptor in DescriptorSize bytes. The error is always nil.
 func (d Descriptor) MarshalBinary() ([]byte, error) { return d.AppendBinary(nil) }
 
 // UnmarshalBinary decodes the result of AppendBinary.
 func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	if len(b) != DescriptorSize {
-		return fmt.Errorf("rdmanet: descriptor of %d bytes, want %d: %w", len(b), DescriptorSize, syscall.EINVAL)
+		return fmt.Errorf("rdmanet: descriptor has %d bytes, want %d: %w", len(b), DescriptorSize, syscall.EINVAL)
 	}
 	n := Descriptor{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint32(b[16:])}
 	if err := n.check(); err != nil {
@@ -142,17 +144,17 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// check rejects a descriptor that no Region can have. A descriptor of a peer need not have passed UnmarshalBinary.
+// check rejects a descriptor that no Region can have. A program may use a peer's descriptor without UnmarshalBinary.
 func (d Descriptor) check() error {
 	if d.Length > math.MaxInt64 || d.Addr+d.Length < d.Addr {
-		return fmt.Errorf("descriptor of %d bytes at %#x: %w", d.Length, d.Addr, syscall.EINVAL)
+		return fmt.Errorf("invalid descriptor of %d bytes at %#x: %w", d.Length, d.Addr, syscall.EINVAL)
 	}
 	return nil
 }
 
-// Remote is a peer's memory. Operations on a connection run one after another; long ones are pipelined. An operation
-// that the peer rejects, because its Region was closed or lacks the right, ends the connection. After Close of the
-// peer, pending and later operations fail with EPIPE. After CloseWrite of the peer they continue.
+// Remote is a peer's memory. Operations on a connection do not overlap. Long operations are pipelined. The peer rejects
+// an operation if its Region has been closed or lacks the right. This ends the connection. After Close of the peer,
+// pending and later operations fail with EPIPE. After CloseWrite of the peer, operations continue.
 type Remote struct {
 	c *Conn
 	d Descriptor
@@ -163,33 +165,35 @@ var (
 	_ io.WriterAt = (*Remote)(nil)
 )
 
-// Remote returns the peer's memory for a descriptor of the peer. Operations on an invalid descriptor fail with EINVAL.
+// Remote returns the peer's memory for a descriptor that the peer has sent. Operations on an invalid descriptor fail
+// with EINVAL.
 func (c *Conn) Remote(d Descriptor) *Remote { return &Remote{c, d} }
 
 // Len returns the length in bytes.
 func (r *Remote) Len() int64 { return int64(min(r.d.Length, math.MaxInt64)) }
 
-// ReadAt reads len(p) bytes at an offset of the peer's memory. If the memory ends earlier, it reads up to the end and
-// returns io.EOF. It blocks until the read deadline of the connection at most.
+// ReadAt reads len(p) bytes at an offset of the peer's memory. If the memory ends earlier, ReadAt reads up to the end
+// and returns io.EOF. ReadAt blocks at most until the read deadline of the connection.
 func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
 	return r.c.transfer(verbs.Read, &r.c.rd, r.d, p, off)
 }
 
-// WriteAt writes p at an offset of the peer's memory. When it returns, all of p is in the peer's memory. If p exceeds
-// the end of the memory, WriteAt writes nothing and returns io.ErrShortWrite. It blocks until the write deadline of the
-// connection at most. Like Write, it fails with EPIPE after CloseWrite of this end; WriteAtContext does not.
+// WriteAt writes p at an offset of the peer's memory. When WriteAt returns without an error, all of p is in the peer's
+// memory. If p exceeds the end of the memory, WriteAt writes nothing and returns io.ErrShortWrite. WriteAt blocks at
+// most until the write deadline of the connection. WriteAt, like Write, fails with EPIPE after CloseWrite of this end.
+// WriteAtContext does not fail.
 func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
 	return r.c.transfer(verbs.Write, &r.c.wd, r.d, p, off)
 }
 
-// ReadAtContext is ReadAt with ctx in place of the read deadline.
+// ReadAtContext is the equivalent of ReadAt with ctx in place of the read deadline.
 func (r *Remote) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	d := r.c.deadlineOf(ctx)
 	defer d.cancel(nil)
 	return r.c.transfer(verbs.Read, d, r.d, p, off)
 }
 
-// WriteAtContext is WriteAt with ctx in place of the write deadline.
+// WriteAtContext is the equivalent of WriteAt with ctx in place of the write deadline.
 func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	d := r.c.deadlineOf(ctx)
 	defer d.cancel(nil)
@@ -197,23 +201,24 @@ func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, 
 }
 
 // ReadRegion reads n bytes at offset off of the peer's memory into dst at dstOff, without a copy. n is at most 1 GB.
-// The device accesses the memory only until ReadRegion returns. To ensure that, ReadRegion ends the connection if ctx
-// ends before the operation. Region.Close waits for ReadRegion.
+// The device accesses the memory only until ReadRegion returns. For this reason ReadRegion ends the connection if ctx
+// ends before the operation has completed. Region.Close waits for ReadRegion.
 func (r *Remote) ReadRegion(ctx context.Context, off int64, dst *Region, dstOff, n int) error {
 	return r.c.direct(ctx, verbs.Read, r.d, off, dst, dstOff, n)
 }
 
-// WriteRegion writes n bytes of src from srcOff to offset off of the peer's memory, without a copy. Its limits are
+// WriteRegion writes n bytes of src from srcOff to offset off of the peer's memory, without a copy. The limits are
 // those of ReadRegion.
 func (r *Remote) WriteRegion(ctx context.Context, off int64, src *Region, srcOff, n int) error {
 	return r.c.direct(ctx, verbs.Write, r.d, off, src, srcOff, n)
 }
 
 const (
-	// opSlots is the maximum number of work requests of an operation in flight, opChunk the size of each.
+	// opSlots is the maximum number of work requests of an operation in flight. opChunk is the size in bytes of each
+	// work request.
 	opSlots = 4
 	opChunk = 64 << 10
-	// maxDirect is the maximum size of an operation without a copy.
+	// maxDirect is the maximum size in bytes of an operation without a copy.
 	maxDirect = 1 << 30
 	// drainTime limits the wait for work requests after the queue pair has left RTS.
 	drainTime = 5 * time.Second
@@ -221,14 +226,14 @@ const (
 
 // operation is the state of the one-sided operations. Work requests complete in order.
 type operation struct {
-	mr *verbs.MR    // memory that caller data are copied through; nil until needed; ops must be held
+	mr *verbs.MR    // memory through which caller data are copied; nil until needed; ops must be held
 	wr verbs.SendWR // scratch; ops must be held
 
-	// The rest is protected by Conn.mu.
+	// The next fields are protected by Conn.mu.
 	c                 *Conn
 	posted, completed uint64 // number of work requests
-	want              uint64 // number of completions to wait for
-	drain             bool   // the wait continues after a failure of the connection
+	want              uint64 // number of completions for which the operation waits
+	drain             bool   // the wait continues even after a failure of the connection
 	deadline          *deadline
 }
 
@@ -248,7 +253,7 @@ func (o *operation) end(err error) {
 	}
 }
 
-// deadlineOf returns a deadline that ends with ctx. The caller must cancel it.
+// deadlineOf returns a deadline that ends with ctx. The caller must cancel the deadline.
 func (c *Conn) deadlineOf(ctx context.Context) *deadline {
 	d := &deadline{lock: &c.mu}
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
@@ -273,13 +278,13 @@ func (c *Conn) begin(d *deadline) error {
 	err := c.usable(d)
 	if err == nil {
 		c.op.deadline = d
-		c.op.want = c.op.posted // waits for work requests of an earlier operation that has timed out
+		c.op.want = c.op.posted // waits for the work requests of an earlier operation that has timed out
 	}
 	c.mu.Unlock()
 	if err == nil {
 		err = c.await(&c.oper, d)
 	}
-	if err == nil { // await has polled, so the state may have changed
+	if err == nil { // the state may have changed, because await has polled
 		c.mu.Lock()
 		err = c.usable(d)
 		c.mu.Unlock()
@@ -290,7 +295,7 @@ func (c *Conn) begin(d *deadline) error {
 	return err
 }
 
-// usable returns the reason why an operation cannot run, or nil.
+// usable returns the reason for which no operation can run, or nil.
 //
 //verbena:held mu
 func (c *Conn) usable(d *deadline) error {
@@ -303,8 +308,8 @@ func (c *Conn) usable(d *deadline) error {
 	return c.lostPeer()
 }
 
-// lostPeer returns the reason why the peer's memory is unreachable, or nil. A peer still serves its memory after
-// CloseWrite.
+// lostPeer returns the reason for which the peer's memory is unreachable, or nil. After CloseWrite of the peer, the
+// peer's memory is still reachable.
 //
 //verbena:held mu
 func (c *Conn) lostPeer() error {
@@ -349,7 +354,7 @@ func (c *Conn) awaitOp(d *deadline, n int) error {
 	return c.lostPeer()
 }
 
-// opNames are the names of operations in errors.
+// opNames contains the names of operations in errors.
 var opNames = map[verbs.Opcode]string{verbs.Read: "readat", verbs.Write: "writeat"}
 
 func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (int, error) {
@@ -377,7 +382,7 @@ func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte
 }
 
 // copyThrough copies the caller's bytes through memory of the connection. After a timeout, the device may still access
-// that memory, but not the memory of the caller.
+// the memory of the connection, but not the memory of the caller.
 func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (done int, err error) {
 	if err := c.begin(d); err != nil {
 		return 0, err
@@ -421,7 +426,8 @@ func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, of
 	size := int64(there.Length)
 	here, left := r.Len()-at, size-off
 	if n < 0 || n > maxDirect || at < 0 || n > here || off < 0 || int64(n) > left {
-		err := fmt.Errorf("%d bytes at %d of %d, and at %d of %d: %w", n, off, size, at, r.Len(), syscall.EINVAL)
+		err := fmt.Errorf("%d bytes at %d of %d, and at %d of %d, are out of range: %w",
+			n, off, size, at, r.Len(), syscall.EINVAL)
 		return c.opError(opNames[op], err)
 	}
 	if n == 0 {
@@ -448,7 +454,7 @@ func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, of
 	return nil
 }
 
-// abort ends the connection. It returns when the device does not access the memory of the operation any more.
+// abort ends the connection. It returns when the device no longer accesses the memory of the operation.
 func (c *Conn) abort(why error) {
 	if err := c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {
 		_ = c.lost(err)

@@ -23,7 +23,7 @@ import (
 	"verbena/verbs"
 )
 
-// region creates a region of b, and returns it with the Remote of a.
+// region creates a region of connection b. It also returns the Remote of connection a for this region.
 func region(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Access) (*rdmanet.Region, *rdmanet.Remote) {
 	t.Helper()
 	r, err := b.NewRegion(size, access)
@@ -46,18 +46,18 @@ func TestRemote(t *testing.T) {
 	r, m := region(t, a, b, size, 0)
 	want := random(1, size)
 	var wg sync.WaitGroup
-	wg.Go(func() { exchange(t, a, b, 1<<20) }) // concurrently with a stream
+	wg.Go(func() { exchange(t, a, b, 1<<20) }) // runs concurrently with a stream
 	n, err := m.WriteAt(want, 0)
 	if n != size || err != nil {
 		t.Fatalf("WriteAt: got %d, %v", n, err)
 	}
 	if !bytes.Equal(r.Bytes(), want) {
-		t.Error("WriteAt: the bytes differ")
+		t.Error("region after WriteAt: got other bytes, want the written ones")
 	}
 	got, err := io.ReadAll(io.NewSectionReader(m, 0, m.Len()))
 	must(t, err)
 	if !bytes.Equal(got, want) {
-		t.Error("ReadAt: the bytes differ")
+		t.Error("ReadAt: got other bytes, want the bytes of the region")
 	}
 	wg.Wait()
 	for _, x := range []struct {
@@ -74,10 +74,10 @@ func TestRemote(t *testing.T) {
 		}
 	}
 	if n, err := m.WriteAt(make([]byte, 2), size-1); n != 0 || err != io.ErrShortWrite {
-		t.Errorf("WriteAt past the end: got %d, %v", n, err)
+		t.Errorf("WriteAt past the end: got %d, %v, want 0 and io.ErrShortWrite", n, err)
 	}
 
-	// Without a copy.
+	// The next operations work without a copy.
 	mine, err := a.NewRegion(size, verbs.LocalWrite)
 	must(t, err)
 	defer mine.Close()
@@ -85,17 +85,17 @@ func TestRemote(t *testing.T) {
 	defer cancel()
 	must(t, m.ReadRegion(ctx, 1, mine, 2, size-2))
 	if !bytes.Equal(mine.Bytes()[2:], want[1:size-1]) {
-		t.Error("ReadRegion: the bytes differ")
+		t.Error("ReadRegion: got other bytes, want the bytes of the peer's region")
 	}
 	must(t, m.WriteRegion(ctx, 0, mine, 0, size))
 	if !bytes.Equal(r.Bytes(), mine.Bytes()) {
-		t.Error("WriteRegion: the bytes differ")
+		t.Error("WriteRegion: got other bytes in the peer's region, want the written ones")
 	}
 	if err := m.ReadRegion(ctx, 1, mine, 0, size); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("ReadRegion past the end: got %v, want EINVAL", err)
 	}
 
-	// Deadlines, and the end of the connection.
+	// The next part checks deadlines and the end of the connection.
 	must(t, a.SetReadDeadline(time.Unix(1, 0)))
 	_, err = m.ReadAt(got, 0)
 	sameError(t, "ReadAt", err, os.ErrDeadlineExceeded)
@@ -108,8 +108,8 @@ func TestRemote(t *testing.T) {
 	sameError(t, "NewRegion after Close", err, net.ErrClosed)
 }
 
-// TestOddRanges checks odd offsets and lengths. An operation must move the available bytes or return an error that
-// explains the range, and the connection must survive.
+// TestOddRanges checks odd offsets and lengths. An operation must transfer the available bytes or return an error that
+// explains the range. The connection must remain usable.
 func TestOddRanges(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -119,7 +119,7 @@ func TestOddRanges(t *testing.T) {
 	for _, x := range []struct {
 		off         int64
 		len, n      int
-		read, write error // errors of ReadAt and of WriteAt; a WriteAt with an error writes nothing
+		read, write error // errors of ReadAt and of WriteAt; if WriteAt fails, it must write nothing
 	}{
 		{0, 100, 100, nil, nil}, {900, 100, 100, nil, nil}, {901, 100, 99, io.EOF, io.ErrShortWrite},
 		{999, 2, 1, io.EOF, io.ErrShortWrite}, {size, 0, 0, nil, nil}, {size, 1, 0, io.EOF, io.ErrShortWrite},
@@ -157,7 +157,7 @@ func TestOddRanges(t *testing.T) {
 			t.Errorf("WriteRegion %+v: got %v, want EINVAL", x, err)
 		}
 	}
-	// An operation whose context has already ended does not end the connection.
+	// An operation with a context that has already ended must not end the connection.
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	sameError(t, "ReadRegion", m.ReadRegion(ended, 0, mine, 0, size), context.Canceled)
@@ -179,7 +179,7 @@ func TestStaleDescriptor(t *testing.T) {
 		must(t, err)
 		last = r.Descriptor()
 		if seen[last] {
-			t.Fatalf("descriptor %+v: got it again after %d others", last, len(seen))
+			t.Fatalf("descriptor %+v: got it again after %d others, want a new one", last, len(seen))
 		}
 		seen[last] = true
 		must(t, r.Close())
@@ -190,11 +190,11 @@ func TestStaleDescriptor(t *testing.T) {
 	_, err = a.Remote(last).WriteAt([]byte("stale"), 0)
 	sameError(t, "WriteAt", err, verbs.RemoteAccessError, syscall.ECONNRESET)
 	if !bytes.Equal(r.Bytes(), make([]byte, 4096)) {
-		t.Error("WriteAt by a stale descriptor has reached another region")
+		t.Error("WriteAt with a stale descriptor: got data in another region, want none")
 	}
 }
 
-// TestRemoteDeadlines is TestRemoteTimeout with deadlines at many different moments of an operation.
+// TestRemoteDeadlines is a variant of TestRemoteTimeout with deadlines at many different times of an operation.
 func TestRemoteDeadlines(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -211,7 +211,7 @@ func TestRemoteDeadlines(t *testing.T) {
 			sameError(t, "ReadAt", err, os.ErrDeadlineExceeded)
 		}
 		if !bytes.Equal(buf[:n], want[:n]) {
-			t.Errorf("ReadAt: of %d bytes some are others", n)
+			t.Errorf("ReadAt with a deadline: got wrong bytes among %d, want the bytes of the region", n)
 		}
 		kept := bytes.Clone(buf[n:])
 		testutil.Stays(t, 200*time.Microsecond, "the caller's memory does not change after ReadAt",
@@ -226,16 +226,16 @@ func TestRemoteDeadlines(t *testing.T) {
 			sameError(t, "WriteAt", err, os.ErrDeadlineExceeded)
 		}
 		clear(buf)
-		_, err := m.ReadAt(buf[:1], 0) // after all operations in flight
+		_, err := m.ReadAt(buf[:1], 0) // executed after all operations in flight
 		must(t, err)
 		if bytes.IndexByte(r.Bytes(), 0) >= 0 {
-			t.Fatal("WriteAt has written bytes that the caller changed after it had returned")
+			t.Fatal("WriteAt: got bytes that the caller changed after the return, want the original bytes")
 		}
 	}
 }
 
-// TestRemoteTimeout checks that an operation does not change the caller's memory after it has returned, even if it
-// returned before the device had finished.
+// TestRemoteTimeout checks that an operation does not access the caller's memory after its return, even if the device
+// has not finished at that time.
 func TestRemoteTimeout(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -247,8 +247,9 @@ func TestRemoteTimeout(t *testing.T) {
 	mine, err := a.NewRegion(r.Len(), 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, mine.Close()) })
-	// giveUp starts an operation while all packets are dropped, and cancels its context after the first drop. Later the
-	// device retransmits the packets. So the operation completes, before any later one.
+	// giveUp starts an operation while all packets are dropped. It cancels the context of the operation after the first
+	// dropped packet. Later the device retransmits the packets. The operation therefore completes, before any later
+	// operation.
 	giveUp := func(what string, f func(context.Context) error) {
 		t.Helper()
 		must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
@@ -260,45 +261,46 @@ func TestRemoteTimeout(t *testing.T) {
 		sameError(t, what, <-done, context.DeadlineExceeded)
 		w.net.Faults().Clear()
 	}
-	// The memory of a cancelled operation is not used for the next one.
+	// The memory of a cancelled operation must not be used for the next operation.
 	got := make([]byte, r.Len())
 	giveUp("ReadAt", func(ctx context.Context) error { _, err := m.ReadAtContext(ctx, got, 0); return err })
 	if n, err := m.ReadAt(got[:1000], 1000); n != 1000 || err != nil || !bytes.Equal(got[:n], r.Bytes()[1000:][:n]) {
-		t.Errorf("ReadAt: got %d, %v, or other bytes", n, err)
+		t.Errorf("ReadAt: got %d bytes, error %v, or wrong contents, want the bytes of the region", n, err)
 	}
 	clear(got)
 	giveUp("ReadAt", func(ctx context.Context) error { _, err := m.ReadAtContext(ctx, got, 0); return err })
 	_, err = m.ReadAt(make([]byte, 1), 0)
 	must(t, err)
 	if !bytes.Equal(got, make([]byte, len(got))) {
-		t.Error("ReadAt has written into the caller's memory after it had returned")
+		t.Error("caller's memory after the return of ReadAt: got it changed, want it unchanged")
 	}
-	// The connection survives.
+	// The connection must remain usable.
 	n, err := m.ReadAt(got, 0)
 	if n != len(got) || err != nil || !bytes.Equal(got, r.Bytes()) {
-		t.Errorf("ReadAt: got %d, %v, or other bytes", n, err)
+		t.Errorf("ReadAt: got %d bytes, error %v, or wrong contents, want the bytes of the region", n, err)
 	}
-	// A cancelled operation may be retransmitted with its original data. Its memory is not reused before that.
+	// A cancelled operation may be retransmitted with its original data. The memory of the operation must not be reused
+	// earlier.
 	text := []byte("before")
 	giveUp("WriteAt", func(ctx context.Context) error { _, err := m.WriteAtContext(ctx, text, 0); return err })
 	copy(text, "after!")
 	_, err = m.WriteAt([]byte("other"), 100)
 	must(t, err)
 	if s, o := string(r.Bytes()[:6]), string(r.Bytes()[100:105]); s != "before" || o != "other" {
-		t.Errorf("WriteAt has written %q and %q", s, o)
+		t.Errorf("WriteAt: got %q and %q in the region, want before and other", s, o)
 	}
-	// Without a copy, a timeout ends the connection so that the caller can use the memory again.
+	// Without a copy, a timeout must end the connection. The caller can then use the memory again.
 	giveUp("ReadRegion", func(ctx context.Context) error { return m.ReadRegion(ctx, 0, mine, 0, r.Len()) })
 	kept := bytes.Clone(mine.Bytes())
-	// Longer than several timeouts of the device.
+	// This period is longer than several timeouts of the device.
 	testutil.Stays(t, 40*time.Millisecond, "the caller's memory does not change after ReadRegion",
 		func() bool { return bytes.Equal(kept, mine.Bytes()) })
 	_, err = a.Write(text)
 	sameError(t, "Write", err, syscall.ECONNABORTED)
 }
 
-// TestAbort checks that a cancelled operation without a copy stops an unanswered device at once, without a wait for its
-// retries.
+// TestAbort checks that the cancellation of an operation without a copy stops the device at once, although the peer
+// does not respond and retries remain.
 func TestAbort(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -319,7 +321,7 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestRemoteRefused checks that an operation without the right to it ends the connection at both ends.
+// TestRemoteRefused checks that an operation without the required right ends the connection at both ends.
 func TestRemoteRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -336,7 +338,8 @@ func TestRemoteRefused(t *testing.T) {
 	}
 }
 
-// TestClosedRegion checks that an operation with a closed Region of this end fails without an effect on the connection.
+// TestClosedRegion checks that an operation with a closed Region of this end fails, and that the connection remains
+// usable.
 func TestClosedRegion(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -354,7 +357,7 @@ func TestClosedRegion(t *testing.T) {
 		sameError(t, "WriteRegion", err, net.ErrClosed)
 		want := fmt.Sprintf("region of 100 bytes at %#x", r.Descriptor().Addr)
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("WriteRegion: got %q, want it to name the %s", err, want)
+			t.Errorf("WriteRegion: got %q, want it to contain %s", err, want)
 		}
 	}
 	_, err = m.ReadAt(make([]byte, 10), 0)
@@ -362,7 +365,8 @@ func TestClosedRegion(t *testing.T) {
 	exchange(t, a, b, 1000)
 }
 
-// TestCloseUsedRegion checks that Close of a Region waits for the operation that uses it, and prevents new ones.
+// TestCloseUsedRegion checks that Close of a Region waits for the operation that uses the Region, and prevents new
+// operations.
 func TestCloseUsedRegion(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -380,27 +384,27 @@ func TestCloseUsedRegion(t *testing.T) {
 	go func() { closed <- mine.Close() }()
 	select {
 	case err := <-closed:
-		t.Errorf("Close: got %v, while the memory is in use", err)
+		t.Errorf("Close while the memory is in use: returned %v, want it to wait", err)
 	case <-time.After(10 * time.Millisecond):
 	}
 	w.net.Faults().Clear() // the device retransmits the packet
 	must(t, <-written)
 	must(t, <-closed)
 	if !bytes.HasPrefix(there.Bytes(), []byte("used")) {
-		t.Error("WriteRegion: the bytes differ")
+		t.Error("WriteRegion: got other bytes in the peer's region, want the written ones")
 	}
 	sameError(t, "WriteRegion", m.WriteRegion(context.Background(), 0, mine, 0, 1000), net.ErrClosed)
 	exchange(t, a, b, 1000)
 }
 
-// TestRemoteClosed checks that the peer's Close ends pending and later one-sided operations at once, and that
-// CloseWrite does not.
+// TestRemoteClosed checks that the peer's Close ends pending and later one-sided operations at once. CloseWrite must
+// not end them.
 func TestRemoteClosed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	there := w.neighbour(t)
 	da, db := w.open(t), there.open(t)
-	// Retries last longer than the test. The peer's device gets no acknowledgement for CLOSE.
+	// The retries last longer than the test. The peer's device receives no acknowledgement for CLOSE.
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, KeepAlive: -1, Linger: 20 * time.Millisecond}
 	for _, direct := range []bool{false, true} {
 		a, b := connect(t, da, db, cfg, cfg)
@@ -422,7 +426,7 @@ func TestRemoteClosed(t *testing.T) {
 		must(t, err)
 		must(t, m.ReadRegion(ctx, 0, mine, 0, 1000))
 		if !bytes.Equal(got, r.Bytes()) || !bytes.Equal(mine.Bytes(), r.Bytes()) {
-			t.Error("after the peer's CloseWrite the bytes differ")
+			t.Error("operations after the peer's CloseWrite: got other bytes, want the bytes of the region")
 		}
 		list := []call{
 			{"ReadRegion", func() error { return m.ReadRegion(ctx, 0, mine, 0, 10) }},
@@ -444,8 +448,8 @@ func TestRemoteClosed(t *testing.T) {
 	}
 }
 
-// TestRegionOutlives checks that a Region survives its connection until it is closed itself, and that the protection
-// domain then ends.
+// TestRegionOutlives checks that a Region remains usable after its connection has been closed. When the Region is
+// closed, the protection domain must end.
 func TestRegionOutlives(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -455,14 +459,14 @@ func TestRegionOutlives(t *testing.T) {
 	must(t, b.Close())
 	mr, err := b.PD().Alloc(100, 0)
 	if err != nil {
-		t.Fatalf("the protection domain has ended before the region: %v", err)
+		t.Fatalf("Alloc after Close of the connection: got %v, want nil because the region still exists", err)
 	}
 	must(t, mr.Close())
 	r.Bytes()[0] = 1
 	must(t, r.Close())
 	must(t, r.Close())
 	if _, err := b.PD().Alloc(100, 0); !errors.Is(err, verbs.ErrClosed) {
-		t.Errorf("the protection domain lives longer than the region: got %v, want %v", err, verbs.ErrClosed)
+		t.Errorf("Alloc after Close of the region: got %v, want %v", err, verbs.ErrClosed)
 	}
 }
 

@@ -15,33 +15,34 @@ import (
 
 // Config holds the parameters of connections. The zero Config has usable defaults.
 type Config struct {
-	// Device is the device of the connection. The caller must keep it open longer than the connection. nil: the first
-	// device of Host, or the device over which the connection manager reaches the peer. Such a device is open while
-	// connections use it.
+	// Device is the device of the connection. The caller must close the device only after the connection. nil means the
+	// first device of Host, or the device over which the connection manager reaches the peer. In this case the device
+	// remains open while connections use it.
 	Device *verbs.Device
-	// Host provides devices and the connection manager; nil: the machine, or the service under which the program runs.
+	// Host provides devices and the connection manager. nil means the machine, or the service under which the program
+	// runs.
 	Host *Host
-	// PD is the protection domain of the connection; it must belong to Device. Regions of a domain are accessible over
-	// all connections of the domain, and so are the rings of the streams. Keys can be guessed, so the peers of a domain
-	// must trust each other. nil: each connection has its own domain.
+	// PD is the protection domain of the connection. It must belong to Device. Regions of a domain, and the rings of
+	// the streams, are accessible over all connections of the domain. Keys can be guessed. The peers of a domain must
+	// therefore trust each other. nil means that each connection has its own domain.
 	PD *verbs.PD
-	// Path has the parameters for the connection of queue pairs. The connection manager uses only its Reads, Retries
-	// and RNRRetries.
+	// Path contains the parameters for the connection of queue pairs. With the connection manager only Reads, Retries
+	// and RNRRetries of Path are used.
 	Path verbs.Path
 	// ReadBuffer limits the bytes that the peer has sent and this end has not read. WriteBuffer limits the bytes that
-	// this end has written and the peer's device has not acknowledged. The range is 256 bytes to 256 MB; 0: 256 KB.
-	// Both buffers are registered memory.
+	// this end has written and the peer's device has not acknowledged. The range is 256 bytes to 256 MB. 0 means 256
+	// KB. Both buffers are registered memory.
 	ReadBuffer, WriteBuffer int
-	// Messages limits the messages in flight in each direction. The range is 4 to 4096; 0: 128. A Write sends one
+	// Messages limits the messages in flight in each direction. The range is 4 to 4096. 0 means 128. A Write sends one
 	// message per 64 KB.
 	Messages int
-	// SetupTimeout limits the set-up time of a connection; 0: 10 s.
+	// SetupTimeout limits the set-up time of a connection. 0 means 10 s.
 	SetupTimeout time.Duration
-	// Linger limits the time that Close waits until the peer's device has received the written data; 0: 3 s; negative:
-	// Close does not wait.
+	// Linger limits the time that Close waits until the peer's device has received the written data. 0 means 3 s. A
+	// negative value means that Close does not wait.
 	Linger time.Duration
-	// KeepAlive is the interval of the probes to a silent peer; 0: 15 s; negative: no probes. Without probes, a Read
-	// without a deadline does not detect a lost peer or a device that has stopped working.
+	// KeepAlive is the interval of the probes to a silent peer. 0 means 15 s, and a negative value means no probes.
+	// Without probes, a Read without a deadline detects neither a lost peer nor a device that has stopped working.
 	KeepAlive time.Duration
 }
 
@@ -56,12 +57,12 @@ const (
 	// times Path.Timeout exceeds the total retry time.
 	minStall    = time.Minute
 	stallFactor = 64
-	// rnrRetries limits retransmits to a peer without a posted receive. Only a faulty peer has none, because credits
-	// ensure that a receive is posted.
+	// rnrRetries limits retransmits to a peer without a posted receive. A correct peer always has a posted receive,
+	// because of the credits.
 	rnrRetries = 6
 )
 
-// full returns the Config with its defaults filled in.
+// full returns a copy of the Config with all defaults set.
 func (c Config) full() (Config, error) {
 	for _, v := range []struct {
 		name                string
@@ -76,7 +77,7 @@ func (c Config) full() (Config, error) {
 			*v.p = v.standard
 		}
 		if *v.p < v.low || *v.p > v.high {
-			return c, fmt.Errorf("rdmanet: Config.%s is %d, must be from %d to %d: %w",
+			return c, fmt.Errorf("rdmanet: Config.%s is %d, want %d to %d: %w",
 				v.name, *v.p, v.low, v.high, syscall.EINVAL)
 		}
 	}
@@ -95,7 +96,7 @@ func (c Config) full() (Config, error) {
 	return c, nil
 }
 
-// host returns Host, or the default one if that is nil.
+// host returns the field Host, or the default Host if it is nil.
 func (c Config) host() *Host {
 	if c.Host == nil {
 		return &machine
@@ -103,29 +104,30 @@ func (c Config) host() *Host {
 	return c.Host
 }
 
-// Exchange connects a queue pair to that of a peer, and exchanges the parameters of the two ends. Client and Server use
-// an Exchange over a net.Conn; with CM, Dialer and Listener use an Exchange over the RDMA connection manager.
+// Exchange connects a queue pair to a queue pair of a peer, and exchanges the parameters of the two ends. Client and
+// Server use an Exchange over a net.Conn. With CM, Dialer and Listener use an Exchange over the RDMA connection
+// manager.
 type Exchange interface {
-	// Connect moves qp to RTS. The caller has moved it to INIT and has posted its receives. Connect sends private, at
-	// most PrivateSize bytes, to the peer. It returns the private data of the peer and the addresses of both ends. When
-	// it returns, the peer's queue pair can receive.
+	// Connect moves qp to RTS. The caller has already moved qp to INIT and posted its receives. Connect sends private,
+	// which has at most PrivateSize bytes, to the peer. Connect returns the private data of the peer and the addresses
+	// of both ends. When Connect returns, the peer's queue pair can receive.
 	Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
 		peer []byte, local, remote Addr, err error)
 }
 
-// PrivateSize is the length of the private data of an Exchange. It fits into the private data of the RDMA connection
-// manager.
+// PrivateSize is the length in bytes of the private data of an Exchange. The data fit into the private data of the RDMA
+// connection manager.
 const PrivateSize = 24
 
 // version is the version of the set-up protocol.
 const version = 1
 
-// params holds the parameters that a peer needs to send. They are the private data of an Exchange.
+// params contains the parameters that a peer needs to send. They are the private data of an Exchange.
 type params struct {
 	addr     uint64 // address of the ring
 	ring     uint32 // length of the ring
 	rkey     uint32
-	messages uint16 // number of posted receives, without spareReceives
+	messages uint16 // number of posted receives, excluding spareReceives
 }
 
 func (p params) append(b []byte) []byte {
@@ -138,13 +140,14 @@ func (p params) append(b []byte) []byte {
 }
 
 func otherVersion(v byte) error {
-	return fmt.Errorf("the peer speaks version %d, this end %d: %w", v, version, syscall.EPROTONOSUPPORT)
+	return fmt.Errorf("the peer uses protocol version %d, want version %d: %w", v, version, syscall.EPROTONOSUPPORT)
 }
 
 // parseParams decodes and checks private data.
 func parseParams(b []byte) (params, error) {
 	if len(b) < PrivateSize { // a connection manager may append zeros
-		return params{}, fmt.Errorf("private data of %d bytes, want %d: %w", len(b), PrivateSize, syscall.EPROTO)
+		return params{}, fmt.Errorf("private data of the peer have %d bytes, want %d: %w",
+			len(b), PrivateSize, syscall.EPROTO)
 	}
 	if b[0] != version {
 		return params{}, otherVersion(b[0])
@@ -155,18 +158,19 @@ func parseParams(b []byte) (params, error) {
 	}
 	switch {
 	case p.ring < minRing || p.ring > maxRing:
-		return params{}, fmt.Errorf("the peer's ring has %d bytes, must have from %d to %d: %w",
+		return params{}, fmt.Errorf("the peer's ring has %d bytes, want %d to %d: %w",
 			p.ring, minRing, maxRing, syscall.EPROTO)
 	case p.messages < minMessages || p.messages > maxMessages:
-		return params{}, fmt.Errorf("the peer takes %d messages, must take from %d to %d: %w",
+		return params{}, fmt.Errorf("the peer accepts %d messages, want %d to %d: %w",
 			p.messages, minMessages, maxMessages, syscall.EPROTO)
 	case p.addr+uint64(p.ring) < p.addr:
-		return params{}, fmt.Errorf("the peer's ring of %d bytes is at %#x: %w", p.ring, p.addr, syscall.EPROTO)
+		return params{}, fmt.Errorf("the peer's ring of %d bytes at %#x exceeds the address space: %w",
+			p.ring, p.addr, syscall.EPROTO)
 	}
 	return p, nil
 }
 
-// New establishes a connection by means of an Exchange. Conn.Close ends it.
+// New establishes a connection by means of an Exchange. The caller ends the connection with Conn.Close.
 func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	cfg, err := cfg.full()
 	if err != nil {
@@ -199,20 +203,20 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// link is an Exchange that lasts as long as the connection. When it ends, the connection ends.
+// link is an Exchange that lasts as long as the connection. When the link ends, the connection ends.
 type link interface {
 	Done() <-chan struct{}
 	Err() error
 	Close() error
 }
 
-// watch fails the connection when its link ends. It wakes blocked calls.
+// watch fails the connection when its link ends. It also wakes blocked calls.
 func (c *Conn) watch() {
 	<-c.link.Done()
 	c.mu.Lock()
-	c.poll() // handle earlier messages of the peer
-	// Do not fail a connection that Close is closing: Close still waits for acknowledgements of the peer's device, also
-	// after the peer has closed its end. It has its own time limit.
+	c.poll() // handles earlier messages of the peer
+	// A connection that Close is closing must not fail. Close still waits for acknowledgements of the peer's device,
+	// even after the peer has closed its end. Close has its own time limit.
 	over := c.gone || c.closed || c.err != nil
 	if err := c.link.Err(); !over && deviceGone(err) {
 		c.fail(deviceError(err))
@@ -226,10 +230,10 @@ func (c *Conn) watch() {
 	}
 }
 
-// farewell limits the wait of leave.
+// farewell limits the wait in leave.
 const farewell = 200 * time.Millisecond
 
-// leave tells the peer that the set-up has failed. The peer's end may be connected already.
+// leave reports to the peer that the set-up has failed. The peer's end may already be connected.
 func (c *Conn) leave() {
 	if c.qp == nil {
 		return
@@ -289,8 +293,9 @@ func (c *Conn) connect(ctx context.Context, x Exchange, dev *verbs.Device, cfg C
 }
 
 // Client establishes a connection on dev with a peer that runs Server at the other end of nc. The two ends exchange
-// their parameters over nc. The caller still owns nc, and may close it when Client has returned. Without an error, both
-// ends have read all bytes of the exchange, and nc can be used further. A nil dev stands for Config.Device.
+// their parameters over nc. The caller remains the owner of nc, and may close nc when Client has returned. If Client
+// succeeds, both ends have read all bytes of the exchange, and nc can be used for other data. A nil dev means
+// Config.Device.
 func Client(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*Conn, error) {
 	if dev != nil {
 		cfg.Device = dev
@@ -298,7 +303,7 @@ func Client(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 	return New(ctx, &overConn{nc: nc}, cfg)
 }
 
-// Server is the counterpart of Client. It allocates nothing before the peer has sent hello.
+// Server is the counterpart of Client. Server allocates nothing before the peer has sent hello.
 func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*Conn, error) {
 	if dev != nil {
 		cfg.Device = dev
@@ -329,7 +334,7 @@ func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 //	       <------------- hello
 //	ready  ------------->          both may send
 //
-// Either end may send a refusal instead.
+// Instead of a message, either end may send a refusal.
 type overConn struct {
 	nc       net.Conn
 	server   bool
@@ -337,7 +342,7 @@ type overConn struct {
 	answered bool    // the server has sent hello or a refusal
 }
 
-// during calls f and interrupts its reads and writes when ctx ends.
+// during calls f. When ctx ends, during interrupts the reads and writes of f.
 func (o *overConn) during(ctx context.Context, f func() error) error {
 	stop := interrupt(ctx, o.nc)
 	err := f()
@@ -406,7 +411,7 @@ func (o *overConn) exchange(qp *verbs.QP, path verbs.Path, hello message) (err e
 	return err
 }
 
-// interrupt makes reads and writes of nc fail when ctx ends. stop cancels that and clears the deadlines of nc.
+// interrupt makes reads and writes of nc fail when ctx ends. stop cancels this and clears the deadlines of nc.
 func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
 	done := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {
@@ -423,8 +428,8 @@ func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
 	}
 }
 
-// refuse sends err to the peer as the reason of a refusal. It sends nothing if err is the peer's refusal or an error of
-// nc.
+// refuse sends err to the peer as the reason of a refusal. It sends nothing if err is the peer's own refusal or an
+// error of nc.
 func (o *overConn) refuse(err error) error {
 	var lost *exchangeError
 	o.answered = true
@@ -442,7 +447,7 @@ func (o *overConn) write(m message) error {
 	return nil
 }
 
-// exchangeError is an error of the connection that carries the exchange.
+// exchangeError is an error of the connection over which the parameters are exchanged.
 type exchangeError struct{ error }
 
 func (e *exchangeError) Unwrap() error { return e.error }
@@ -456,7 +461,7 @@ func lost(err error) error {
 	return &exchangeError{err}
 }
 
-// read reads a message of a kind. It returns a refusal as an error.
+// read reads a message of the given kind. If the message is a refusal, read returns it as an error.
 func (o *overConn) read(kind byte) (message, error) {
 	b := make([]byte, headerSize, headerSize+maxBody)
 	if _, err := io.ReadFull(o.nc, b); err != nil {
@@ -477,14 +482,14 @@ func (o *overConn) read(kind byte) (message, error) {
 	case m.kind == kindRefusal:
 		return message{}, fmt.Errorf("%w: %q", errRefused, m.text)
 	case m.kind != kind:
-		return message{}, fmt.Errorf("message of kind %d, want %d: %w", m.kind, kind, syscall.EPROTO)
+		return message{}, fmt.Errorf("message of kind %d, want kind %d: %w", m.kind, kind, syscall.EPROTO)
 	}
 	return m, nil
 }
 
 var errRefused = fmt.Errorf("the peer refuses: %w", syscall.ECONNREFUSED)
 
-// Kinds of set-up messages.
+// The next constants are the kinds of set-up messages.
 const (
 	kindHello = iota + 1
 	kindReady
@@ -522,10 +527,10 @@ func (m message) append(b []byte) []byte {
 	return append(b, 0, 0)
 }
 
-// bodySize checks the header of a message and returns the length of its body.
+// bodySize checks the header of a message and returns the length of the message's body.
 func bodySize(b []byte) (int, error) {
 	if len(b) < headerSize || string(b[:4]) != magic {
-		return 0, fmt.Errorf("the peer does not speak rdmanet: %w", syscall.EPROTO)
+		return 0, fmt.Errorf("the peer does not use the rdmanet protocol: %w", syscall.EPROTO)
 	}
 	if b[4] != version {
 		return 0, otherVersion(b[4])
@@ -534,7 +539,7 @@ func bodySize(b []byte) (int, error) {
 	if kind == kindHello && n == helloSize || kind == kindReady && n == 0 || kind == kindRefusal && n <= maxText {
 		return n, nil
 	}
-	return 0, fmt.Errorf("message of kind %d with %d bytes: %w", kind, n, syscall.EPROTO)
+	return 0, fmt.Errorf("message of kind %d has an invalid length of %d bytes: %w", kind, n, syscall.EPROTO)
 }
 
 // parseMessage decodes and checks a message.
@@ -545,7 +550,7 @@ func parseMessage(b []byte) (m message, err error) {
 	}
 	body := b[headerSize:]
 	if len(body) != n {
-		return m, fmt.Errorf("message of %d bytes, want %d: %w", len(body), n, syscall.EPROTO)
+		return m, fmt.Errorf("message body has %d bytes, want %d: %w", len(body), n, syscall.EPROTO)
 	}
 	m.kind = b[5]
 	switch m.kind {

@@ -99,7 +99,7 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// TestRefusal checks that a peer gets the reason for a refused connection.
+// TestRefusal checks that a peer receives the reason for a refused connection.
 func TestRefusal(t *testing.T) {
 	t.Parallel()
 	x, y := net.Pipe()
@@ -126,12 +126,12 @@ func TestRefusal(t *testing.T) {
 	}
 	_, err := o.read(kindHello)
 	if !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), "version 2") {
-		t.Errorf("got %v, want ECONNREFUSED for version 2", err)
+		t.Errorf("refusal: got %v, want ECONNREFUSED for version 2", err)
 	}
 	if err := <-done; !errors.Is(err, syscall.EPROTONOSUPPORT) {
 		t.Errorf("got %v, want EPROTONOSUPPORT", err)
 	}
-	// A refusal is not answered with another one, so no bytes arrive.
+	// A refusal is not answered by another refusal. Therefore no bytes arrive.
 	_ = x.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 	go func() { _ = o.refuse(err) }()
 	if n, err := x.Read(make([]byte, 1)); n != 0 || err == io.EOF {

@@ -6,23 +6,23 @@ import (
 	"verbena/internal/sched"
 )
 
-// spins is the number of polls of a waiting goroutine before it sleeps, as in CQ.Wait of package verbs. It yields in
-// between.
+// spins is the number of polls of a waiting goroutine before it sleeps, as in CQ.Wait of package verbs. The goroutine
+// yields between polls.
 const spins = 32
 
-// waiter is the wait state of one operation. One goroutine at a time uses it.
+// waiter is the wait state of one operation. Only one goroutine at a time uses a waiter.
 type waiter struct {
 	wake  chan struct{}
 	ready func() bool // called with Conn.mu held
 
-	waits bool // the goroutine waits for wake; protected by Conn.mu
+	waits bool // the goroutine waits for a signal on wake; protected by Conn.mu
 }
 
 func (w *waiter) init(ready func() bool) {
 	w.wake, w.ready = make(chan struct{}, 1), ready
 }
 
-// signal makes the waiting goroutine check again.
+// signal makes the waiting goroutine check its condition again.
 func (w *waiter) signal() {
 	select {
 	case w.wake <- struct{}{}:
@@ -30,7 +30,7 @@ func (w *waiter) signal() {
 	}
 }
 
-// notify wakes the goroutines that need not wait any more.
+// notify wakes the goroutines that need not wait any longer.
 //
 //verbena:held mu
 func (c *Conn) notify() {
@@ -41,10 +41,10 @@ func (c *Conn) notify() {
 	}
 }
 
-// await waits until w is ready. If d ends first, the error is the reason.
+// await waits until w is ready. If d ends first, the error is the reason of d.
 //
-// Each goroutine spins for itself first. Then one goroutine of the connection sleeps at the completion channel and
-// handles the completions of all waiters. The others sleep until it wakes them.
+// First, each goroutine spins for itself. Then one goroutine of the connection sleeps at the completion channel and
+// handles the completions of all waiters. The other goroutines sleep until this one wakes them.
 func (c *Conn) await(w *waiter, d *deadline) error {
 	for i := range spins {
 		c.mu.Lock()
@@ -87,7 +87,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 	}
 }
 
-// over reports whether the wait of w has ended. The error is the reason of d, if d has ended. Conn.mu must be held.
+// over reports whether the wait of w has ended. If d has ended, the error is the reason of d. Conn.mu must be held.
 func over(w *waiter, d *deadline) (bool, error) {
 	if err := d.reason(); err != nil {
 		return true, err
@@ -101,7 +101,7 @@ func (c *Conn) sleep(ctx context.Context, w *waiter) error {
 		return err
 	}
 	c.mu.Lock()
-	c.poll() // the channel does not report completions from before Arm
+	c.poll() // the channel does not report completions that arrived before Arm
 	ready := w.ready()
 	c.mu.Unlock()
 	if ready {
@@ -111,7 +111,7 @@ func (c *Conn) sleep(ctx context.Context, w *waiter) error {
 	return err
 }
 
-// succeed hands the completion channel to another waiting goroutine.
+// succeed makes another waiting goroutine wait at the completion channel.
 //
 //verbena:held mu
 func (c *Conn) succeed() {
