@@ -11,7 +11,7 @@ import (
 )
 
 func TestDecode(t *testing.T) {
-	// struct ib_uverbs_alloc_mw, and a byte too many.
+	// The bytes are a struct ib_uverbs_alloc_mw and one additional byte.
 	b := binary.NativeEndian.AppendUint64(nil, 0x1122334455667788)
 	b = binary.NativeEndian.AppendUint32(b, 7)
 	b = append(b, 2, 0, 0, 0, 0xff)
@@ -20,7 +20,7 @@ func TestDecode(t *testing.T) {
 	for n := range len(b) + 1 {
 		got, ok := Decode[AllocMW](b[:n])
 		if wantOK := n >= 16; ok != wantOK {
-			t.Errorf("Decode of %d bytes: got ok = %t", n, ok)
+			t.Errorf("Decode of %d bytes: got ok %t, want %t", n, ok, wantOK)
 		}
 		if ok && got != want || !ok && got != (AllocMW{}) {
 			t.Errorf("Decode of %d bytes = %+v", n, got)
@@ -30,7 +30,7 @@ func TestDecode(t *testing.T) {
 	got, _ := Decode[AllocMW](b)
 	clear(b)
 	if got != want {
-		t.Error("Decode does not copy")
+		t.Error("result of Decode after a change of its input: got a changed value, want a copy")
 	}
 }
 
@@ -108,7 +108,7 @@ func TestCodecDoesNotAllocate(t *testing.T) {
 		Encode(buf, &wqe)
 		wqe, _ = Decode[RXESendWQE](buf)
 	}); n != 0 {
-		t.Errorf("got %v allocations, want none", n)
+		t.Errorf("allocations: got %v, want none", n)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestByteOrder(t *testing.T) {
 	if b := NewBE64(0x0102030405060708); b != (BE64{1, 2, 3, 4, 5, 6, 7, 8}) || b.Uint64() != 0x0102030405060708 {
 		t.Errorf("BE64 = %v", b)
 	}
-	// Immediate data keeps its byte order on the wire. A key is a number of the host.
+	// Immediate data must keep its byte order on the wire. A key is a number in host byte order.
 	if b := ImmData(NewBE32(0xa)).Imm(); b.Uint32() != 0xa {
 		t.Errorf("immediate data = %#x", b.Uint32())
 	}
@@ -154,7 +154,7 @@ func TestUnions(t *testing.T) {
 		clear(test.union)
 		test.put()
 		if test.union[0] != ones || slices.Max(test.union[1:]) != 0 {
-			t.Errorf("%s: got %#x in the union", test.name, test.union)
+			t.Errorf("%s: got union %#x, want the first word set and the others zero", test.name, test.union)
 		}
 	}
 }
@@ -166,7 +166,8 @@ func TestRXESockaddr(t *testing.T) {
 			t.Errorf("address %s: got %s", a, sa.Addr())
 		}
 	}
-	// struct sockaddr_in has the family, the port and the address. sockaddr_in6 has the flow label before the address.
+	// struct sockaddr_in contains the family, the port and the address. In sockaddr_in6 the flow label precedes the
+	// address.
 	v4 := NewRXESockaddr(netip.AddrFrom4([4]byte{1, 2, 3, 4}))
 	if !bytes.Equal(v4[4:8], []byte{1, 2, 3, 4}) || binary.NativeEndian.Uint16(v4[:]) != 2 {
 		t.Errorf("sockaddr_in = % x", v4)
@@ -208,7 +209,7 @@ func TestRXERings(t *testing.T) {
 		{"RXEQueueProducerOffset", RXEQueueProducerOffset, at(layout.Field, "rxe_queue_buf.producer_index")},
 		{"RXEQueueConsumerOffset", RXEQueueConsumerOffset, at(layout.Field, "rxe_queue_buf.consumer_index")},
 		{"RXEQueueDataOffset", RXEQueueDataOffset, at(layout.Flex, "rxe_queue_buf.data")},
-		// The Go types at run time. The other tests use the type checker.
+		// The next entries compare the Go types at run time. The other tests use the type checker.
 		{"RXESendWQE", int64(SizeOf[RXESendWQE]()), RXESendWQESize},
 		{"RXERecvWQE", int64(SizeOf[RXERecvWQE]()), RXERecvWQESize},
 		{"RXEQueueBuf", int64(SizeOf[RXEQueueBuf]()), RXEQueueDataOffset},
@@ -217,14 +218,14 @@ func TestRXERings(t *testing.T) {
 			t.Errorf("%s = %d, want %d", test.name, test.got, test.want)
 		}
 	}
-	// A slot is the smallest power of two that holds a WC, and at least a cache line.
+	// A slot is the smallest power of two that can contain a WC, and at least a cache line.
 	if n := SizeOf[WC](); n > RXECQESize || n <= RXECQESize/2 {
-		t.Errorf("a WC of %d bytes does not fit a slot of %d bytes tightly", n, RXECQESize)
+		t.Errorf("slot of %[2]d bytes for a WC of %[1]d bytes: got a wrong size, want the next power of two", n, RXECQESize)
 	}
 }
 
-// TestKernelOnly checks the constants that no header for user space defines, against the values in the kernel's
-// include/rdma/ib_verbs.h.
+// TestKernelOnly checks constants that no header for user space defines. It compares them with the values in the
+// kernel's include/rdma/ib_verbs.h.
 func TestKernelOnly(t *testing.T) {
 	for _, test := range []struct {
 		name      string

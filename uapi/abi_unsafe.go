@@ -8,8 +8,8 @@ func SizeOf[T any]() int {
 	return int(unsafe.Sizeof(v))
 }
 
-// Decode returns a copy of the T at the start of b. If b is too short, it returns a zero T and false. T must be a type
-// of this package, or a type of fixed size without pointers and without implicit padding.
+// Decode returns a copy of the T at the start of b. If b is too short, Decode returns a zero T and false. T must be a
+// type of this package, or a type of fixed size without pointers and without implicit padding.
 func Decode[T any](b []byte) (T, bool) {
 	var v T
 	if len(b) < int(unsafe.Sizeof(v)) {
@@ -19,9 +19,9 @@ func Decode[T any](b []byte) (T, bool) {
 	return v, true
 }
 
-// DecodePrefix returns the T at the start of b. The input may come from another version of the ABI: missing bytes at
-// the end of T are zero. DecodePrefix reports whether b has a non-zero byte after T. Such a byte requests a feature
-// that this version does not have; the kernel answers EOPNOTSUPP.
+// DecodePrefix returns the T at the start of b. The input may come from another version of the ABI. Missing bytes at
+// the end of T are zero. The result excess reports whether b has a non-zero byte after T. Such a byte requests a
+// feature that this version does not have. The kernel returns EOPNOTSUPP in this case.
 func DecodePrefix[T any](b []byte) (v T, excess bool) {
 	n := copy(bytesOf(&v), b)
 	for _, c := range b[n:] {
@@ -32,8 +32,8 @@ func DecodePrefix[T any](b []byte) (v T, excess bool) {
 	return v, false
 }
 
-// Encode copies v to dst and returns the number of bytes written. If dst is shorter than SizeOf[T], Encode writes as
-// much as fits, which is the response for an older caller.
+// Encode copies v to dst and returns the number of bytes written. If dst is shorter than SizeOf[T], Encode truncates v
+// to the length of dst. An older caller expects this shorter response.
 func Encode[T any](dst []byte, v *T) int {
 	return copy(dst, bytesOf(v))
 }
@@ -47,8 +47,8 @@ func bytesOf[T any](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
-// The unions. Each accessor returns its variant in place. A variant that is read after another was written has the same
-// bytes.
+// The unions. Each of the following methods returns a variant of the union in place. All variants of a union share the
+// same bytes.
 
 // RDMA returns the variant for RDMA reads and writes.
 func (w *SendWR) RDMA() *SendWRRDMA { return (*SendWRRDMA)(unsafe.Pointer(&w.WR)) }

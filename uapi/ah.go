@@ -17,7 +17,7 @@ type AHAttr struct {
 	SL          uint8
 	SrcPathBits uint8
 	StaticRate  uint8 // enum ibv_rate
-	IsGlobal    uint8 // not zero: GRH is valid
+	IsGlobal    uint8 // not zero if GRH is valid
 	PortNum     uint8
 	Reserved    uint8
 }
@@ -31,7 +31,7 @@ type CreateAH struct {
 	Attr       AHAttr
 }
 
-// CreateAHResp answers CreateAH (struct ib_uverbs_create_ah_resp).
+// CreateAHResp is the response to CreateAH (struct ib_uverbs_create_ah_resp).
 type CreateAHResp struct {
 	AHHandle uint32
 }
@@ -41,7 +41,8 @@ type DestroyAH struct {
 	AHHandle uint32
 }
 
-// AttachMcast attaches a QP to a multicast group, from which the QP then receives (struct ib_uverbs_attach_mcast).
+// AttachMcast attaches a QP to a multicast group. The QP then receives the group's datagrams (struct
+// ib_uverbs_attach_mcast).
 type AttachMcast struct {
 	GID      [16]uint8
 	QPHandle uint32
@@ -49,7 +50,7 @@ type AttachMcast struct {
 	Reserved uint16
 }
 
-// DetachMcast undoes AttachMcast (struct ib_uverbs_detach_mcast).
+// DetachMcast detaches a QP from a multicast group (struct ib_uverbs_detach_mcast).
 type DetachMcast struct {
 	GID      [16]uint8
 	QPHandle uint32

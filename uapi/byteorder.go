@@ -2,8 +2,7 @@ package uapi
 
 import "encoding/binary"
 
-// BE16, BE32 and BE64 are numbers that the ABI keeps in network byte order
-// (__be16, __be32, __be64).
+// BE16, BE32 and BE64 are numbers that the ABI stores in network byte order (__be16, __be32, __be64).
 type (
 	BE16 [2]byte
 	BE32 [4]byte
@@ -28,12 +27,11 @@ func NewBE32(v uint32) (b BE32) { binary.BigEndian.PutUint32(b[:], v); return b 
 // NewBE64 returns v in network byte order.
 func NewBE64(v uint64) (b BE64) { binary.BigEndian.PutUint64(b[:], v); return b }
 
-// ImmData is the union named ex in work requests and completions: immediate
-// data as the four bytes that travel on the wire, or the R_Key to invalidate
-// as a number of the host.
+// ImmData is the union named ex in work requests and completions. It contains immediate data, as the four bytes on the
+// wire, or the R_Key to invalidate, in host byte order.
 type ImmData [4]byte
 
-// Imm returns the immediate data as the wire has it.
+// Imm returns the immediate data in the byte order of the wire.
 func (x ImmData) Imm() BE32 { return BE32(x) }
 
 // InvalidateRKey returns the R_Key to invalidate.

@@ -20,19 +20,18 @@ const (
 // CmdHdr starts every command written to a uverbs file
 // (struct ib_uverbs_cmd_hdr).
 //
-// For a plain command both lengths count 32-bit words and InWords includes
-// the header itself. With CmdFlagExtended they count 64-bit words and exclude
-// CmdHdr and ExCmdHdr.
+// For a plain command, both lengths count 32-bit words. InWords includes the header itself. With CmdFlagExtended, both
+// lengths count 64-bit words and exclude CmdHdr and ExCmdHdr.
 type CmdHdr struct {
 	Command  uint32 // Command or ExCommand, and CmdFlagExtended
 	InWords  uint16
 	OutWords uint16
 }
 
-// ExCmdHdr follows CmdHdr in an extended command (struct ib_uverbs_ex_cmd_hdr).
-// The provider lengths count 64-bit words, in addition to the lengths in CmdHdr.
+// ExCmdHdr follows CmdHdr in an extended command (struct ib_uverbs_ex_cmd_hdr). The provider lengths count 64-bit
+// words. They are additional to the lengths in CmdHdr.
 type ExCmdHdr struct {
-	Response         uint64 // user address that receives core and provider response
+	Response         uint64 // user address of the buffer for the core and provider responses
 	ProviderInWords  uint16
 	ProviderOutWords uint16
 	CmdHdrReserved   uint32 // zero
@@ -62,7 +61,7 @@ const (
 	CmdQueryMR // QUERY_MR
 	CmdDeregMR // DEREG_MR
 	CmdAllocMW // ALLOC_MW
-	// CmdBindMW was never implemented; windows are bound by work requests.
+	// CmdBindMW was never implemented, because work requests bind windows.
 	CmdBindMW            // BIND_MW
 	CmdDeallocMW         // DEALLOC_MW
 	CmdCreateCompChannel // CREATE_COMP_CHANNEL
@@ -95,8 +94,8 @@ const (
 // ExCommand is the number of an extended command, without CmdFlagExtended.
 type ExCommand uint32
 
-// The extended commands (IB_USER_VERBS_EX_CMD_*). Those below CmdThreshold
-// extend the plain command of the same number.
+// The extended commands (IB_USER_VERBS_EX_CMD_*). Commands below CmdThreshold extend the plain command with the same
+// number.
 const (
 	ExCmdQueryDevice = ExCommand(CmdQueryDevice) // EX_QUERY_DEVICE
 	ExCmdCreateCQ    = ExCommand(CmdCreateCQ)    // EX_CREATE_CQ
@@ -104,7 +103,7 @@ const (
 	ExCmdModifyQP    = ExCommand(CmdModifyQP)    // EX_MODIFY_QP
 )
 
-// The extended commands that have no plain form.
+// The next extended commands have no plain form.
 const (
 	ExCmdCreateFlow       ExCommand = CmdThreshold + iota // EX_CREATE_FLOW
 	ExCmdDestroyFlow                                      // EX_DESTROY_FLOW

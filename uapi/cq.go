@@ -6,8 +6,7 @@ type CreateCompChannel struct {
 	Response uint64 // user address of CreateCompChannelResp
 }
 
-// CreateCompChannelResp answers CreateCompChannel
-// (struct ib_uverbs_create_comp_channel_resp).
+// CreateCompChannelResp is the response to CreateCompChannel (struct ib_uverbs_create_comp_channel_resp).
 type CreateCompChannelResp struct {
 	FD uint32
 }
@@ -15,10 +14,10 @@ type CreateCompChannelResp struct {
 // CreateCQ creates a completion queue (struct ib_uverbs_create_cq).
 type CreateCQ struct {
 	Response    uint64 // user address of CreateCQResp
-	UserHandle  uint64 // reported in CompEventDesc and AsyncEventDesc
+	UserHandle  uint64 // contained in CompEventDesc and AsyncEventDesc
 	CQE         uint32 // entries wanted
 	CompVector  uint32
-	CompChannel int32 // file descriptor, negative for none
+	CompChannel int32 // file descriptor; negative for none
 	Reserved    uint32
 }
 
@@ -33,17 +32,17 @@ type ExCreateCQ struct {
 	Reserved    uint32
 }
 
-// CreateCQResp answers CreateCQ (struct ib_uverbs_create_cq_resp).
+// CreateCQResp is the response to CreateCQ (struct ib_uverbs_create_cq_resp).
 type CreateCQResp struct {
 	CQHandle uint32
 	CQE      uint32 // actual number of entries
 }
 
-// ExCreateCQResp answers ExCreateCQ (struct ib_uverbs_ex_create_cq_resp).
+// ExCreateCQResp is the response to ExCreateCQ (struct ib_uverbs_ex_create_cq_resp).
 type ExCreateCQResp struct {
 	Base           CreateCQResp
 	CompMask       uint32
-	ResponseLength uint32 // bytes that are valid, Base included
+	ResponseLength uint32 // number of valid bytes, including Base
 }
 
 // ResizeCQ changes the size of a CQ (struct ib_uverbs_resize_cq).
@@ -53,30 +52,29 @@ type ResizeCQ struct {
 	CQE      uint32
 }
 
-// ResizeCQResp answers ResizeCQ (struct ib_uverbs_resize_cq_resp).
+// ResizeCQResp is the response to ResizeCQ (struct ib_uverbs_resize_cq_resp).
 type ResizeCQResp struct {
 	CQE      uint32 // actual number of entries
 	Reserved uint32
 }
 
-// PollCQ takes completions from a CQ (struct ib_uverbs_poll_cq).
+// PollCQ polls completions from a CQ (struct ib_uverbs_poll_cq).
 type PollCQ struct {
-	Response uint64 // user address of PollCQResp and of NE entries
+	Response uint64 // user address of PollCQResp and of NE entries after it
 	CQHandle uint32
 	NE       uint32 // entries wanted
 }
 
-// PollCQResp answers PollCQ (struct ib_uverbs_poll_cq_resp). Count entries of
-// type WC follow.
+// PollCQResp is the response to PollCQ (struct ib_uverbs_poll_cq_resp). Count entries of type WC follow it.
 type PollCQResp struct {
 	Count    uint32
 	Reserved uint32
 }
 
-// ReqNotifyCQ arms a CQ (struct ib_uverbs_req_notify_cq). It has no response.
+// ReqNotifyCQ arms a CQ (struct ib_uverbs_req_notify_cq). The command has no response.
 type ReqNotifyCQ struct {
 	CQHandle      uint32
-	SolicitedOnly uint32 // not zero: only solicited or failed completions
+	SolicitedOnly uint32 // not zero: report only solicited or failed completions
 }
 
 // DestroyCQ destroys a CQ (struct ib_uverbs_destroy_cq).
@@ -86,8 +84,8 @@ type DestroyCQ struct {
 	Reserved uint32
 }
 
-// DestroyCQResp answers DestroyCQ (struct ib_uverbs_destroy_cq_resp). It counts the events that the program has read.
-// The C library waits until the program has acknowledged as many.
+// DestroyCQResp is the response to DestroyCQ (struct ib_uverbs_destroy_cq_resp). It contains the number of events that
+// the program has read. The C library waits until the program has acknowledged this number of events.
 type DestroyCQResp struct {
 	CompEventsReported  uint32
 	AsyncEventsReported uint32
@@ -99,7 +97,7 @@ type CQModeration struct {
 	CQPeriod uint16 // microseconds
 }
 
-// ExModifyCQ changes a CQ (struct ib_uverbs_ex_modify_cq). It has no response.
+// ExModifyCQ changes a CQ (struct ib_uverbs_ex_modify_cq). The command has no response.
 type ExModifyCQ struct {
 	CQHandle uint32
 	AttrMask CQAttrMask

@@ -5,30 +5,30 @@ type GetContext struct {
 	Response uint64 // user address of GetContextResp
 }
 
-// GetContextResp answers GetContext (struct ib_uverbs_get_context_resp).
+// GetContextResp is the response to GetContext (struct ib_uverbs_get_context_resp).
 type GetContextResp struct {
 	AsyncFD        uint32 // descriptor of the new asynchronous event file
 	NumCompVectors uint32
 }
 
-// QueryDevice asks for the device's attributes (struct ib_uverbs_query_device).
+// QueryDevice requests the device's attributes (struct ib_uverbs_query_device).
 type QueryDevice struct {
 	Response uint64 // user address of QueryDeviceResp
 }
 
-// QueryDeviceResp answers QueryDevice (struct ib_uverbs_query_device_resp).
+// QueryDeviceResp is the response to QueryDevice (struct ib_uverbs_query_device_resp).
 type QueryDeviceResp struct {
 	FWVer                 uint64
 	NodeGUID              BE64
 	SysImageGUID          BE64
 	MaxMRSize             uint64 // bytes
-	PageSizeCap           uint64 // bit n: pages of 2^n bytes
+	PageSizeCap           uint64 // bit n is set for pages of 2^n bytes
 	VendorID              uint32
 	VendorPartID          uint32
 	HWVer                 uint32
 	MaxQP                 uint32
 	MaxQPWR               uint32
-	DeviceCapFlags        uint32 // low half of DeviceCapFlags
+	DeviceCapFlags        uint32 // the low half of DeviceCapFlags
 	MaxSGE                uint32
 	MaxSGERD              uint32
 	MaxCQ                 uint32
@@ -61,8 +61,8 @@ type QueryDeviceResp struct {
 	Reserved              [4]uint8
 }
 
-// ExQueryDevice asks for all attributes, old and new (struct ib_uverbs_ex_query_device). It has no Response, because
-// the extended header contains the address.
+// ExQueryDevice requests all attributes, old and new (struct ib_uverbs_ex_query_device). It has no field Response,
+// because the extended header contains the address.
 type ExQueryDevice struct {
 	CompMask uint32
 	Reserved uint32
@@ -85,7 +85,7 @@ type ODPCaps struct {
 
 // RSSCaps describes receive-side scaling (struct ib_uverbs_rss_caps).
 type RSSCaps struct {
-	SupportedQPTs              uint32 // bit n: QPType n
+	SupportedQPTs              uint32 // bit n is set for QPType n
 	MaxRWQIndirectionTables    uint32
 	MaxRWQIndirectionTableSize uint32
 	Reserved                   uint32
@@ -109,12 +109,11 @@ type CQModerationCaps struct {
 	Reserved              uint32
 }
 
-// ExQueryDeviceResp answers ExQueryDevice
-// (struct ib_uverbs_ex_query_device_resp).
+// ExQueryDeviceResp is the response to ExQueryDevice (struct ib_uverbs_ex_query_device_resp).
 type ExQueryDeviceResp struct {
 	Base             QueryDeviceResp
 	CompMask         uint32
-	ResponseLength   uint32 // bytes that are valid, Base included
+	ResponseLength   uint32 // number of valid bytes, including Base
 	ODPCaps          ODPCaps
 	TimestampMask    uint64
 	HCACoreClock     uint64 // kHz
@@ -129,7 +128,7 @@ type ExQueryDeviceResp struct {
 	Reserved         uint32
 }
 
-// AtomicCap is the scope in which the device's atomics are atomic (enum ibv_atomic_cap).
+// AtomicCap is the scope in which the device's atomic operations are atomic (enum ibv_atomic_cap).
 type AtomicCap uint32
 
 // The atomicity levels (IBV_ATOMIC_*).
@@ -149,7 +148,7 @@ type NodeType int8
 const (
 	NodeUnknown NodeType = iota - 1 // unknown
 	_
-	// NodeCA is a channel adapter: InfiniBand or RoCE.
+	// NodeCA is a channel adapter for InfiniBand or RoCE.
 	NodeCA     // CA
 	NodeSwitch // switch
 	NodeRouter // router
@@ -185,12 +184,12 @@ const (
 	ODPSupportAtomicWrite ODPTransportCaps = 1 << 7
 )
 
-// DeviceCapFlags are the device's optional features
-// (enum ib_uverbs_device_cap_flags). The first 32 bits are in
-// QueryDeviceResp, all 64 in ExQueryDeviceResp.
+// DeviceCapFlags are the device's optional features (enum ib_uverbs_device_cap_flags). QueryDeviceResp contains the
+// first 32 bits, and ExQueryDeviceResp contains all 64 bits.
 type DeviceCapFlags uint64
 
-// The device features (IB_UVERBS_DEVICE_*). Old kernels may set bits that have no name here; such bits have no meaning.
+// The device features (IB_UVERBS_DEVICE_*). Old kernels may set bits that have no name in this list. Such bits have no
+// meaning.
 const (
 	DeviceBadPKeyCntr      DeviceCapFlags = 1 << 1
 	DeviceBadQKeyCntr      DeviceCapFlags = 1 << 2

@@ -3,15 +3,14 @@ package uapi
 // AsyncEventDesc is one record read from an asynchronous event file
 // (struct ib_uverbs_async_event_desc).
 type AsyncEventDesc struct {
-	Element   uint64 // user handle of the CQ, QP, SRQ or WQ; or the port number
+	Element   uint64 // user handle of the CQ, QP, SRQ or WQ, or the port number
 	EventType EventType
 	Reserved  uint32
 }
 
-// CompEventDesc is one record read from a completion channel
-// (struct ib_uverbs_comp_event_desc).
+// CompEventDesc is one record read from a completion channel (struct ib_uverbs_comp_event_desc).
 type CompEventDesc struct {
-	CQHandle uint64 // user handle given when the CQ was created
+	CQHandle uint64 // user handle from the creation of the CQ
 }
 
 // EventType is the type of an asynchronous event (enum ibv_event_type, kernel enum ib_event_type).

@@ -12,8 +12,8 @@ import (
 	"verbena/uapi/internal/layout"
 )
 
-// TestTablesMatchHeaders compares the tables in testdata with the headers of this machine. Older or newer headers may
-// lack facts or have additional ones. They must not contradict the tables.
+// TestTablesMatchHeaders compares the tables in testdata with the headers of this machine. Older headers may lack
+// facts, and newer headers may have additional facts. The headers must not contradict the tables.
 func TestTablesMatchHeaders(t *testing.T) {
 	const include = "/usr/include"
 	cc := cmp.Or(os.Getenv("CC"), "cc")
@@ -41,7 +41,7 @@ func TestTablesMatchHeaders(t *testing.T) {
 				t.Errorf("headers: %s\ntable: %s", &f, lines(table.Lookup(f.Kind, f.Name)))
 			}
 			if len(unknown) == len(facts) {
-				t.Error("headers and table have nothing in common")
+				t.Error("headers and table: got no common facts, want some")
 			}
 			// Only the kernel's headers have a known version.
 			set := ""

@@ -8,8 +8,7 @@ const (
 	// with its attributes.
 	VerbsIoctl = 0xc0181b01
 
-	// The requests of /dev/infiniband/umadN, which share the type byte
-	// (IB_USER_MAD_*).
+	// The next constants are the requests of /dev/infiniband/umadN, which share the type byte (IB_USER_MAD_*).
 	UserMADRegisterAgent   = 0xc01c1b01
 	UserMADUnregisterAgent = 0x40041b02
 	UserMADEnablePKey      = 0x1b03
@@ -19,7 +18,7 @@ const (
 // IoctlHdr starts the argument of VerbsIoctl (struct ib_uverbs_ioctl_hdr).
 // NumAttrs attributes of type Attr follow.
 type IoctlHdr struct {
-	Length    uint16 // bytes, header and attributes
+	Length    uint16 // length of header and attributes in bytes
 	ObjectID  ObjectID
 	MethodID  MethodID
 	NumAttrs  uint16
@@ -31,7 +30,7 @@ type IoctlHdr struct {
 // Attr is one attribute of a method call (struct ib_uverbs_attr).
 type Attr struct {
 	AttrID   AttrID
-	Len      uint16 // bytes, of pointers and of arrays of handles
+	Len      uint16 // length in bytes, for pointers and arrays of handles
 	Flags    AttrFlags
 	AttrData AttrEnumData
 	// Data is a user address, input of at most 8 bytes, a handle, or a file descriptor (a signed number).
@@ -50,9 +49,9 @@ type AttrFlags uint16
 
 // The attribute flags.
 const (
-	// AttrFMandatory is set by the caller. An unknown attribute with this flag fails the call.
+	// AttrFMandatory is a flag that the caller sets. A call fails if it has an unknown attribute with this flag.
 	AttrFMandatory AttrFlags = 1 << 0
-	// AttrFValidOutput is set by the callee if it has written the attribute.
+	// AttrFValidOutput is a flag that the callee sets if it has written the attribute.
 	AttrFValidOutput AttrFlags = 1 << 1
 )
 
@@ -84,16 +83,17 @@ const (
 	DriverMANA
 	DriverIONIC
 
-	// DriverIRDMA succeeded DriverI40IW and took over its number.
+	// DriverIRDMA is the successor of DriverI40IW and has the same number.
 	DriverIRDMA = DriverI40IW
 )
 
-// CoreSupport holds the features of the core (enum ib_uverbs_core_support). AttrGetContextCoreSupport returns it.
+// CoreSupport contains the features of the core (enum ib_uverbs_core_support). AttrGetContextCoreSupport returns these
+// features.
 type CoreSupport uint32
 
 // The features of the core (IB_UVERBS_CORE_SUPPORT_*).
 const (
-	CoreSupportOptionalMRAccess CoreSupport = 1 << 0 // AccessOptionalRange may be passed
+	CoreSupportOptionalMRAccess CoreSupport = 1 << 0 // the caller may pass rights in AccessOptionalRange
 	CoreSupportRobustUData      CoreSupport = 1 << 1
 )
 
@@ -104,7 +104,7 @@ type GIDEntry struct {
 	GIDIndex      uint32
 	PortNum       uint32
 	GIDType       GIDType
-	NetdevIfindex uint32 // 0: no network interface
+	NetdevIfindex uint32 // 0 means no network interface
 }
 
 // GIDType is the wire protocol of a GID (enum ib_uverbs_gid_type).

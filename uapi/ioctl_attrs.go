@@ -3,7 +3,7 @@ package uapi
 // AttrID is the number of an attribute. Each method numbers its own attributes.
 type AttrID uint16
 
-// The attributes for the driver's data. Every method that passes such data has them.
+// The attributes for the driver's data. Every method with data for the driver has these attributes.
 const (
 	AttrUHWIn  AttrID = IDDriverNS     // UVERBS_ATTR_UHW_IN
 	AttrUHWOut AttrID = IDDriverNS + 1 // UVERBS_ATTR_UHW_OUT

@@ -1,14 +1,14 @@
 package uapi
 
-// The top bits of object, method and attribute numbers are a name space. Name space 0 belongs to the core, the others
-// belong to the driver.
+// The top bits of object, method and attribute numbers are a namespace. Namespace 0 belongs to the core, and the other
+// namespaces belong to the driver.
 const (
 	IDNSMask  = 0xf000 // UVERBS_ID_NS_MASK
 	IDNSShift = 12     // UVERBS_ID_NS_SHIFT
-	// IDDriverNS is the first number of the driver's name space
-	// (UVERBS_ID_DRIVER_NS; older headers: UVERBS_UDATA_DRIVER_DATA_FLAG).
+	// IDDriverNS is the first number of the driver's namespace (UVERBS_ID_DRIVER_NS; older headers:
+	// UVERBS_UDATA_DRIVER_DATA_FLAG).
 	IDDriverNS = 1 << IDNSShift
-	// IDDriverNSWithUHW is the first number in the driver's name space after AttrUHWIn and AttrUHWOut
+	// IDDriverNSWithUHW is the first number in the driver's namespace after AttrUHWIn and AttrUHWOut
 	// (UVERBS_ID_DRIVER_NS_WITH_UHW).
 	IDDriverNSWithUHW = IDDriverNS + 2
 )

@@ -17,8 +17,8 @@ import (
 	"verbena/uapi/internal/layout"
 )
 
-// The tables with which the package is compared, and the header set of each that the package implements in full. It is
-// the newest set: kernel-headers and libibverbs of rdma-core v64.0.
+// The next constants name the tables with which the tests compare the package, and the header set of each table that
+// the package implements completely. This set is the newest one: kernel-headers and libibverbs of rdma-core v64.0.
 const (
 	kernelTable = "testdata/kernel.txt"
 	verbsTable  = "testdata/verbs.txt"
@@ -49,10 +49,10 @@ func newest(table layout.Table) layout.Table {
 // goPackage is package uapi in the representation of the type checker.
 type goPackage struct {
 	scope *types.Scope
-	docs  map[string]string // doc comments of types
+	docs  map[string]string // doc comments, by type name
 }
 
-// emptyImports replaces the imported packages by empty ones. Neither struct layouts nor constants depend on their
+// emptyImports replaces the imported packages by empty packages. Neither struct layouts nor constants depend on their
 // contents.
 type emptyImports struct{}
 
@@ -92,7 +92,7 @@ func loadPackage(t *testing.T) goPackage {
 	conf := types.Config{
 		Importer:         emptyImports{},
 		IgnoreFuncBodies: true,
-		Error:            func(error) {}, // uses of the empty imports
+		Error:            func(error) {}, // ignores errors from uses of the empty imports
 	}
 	pkg, _ := conf.Check("verbena/uapi", fset, files, nil)
 	return goPackage{scope: pkg.Scope(), docs: docs}
@@ -111,25 +111,25 @@ func (p goPackage) structs() map[string]*types.Struct {
 	return all
 }
 
-// fold makes C and Go names comparable. It turns both max_qp_wr and MaxQPWR into maxqpwr.
+// fold makes C and Go names comparable. For example, it converts both max_qp_wr and MaxQPWR to maxqpwr.
 func fold(name string) string {
 	return strings.ToLower(strings.ReplaceAll(name, "_", ""))
 }
 
-// mirrored finds the C struct in a doc comment: "(struct x)", or "(x.y)" for a struct without a tag.
+// mirrored matches the name of the C struct in a doc comment: "(struct x)", or "(x.y)" for a struct without a tag.
 var mirrored = regexp.MustCompile(`\((?:struct (\w+)|(\w+(?:\.\w+)+))\)`)
 
-// TestStructs checks that every struct of the package has the size of the C struct in its comment, and the same members
-// at the same offsets, on every architecture.
+// TestStructs checks every struct of the package on every architecture. The struct must have the size of the C struct
+// in its comment, and the same members at the same offsets.
 func TestStructs(t *testing.T) {
 	table := newest(readTable(t, kernelTable))
 	pkg := loadPackage(t)
 
-	mirrors := make(map[string]string) // C struct to Go struct
+	mirrors := make(map[string]string) // maps the name of a C struct to the name of its Go struct
 	for name := range pkg.structs() {
 		m := mirrored.FindStringSubmatch(strings.ReplaceAll(pkg.docs[name], "\n", " "))
 		if m == nil {
-			t.Errorf("%s: the comment names no C struct", name)
+			t.Errorf("comment of %s: got no C struct, want one", name)
 			continue
 		}
 		mirrors[m[1]+m[2]] = name
@@ -163,7 +163,7 @@ func members(table layout.Table, cname string) map[string]layout.Fact {
 func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, name string, s *types.Struct) {
 	head := table.Lookup(layout.Struct, cname)
 	if len(head) != 1 {
-		t.Errorf("%s: no struct %s in the table", name, cname)
+		t.Errorf("%s: got no struct %s in the table, want one", name, cname)
 		return
 	}
 	size := sizes.Sizeof(s)
@@ -177,7 +177,7 @@ func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, nam
 	}
 	offsets := sizes.Offsetsof(fields)
 	want := members(table, cname)
-	seen := make(map[string]bool)    // members, by folded name
+	seen := make(map[string]bool)    // C members that have been compared, by folded name
 	covered := make(map[string]bool) // unnamed unions
 	end := int64(0)
 	for i, f := range fields {
@@ -192,7 +192,7 @@ func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, nam
 		m, ok := want[fold(f.Name())]
 		switch {
 		case ok && (m.Kind != layout.Field || m.Off != off || m.Size != n):
-			t.Errorf("%s.%s: got offset %d and %d bytes; C has: %s", name, f.Name(), off, n, &m)
+			t.Errorf("%s.%s: got offset %d and %d bytes, want those of C: %s", name, f.Name(), off, n, &m)
 		case ok:
 			seen[fold(f.Name())] = true
 			covered[m.Group] = true
@@ -201,13 +201,13 @@ func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, nam
 		}
 	}
 	if end != size {
-		t.Errorf("%s: implicit padding at the end", name)
+		t.Errorf("%s: got implicit padding at the end, want none", name)
 	}
 	for folded, m := range want {
 		switch {
 		case m.Kind == layout.Flex:
 			if m.Off != size {
-				t.Errorf("%s has %d bytes, but %s is at %d", name, size, m.Name, m.Off)
+				t.Errorf("%s: got %d bytes, want as many as the offset of %s, %d", name, size, m.Name, m.Off)
 			}
 		case !seen[folded] && (m.Group == layout.None || !covered[m.Group]):
 			t.Errorf("%s lacks %s", name, m.Name)
@@ -224,8 +224,8 @@ func overlaps(members map[string]layout.Fact, off, n int64) bool {
 	return false
 }
 
-// hasPointer reports whether t contains a type that Decode must not write: a pointer, or a bool, because not every byte
-// is a valid bool.
+// hasPointer reports whether t contains a type that Decode must not write. These types are pointers, and bool because
+// not every byte is a valid bool.
 func hasPointer(t types.Type) bool {
 	switch u := t.Underlying().(type) {
 	case *types.Basic:
@@ -244,8 +244,8 @@ func hasPointer(t types.Type) bool {
 	return true
 }
 
-// goNames maps the start of a C name to that of the Go name. The first rule with a matching enum and prefix applies; ""
-// matches any enum.
+// goNames maps the start of a C name to the start of the Go name. The first rule with a matching enum and prefix
+// applies. The empty string matches any enum.
 var goNames = []struct{ enum, prefix, name string }{
 	{"ibv_flow_spec_type", "IBV_FLOW_SPEC_", "FlowSpecType"},
 	{"ibv_port_cap_flags", "IBV_PORT_", "PCF"},
@@ -255,7 +255,7 @@ var goNames = []struct{ enum, prefix, name string }{
 	{"ibv_wc_flags", "IBV_WC_", "IBVWC"},
 	{"ib_uverbs_flow_action_esp_keymat", "IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_", "FlowActionESPKeymatType"},
 	{"ib_uverbs_flow_action_esp_replay", "IB_UVERBS_FLOW_ACTION_ESP_REPLAY_", "FlowActionESPReplayType"},
-	{"", "IBV_QPT_XRC_SEND", "QPTXRCIni"}, // libibverbs has other names for these two
+	{"", "IBV_QPT_XRC_SEND", "QPTXRCIni"}, // libibverbs has other names for the two XRC types
 	{"", "IBV_QPT_XRC_RECV", "QPTXRCTgt"},
 	{"", "IBV_RATE_2_5_GBPS", "Rate2500Mbps"},
 	{"", "IBV_", ""},
@@ -274,9 +274,9 @@ var notMirrored = regexp.MustCompile(`^(` + strings.Join([]string{
 	`_IBV_QP_\w+`,                          // used by the kernel's connection manager
 	`IBV_\w+_RESERVED`,                     // the first undefined bit
 	`IBV_\w+_SUPPORTED`,                    // all defined bits
-	`IBV_\w+_DRIVER\d`,                     // for a vendor's use inside libibverbs
+	`IBV_\w+_DRIVER\d`,                     // for vendors, inside libibverbs only
 	`IBV_WC_TM_(ADD|DEL|SYNC|RECV|NO_TAG)`, // defined only inside libibverbs
-	`IBV_MTU_\d+`,                          // package roce has them
+	`IBV_MTU_\d+`,                          // package roce defines these constants
 	`IBV_DEVICE_INIT_TYPE`,                 // a bit that old kernels may set by accident
 }, "|") + `)$`)
 
@@ -293,15 +293,15 @@ func goName(enum, cname string) string {
 	return fold(cname)
 }
 
-// TestConstants checks that the package has every constant of the C headers with the same name and value, and no
-// others.
+// TestConstants checks that the package contains every constant of the C headers with the same name and value, and no
+// other constants.
 func TestConstants(t *testing.T) {
 	pkg := loadPackage(t)
 	consts := make(map[string]*types.Const) // by folded name
 	for _, name := range pkg.scope.Names() {
 		if c, ok := pkg.scope.Lookup(name).(*types.Const); ok && c.Exported() {
 			if other := consts[fold(name)]; other != nil {
-				t.Errorf("%s and %s differ only in case", other.Name(), name)
+				t.Errorf("constants %s and %s: got names that differ only in case, want a greater difference", other.Name(), name)
 			}
 			consts[fold(name)] = c
 		}
@@ -324,7 +324,7 @@ func TestConstants(t *testing.T) {
 	}
 	for _, folded := range slices.Sorted(maps.Keys(consts)) {
 		if c := consts[folded]; !used[folded] && !kernelOnly.MatchString(c.Name()) {
-			t.Errorf("%s is in no C header", c.Name())
+			t.Errorf("constant %s: got no counterpart in a C header, want one", c.Name())
 		}
 	}
 }

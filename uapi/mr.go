@@ -5,19 +5,19 @@ type RegMR struct {
 	Response    uint64 // user address of RegMRResp
 	Start       uint64 // user address of the first byte
 	Length      uint64 // bytes
-	HCAVA       uint64 // address of Start in work requests and for peers
+	HCAVA       uint64 // address that represents Start in work requests and for peers
 	PDHandle    uint32
 	AccessFlags AccessFlags
 }
 
-// RegMRResp answers RegMR (struct ib_uverbs_reg_mr_resp).
+// RegMRResp is the response to RegMR (struct ib_uverbs_reg_mr_resp).
 type RegMRResp struct {
 	MRHandle uint32
 	LKey     uint32
 	RKey     uint32
 }
 
-// ReregMR changes a registration (struct ib_uverbs_rereg_mr). Only the fields that Flags selects are read.
+// ReregMR changes a registration (struct ib_uverbs_rereg_mr). The kernel reads only the fields that Flags selects.
 type ReregMR struct {
 	Response    uint64 // user address of ReregMRResp
 	MRHandle    uint32
@@ -29,7 +29,7 @@ type ReregMR struct {
 	AccessFlags AccessFlags
 }
 
-// ReregMRResp answers ReregMR (struct ib_uverbs_rereg_mr_resp).
+// ReregMRResp is the response to ReregMR (struct ib_uverbs_rereg_mr_resp).
 type ReregMRResp struct {
 	LKey uint32
 	RKey uint32
@@ -48,7 +48,7 @@ type AllocMW struct {
 	Reserved [3]uint8
 }
 
-// AllocMWResp answers AllocMW (struct ib_uverbs_alloc_mw_resp).
+// AllocMWResp is the response to AllocMW (struct ib_uverbs_alloc_mw_resp).
 type AllocMWResp struct {
 	MWHandle uint32
 	RKey     uint32
@@ -59,12 +59,11 @@ type DeallocMW struct {
 	MWHandle uint32
 }
 
-// AccessFlags are the rights of a memory registration or of a QP's peer
-// (enum ib_uverbs_access_flags).
+// AccessFlags are the access rights of a memory registration or of a QP's peer (enum ib_uverbs_access_flags).
 type AccessFlags uint32
 
-// The access rights (IB_UVERBS_ACCESS_*). A device may ignore unknown rights in AccessOptionalRange. It must refuse all
-// other unknown rights.
+// The access rights (IB_UVERBS_ACCESS_*). A device may ignore unknown rights in AccessOptionalRange. A device must
+// reject all other unknown rights.
 const (
 	AccessLocalWrite      AccessFlags = 1 << 0
 	AccessRemoteWrite     AccessFlags = 1 << 1
@@ -98,7 +97,7 @@ const (
 	ReregMRChangeAccess      ReregMRFlags = 1 << 2
 )
 
-// AdviseMRAdvice is AttrAdviseMRAdvice (enum ib_uverbs_advise_mr_advice).
+// AdviseMRAdvice is the type of the attribute AttrAdviseMRAdvice (enum ib_uverbs_advise_mr_advice).
 type AdviseMRAdvice uint32
 
 // The kinds of advice (IB_UVERBS_ADVISE_MR_ADVICE_*).
@@ -108,7 +107,7 @@ const (
 	AdviseMRAdvicePrefetchNoFault
 )
 
-// AdviseMRFlags are AttrAdviseMRFlags (enum ib_uverbs_advise_mr_flag).
+// AdviseMRFlags is the type of the attribute AttrAdviseMRFlags (enum ib_uverbs_advise_mr_flag).
 type AdviseMRFlags uint32
 
 // The flags of advice (IB_UVERBS_ADVISE_MR_FLAG_*).
@@ -122,5 +121,5 @@ type MWType uint8
 // The memory window types (IBV_MW_TYPE_*).
 const (
 	MWType1 MWType = 1 // bound by ibv_bind_mw
-	MWType2 MWType = 2 // bound by a work request of the QP that owns it
+	MWType2 MWType = 2 // bound by a work request of the QP that owns the window
 )

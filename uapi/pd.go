@@ -5,7 +5,7 @@ type AllocPD struct {
 	Response uint64 // user address of AllocPDResp
 }
 
-// AllocPDResp answers AllocPD (struct ib_uverbs_alloc_pd_resp).
+// AllocPDResp is the response to AllocPD (struct ib_uverbs_alloc_pd_resp).
 type AllocPDResp struct {
 	PDHandle uint32
 }
@@ -18,11 +18,11 @@ type DeallocPD struct {
 // OpenXRCD opens or creates an XRC domain (struct ib_uverbs_open_xrcd).
 type OpenXRCD struct {
 	Response uint64 // user address of OpenXRCDResp
-	FD       uint32 // file; its inode identifies the domain; ^0: private domain
+	FD       uint32 // descriptor of a file; its inode identifies the domain; ^0 means a private domain
 	OFlags   uint32 // O_CREAT and O_EXCL, as in open(2)
 }
 
-// OpenXRCDResp answers OpenXRCD (struct ib_uverbs_open_xrcd_resp).
+// OpenXRCDResp is the response to OpenXRCD (struct ib_uverbs_open_xrcd_resp).
 type OpenXRCDResp struct {
 	XRCDHandle uint32
 }

@@ -1,13 +1,13 @@
 package uapi
 
-// QueryPort asks for the attributes of one port (struct ib_uverbs_query_port).
+// QueryPort requests the attributes of one port (struct ib_uverbs_query_port).
 type QueryPort struct {
 	Response uint64 // user address of QueryPortResp
 	PortNum  uint8  // from 1
 	Reserved [7]uint8
 }
 
-// QueryPortResp answers QueryPort (struct ib_uverbs_query_port_resp).
+// QueryPortResp is the response to QueryPort (struct ib_uverbs_query_port_resp).
 type QueryPortResp struct {
 	PortCapFlags  PortCapFlags
 	MaxMsgSz      uint32 // bytes
@@ -33,11 +33,10 @@ type QueryPortResp struct {
 	Reserved      uint8
 }
 
-// QueryPortRespEx is the answer of MethodQueryPort
-// (struct ib_uverbs_query_port_resp_ex).
+// QueryPortRespEx is the response to MethodQueryPort (struct ib_uverbs_query_port_resp_ex).
 type QueryPortRespEx struct {
 	LegacyResp    QueryPortResp
 	PortCapFlags2 PortCapFlags2
 	Reserved      [2]uint8
-	ActiveSpeedEx uint32 // a PortSpeed, or 256 for XDR, which does not fit ActiveSpeed; 0 from older kernels
+	ActiveSpeedEx uint32 // a PortSpeed, or 256 for XDR, which does not fit into ActiveSpeed; 0 from older kernels
 }

@@ -27,13 +27,13 @@ const (
 	PortPhysTest                                       // Phy Test
 )
 
-// PortWidth is the width of a link: 1x, 4x and so on (enum ib_port_width).
+// PortWidth is the width of a link, such as 1x or 4x (enum ib_port_width).
 type PortWidth uint8
 
 // PortSpeed is the signalling rate of a link of width 1x (enum ib_port_speed).
 type PortSpeed uint8
 
-// LinkLayer is the kind of network below a port (IBV_LINK_LAYER_*).
+// LinkLayer is the kind of network to which a port is connected (IBV_LINK_LAYER_*).
 type LinkLayer uint8
 
 // The link layers.
@@ -80,7 +80,7 @@ const (
 	PCFHierarchyInfoSup            PortCapFlags = 1 << 31
 )
 
-// PortCapFlags2 are further features of a port (enum ibv_port_cap_flags2).
+// PortCapFlags2 are additional features of a port (enum ibv_port_cap_flags2).
 type PortCapFlags2 uint16
 
 // QueryPortFlags are the flags of QueryPortResp

@@ -13,7 +13,7 @@ type CreateQP struct {
 	MaxSendSGE    uint32
 	MaxRecvSGE    uint32
 	MaxInlineData uint32 // bytes
-	SQSigAll      uint8  // not zero: every send completes with a WC
+	SQSigAll      uint8  // not zero: every send generates a completion
 	QPType        QPType
 	IsSRQ         uint8
 	Reserved      uint8
@@ -52,11 +52,11 @@ type OpenQP struct {
 	Reserved   [7]uint8
 }
 
-// CreateQPResp answers CreateQP and OpenQP (struct ib_uverbs_create_qp_resp).
+// CreateQPResp is the response to CreateQP and OpenQP (struct ib_uverbs_create_qp_resp).
 type CreateQPResp struct {
 	QPHandle uint32
 	QPN      uint32
-	// The actual capacities, at least the requested ones.
+	// The next fields are the actual capacities, which are at least the requested ones.
 	MaxSendWR     uint32
 	MaxRecvWR     uint32
 	MaxSendSGE    uint32
@@ -65,11 +65,11 @@ type CreateQPResp struct {
 	Reserved      uint32
 }
 
-// ExCreateQPResp answers ExCreateQP (struct ib_uverbs_ex_create_qp_resp).
+// ExCreateQPResp is the response to ExCreateQP (struct ib_uverbs_ex_create_qp_resp).
 type ExCreateQPResp struct {
 	Base           CreateQPResp
 	CompMask       uint32
-	ResponseLength uint32 // bytes that are valid, Base included
+	ResponseLength uint32 // number of valid bytes, including Base
 }
 
 // QPDest is the path of a QP in QueryQPResp and ModifyQP
@@ -85,18 +85,18 @@ type QPDest struct {
 	SL           uint8
 	SrcPathBits  uint8
 	StaticRate   uint8 // enum ibv_rate
-	IsGlobal     uint8 // not zero: the fields of the GRH are valid
+	IsGlobal     uint8 // not zero if the fields of the GRH are valid
 	PortNum      uint8
 }
 
-// QueryQP asks for the attributes of a QP (struct ib_uverbs_query_qp).
+// QueryQP requests the attributes of a QP (struct ib_uverbs_query_qp).
 type QueryQP struct {
 	Response uint64 // user address of QueryQPResp
 	QPHandle uint32
-	AttrMask QPAttrMask // a hint; the kernel may fill in more
+	AttrMask QPAttrMask // a hint: the kernel may return more attributes
 }
 
-// QueryQPResp answers QueryQP (struct ib_uverbs_query_qp_resp).
+// QueryQPResp is the response to QueryQP (struct ib_uverbs_query_qp_resp).
 type QueryQPResp struct {
 	Dest            QPDest
 	AltDest         QPDest
@@ -121,17 +121,17 @@ type QueryQPResp struct {
 	MaxDestRDAtomic uint8
 	MinRNRTimer     uint8
 	PortNum         uint8
-	Timeout         uint8 // 4.096 us * 2^n; 0 waits for ever
+	Timeout         uint8 // 4.096 us * 2^n; 0 means no timeout
 	RetryCnt        uint8
-	RNRRetry        uint8 // 7 retries for ever
+	RNRRetry        uint8 // 7 means unlimited retries
 	AltPortNum      uint8
 	AltTimeout      uint8
 	SQSigAll        uint8
 	Reserved        [5]uint8
 }
 
-// ModifyQP changes attributes of a QP (struct ib_uverbs_modify_qp). Only the fields that AttrMask selects are read. It
-// has no response.
+// ModifyQP changes attributes of a QP (struct ib_uverbs_modify_qp). The kernel reads only the fields that AttrMask
+// selects. The command has no response.
 type ModifyQP struct {
 	Dest             QPDest
 	AltDest          QPDest
@@ -153,9 +153,9 @@ type ModifyQP struct {
 	MaxDestRDAtomic  uint8
 	MinRNRTimer      uint8
 	PortNum          uint8
-	Timeout          uint8 // 4.096 us * 2^n; 0 waits for ever
+	Timeout          uint8 // 4.096 us * 2^n; 0 means no timeout
 	RetryCnt         uint8
-	RNRRetry         uint8 // 7 retries for ever
+	RNRRetry         uint8 // 7 means unlimited retries
 	AltPortNum       uint8
 	AltTimeout       uint8
 	Reserved         [2]uint8
@@ -168,7 +168,7 @@ type ExModifyQP struct {
 	Reserved  uint32
 }
 
-// ExModifyQPResp answers ExModifyQP (struct ib_uverbs_ex_modify_qp_resp).
+// ExModifyQPResp is the response to ExModifyQP (struct ib_uverbs_ex_modify_qp_resp).
 type ExModifyQPResp struct {
 	CompMask       uint32
 	ResponseLength uint32
@@ -181,12 +181,12 @@ type DestroyQP struct {
 	Reserved uint32
 }
 
-// DestroyQPResp answers DestroyQP (struct ib_uverbs_destroy_qp_resp).
+// DestroyQPResp is the response to DestroyQP (struct ib_uverbs_destroy_qp_resp).
 type DestroyQPResp struct {
-	EventsReported uint32 // asynchronous events of the QP that were read
+	EventsReported uint32 // number of asynchronous events of the QP that the program has read
 }
 
-// QPCap is AttrCreateQPCap and AttrCreateQPRespCap (struct ib_uverbs_qp_cap).
+// QPCap is the type of the attributes AttrCreateQPCap and AttrCreateQPRespCap (struct ib_uverbs_qp_cap).
 type QPCap struct {
 	MaxSendWR     uint32
 	MaxRecvWR     uint32

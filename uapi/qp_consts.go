@@ -7,7 +7,7 @@ type QPType uint8
 const (
 	// QPTSMI is reserved for the kernel (enum ib_qp_type). Programs cannot create such a QP.
 	QPTSMI QPType = 0 // SMI
-	// QPTGSI is reserved for the kernel, too.
+	// QPTGSI is reserved for the kernel as well.
 	QPTGSI QPType = 1 // GSI
 	// QPTRC is a reliable connection.
 	QPTRC QPType = 2 // RC
@@ -30,7 +30,7 @@ type QPState uint8
 // The QP states (IBV_QPS_*).
 const (
 	QPSReset QPState = iota // RESET
-	// QPSInit is initialised: receives may be posted.
+	// QPSInit means initialised: receives may be posted.
 	QPSInit // INIT
 	// QPSRTR means ready to receive.
 	QPSRTR // RTR
@@ -40,7 +40,7 @@ const (
 	QPSSQD // SQD
 	// QPSSQE means that the send queue has failed.
 	QPSSQE // SQE
-	// QPSErr flushes every work request.
+	// QPSErr means that every work request is flushed.
 	QPSErr // ERR
 	// QPSUnknown is the C library's value for a state that the kernel did not report.
 	QPSUnknown // UNKNOWN
@@ -85,10 +85,11 @@ const (
 	QPAttrRateLimit        QPAttrMask = 1 << 25 // extended form only
 )
 
-// CreateQPMask selects the valid fields among the late ones of ExCreateQP (enum ib_uverbs_create_qp_mask).
+// CreateQPMask selects the valid fields among the fields that were added to ExCreateQP later (enum
+// ib_uverbs_create_qp_mask).
 type CreateQPMask uint32
 
-// The late fields of ExCreateQP (IB_UVERBS_CREATE_QP_MASK_*).
+// The fields that were added to ExCreateQP later (IB_UVERBS_CREATE_QP_MASK_*).
 const (
 	CreateQPMaskIndTable CreateQPMask = 1 << 0 // RWQIndTblHandle
 

@@ -5,12 +5,12 @@ import (
 	"net/netip"
 )
 
-// Sizes and offsets of the rxe queues, in bytes. The kernel rounds the size of a slot up to a power of two;
-// RXEQueueBuf.Log2ElemSize has the result.
+// The next constants are sizes and offsets of the rxe queues, in bytes. The kernel rounds the size of a slot up to a
+// power of two. RXEQueueBuf.Log2ElemSize contains the result.
 const (
-	RXESendWQESize      = 208 // bytes of a send request before its elements
+	RXESendWQESize      = 208 // size of a send request without its elements
 	RXESendWQEDMAOffset = 184
-	RXESendWQESGEOffset = 208 // elements, or inline data
+	RXESendWQESGEOffset = 208 // offset of the elements, or of the inline data
 	RXERecvWQESize      = 40
 	RXERecvWQEDMAOffset = 16
 	RXERecvWQESGEOffset = 40
@@ -21,7 +21,7 @@ const (
 	RXEQueueDataOffset     = 384
 )
 
-// RXENetworkType is the network of an RXEAV (RXE_NETWORK_TYPE_*).
+// RXENetworkType is the network type of an RXEAV (RXE_NETWORK_TYPE_*).
 type RXENetworkType uint8
 
 // RXEGlobalRoute is the GRH of an RXEAV (struct rxe_global_route).
@@ -37,7 +37,7 @@ type RXEGlobalRoute struct {
 // RXESockaddr is the address union of an RXEAV: a struct sockaddr_in or sockaddr_in6.
 type RXESockaddr [28]byte
 
-// Linux address families.
+// The next constants are Linux address families.
 const (
 	afInet  = 2
 	afInet6 = 10
@@ -125,7 +125,7 @@ type RXESendWRUD struct {
 	RemoteQKey uint32
 	PKeyIndex  uint16
 	Reserved   uint16
-	AHNum      uint32 // RXECreateAHResp.AHNum; 0: old provider, use AV
+	AHNum      uint32 // RXECreateAHResp.AHNum; 0 if an old provider uses AV instead
 	Pad        [4]uint32
 	AV         RXEAV
 }
@@ -148,18 +148,18 @@ type RXESGE struct {
 	LKey   uint32
 }
 
-// MMInfo has the arguments of mmap for a queue (struct mminfo).
+// MMInfo contains the arguments of mmap for a queue (struct mminfo).
 type MMInfo struct {
 	Offset uint64 // for mmap of the uverbs file
 	Size   uint32 // bytes
 	Pad    uint32
 }
 
-// RXEDMAInfo describes the data of a slot (struct rxe_dma_info). NumSGE elements of type RXESGE follow it or, with
-// SendInline, Length bytes. The data of WRAtomicWrite are always inline.
+// RXEDMAInfo describes the data of a slot (struct rxe_dma_info). After it come NumSGE elements of type RXESGE or, with
+// SendInline, Length bytes of data. The data of WRAtomicWrite are always inline.
 type RXEDMAInfo struct {
 	Length    uint32 // bytes
-	Resid     uint32 // bytes left; written by the engine
+	Resid     uint32 // number of remaining bytes; written by the engine
 	CurSGE    uint32 // written by the engine
 	NumSGE    uint32
 	SGEOffset uint32 // written by the engine
@@ -170,7 +170,7 @@ type RXEDMAInfo struct {
 // (struct rxe_send_wqe).
 type RXESendWQE struct {
 	WR RXESendWR
-	// Status and the next fields up to DMA are written by the engine.
+	// The engine writes Status and the next fields up to DMA.
 	Status      uint32
 	State       uint32
 	IOVA        uint64
@@ -214,7 +214,7 @@ type RXEResizeCQResp struct {
 // RXECreateQPResp is the driver's part of CreateQPResp
 // (struct rxe_create_qp_resp).
 type RXECreateQPResp struct {
-	RQMI MMInfo // zero with an SRQ
+	RQMI MMInfo // zero if the QP uses an SRQ
 	SQMI MMInfo
 }
 
@@ -229,17 +229,17 @@ type RXECreateSRQResp struct {
 // RXEModifySRQCmd is the driver's part of ModifySRQ
 // (struct rxe_modify_srq_cmd).
 type RXEModifySRQCmd struct {
-	MMapInfoAddr uint64 // user address that receives the MMInfo of a resized ring
+	MMapInfoAddr uint64 // user address of the buffer for the MMInfo of a resized ring
 }
 
-// RXEQueueBuf is the header of every rxe ring (struct rxe_queue_buf). The slots start at RXEQueueDataOffset. Program
-// and driver both map it. Access to the indices must be atomic, and a reader must not trust any field.
+// RXEQueueBuf is the header of every rxe ring (struct rxe_queue_buf). The slots start at RXEQueueDataOffset. Both the
+// program and the driver map it. Access to the indices must be atomic, and a reader must not trust any field.
 type RXEQueueBuf struct {
 	Log2ElemSize  uint32 // log2 of the bytes per slot
-	IndexMask     uint32 // number of slots - 1, a power of two less one
+	IndexMask     uint32 // number of slots - 1; the number of slots is a power of two
 	Pad1          [30]uint32
-	ProducerIndex uint32 // next slot to fill
+	ProducerIndex uint32 // index of the next slot to fill
 	Pad2          [31]uint32
-	ConsumerIndex uint32 // next slot to take; equal to ProducerIndex: empty
+	ConsumerIndex uint32 // index of the next slot to consume; if equal to ProducerIndex, the ring is empty
 	Pad3          [31]uint32
 }

@@ -21,20 +21,19 @@ type CreateXSRQ struct {
 	SRQLimit   uint32
 	MaxNumTags uint32 // SRQTTM only
 	XRCDHandle uint32 // SRQTXRC only
-	CQHandle   uint32 // SRQTXRC and SRQTTM only
+	CQHandle   uint32 // only for SRQTXRC and SRQTTM
 }
 
-// CreateSRQResp answers CreateSRQ and CreateXSRQ
-// (struct ib_uverbs_create_srq_resp).
+// CreateSRQResp is the response to CreateSRQ and CreateXSRQ (struct ib_uverbs_create_srq_resp).
 type CreateSRQResp struct {
 	SRQHandle uint32
-	// The actual capacity, at least the requested one.
+	// The next fields are the actual capacities, which are at least the requested ones.
 	MaxWR  uint32
 	MaxSGE uint32
 	SRQN   uint32 // SRQTXRC only
 }
 
-// ModifySRQ changes an SRQ (struct ib_uverbs_modify_srq). It has no response.
+// ModifySRQ changes an SRQ (struct ib_uverbs_modify_srq). The command has no response.
 type ModifySRQ struct {
 	SRQHandle uint32
 	AttrMask  SRQAttrMask
@@ -42,14 +41,14 @@ type ModifySRQ struct {
 	SRQLimit  uint32
 }
 
-// QuerySRQ asks for the attributes of an SRQ (struct ib_uverbs_query_srq).
+// QuerySRQ requests the attributes of an SRQ (struct ib_uverbs_query_srq).
 type QuerySRQ struct {
 	Response  uint64 // user address of QuerySRQResp
 	SRQHandle uint32
 	Reserved  uint32
 }
 
-// QuerySRQResp answers QuerySRQ (struct ib_uverbs_query_srq_resp).
+// QuerySRQResp is the response to QuerySRQ (struct ib_uverbs_query_srq_resp).
 type QuerySRQResp struct {
 	MaxWR    uint32
 	MaxSGE   uint32
@@ -64,9 +63,9 @@ type DestroySRQ struct {
 	Reserved  uint32
 }
 
-// DestroySRQResp answers DestroySRQ (struct ib_uverbs_destroy_srq_resp).
+// DestroySRQResp is the response to DestroySRQ (struct ib_uverbs_destroy_srq_resp).
 type DestroySRQResp struct {
-	EventsReported uint32 // asynchronous events of the SRQ that were read
+	EventsReported uint32 // number of asynchronous events of the SRQ that the program has read
 }
 
 // SRQType is the kind of an SRQ (enum ib_uverbs_srq_type).
@@ -76,7 +75,7 @@ type SRQType uint32
 const (
 	SRQTBasic SRQType = iota // BASIC
 	SRQTXRC                  // XRC
-	// SRQTTM matches tags.
+	// SRQTTM is an SRQ with tag matching.
 	SRQTTM // TM
 )
 

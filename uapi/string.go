@@ -13,7 +13,7 @@ func name(names []string, v uint64, typ string) string {
 	return typ + "(" + strconv.FormatUint(v, 10) + ")"
 }
 
-// flags joins the names of the bits in v with "|". Bits without a name follow in hexadecimal. If no bit is set, it
+// flags joins the names of the bits in v with "|". Bits without a name follow in hexadecimal. If no bit is set, flags
 // returns "0".
 func flags(names []string, v uint64) string {
 	if v == 0 {
@@ -117,8 +117,7 @@ var methodNames = [...][]string{
 	ObjectDMABuf:     {MethodDMABufAlloc: "DMABUF_ALLOC"},
 }
 
-// MethodName returns the name of method m of object type o, in C without
-// UVERBS_METHOD_.
+// MethodName returns the name of method m of object type o. The name is the C name without UVERBS_METHOD_.
 func MethodName(o ObjectID, m MethodID) string {
 	if int(o) < len(methodNames) {
 		if names := methodNames[o]; int(m) < len(names) {

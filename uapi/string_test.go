@@ -41,12 +41,12 @@ func TestNamesInC(t *testing.T) {
 			}
 		}
 		if n == 0 {
-			t.Errorf("no constants with prefix %s in enum %s", test.prefix, test.enum)
+			t.Errorf("constants with prefix %s in enum %s: got none, want some", test.prefix, test.enum)
 		}
 	}
 }
 
-// TestMethodName checks the names of all methods. Each object type numbers its own methods, in an enum of its own.
+// TestMethodName checks the names of all methods. Each object type has its own enum for its methods.
 func TestMethodName(t *testing.T) {
 	enums := map[ObjectID]string{
 		ObjectDevice:     "uverbs_methods_device",
@@ -77,11 +77,11 @@ func TestMethodName(t *testing.T) {
 			}
 			n++
 			if got, want := MethodName(o, MethodID(f.Value)), strings.TrimPrefix(f.Name, "UVERBS_METHOD_"); got != want {
-				t.Errorf("method %d of %s: got the name %q, want %q", f.Value, o, got, want)
+				t.Errorf("name of method %d of %s: got %q, want %q", f.Value, o, got, want)
 			}
 		}
 		if got, want := MethodName(o, MethodID(n)), o.String()+" MethodID("; n == 0 || !strings.HasPrefix(got, want) {
-			t.Errorf("%s has %d methods: got the name %q for one more", o, n, got)
+			t.Errorf("method name of %s after the last of %d methods: got %q, want a number", o, n, got)
 		}
 	}
 	for _, f := range table {
@@ -91,7 +91,7 @@ func TestMethodName(t *testing.T) {
 				found = found || f.Group == enum
 			}
 			if !found {
-				t.Errorf("%s belongs to no object", f.Name)
+				t.Errorf("object of %s: got none, want one", f.Name)
 			}
 		}
 	}
@@ -100,8 +100,8 @@ func TestMethodName(t *testing.T) {
 	}
 }
 
-// TestOwnWords checks the String methods that return words of their own: each value has words, and no two values have
-// the same.
+// TestOwnWords checks the String methods that do not return C names. Each value must have a text, and no two values may
+// have the same text.
 func TestOwnWords(t *testing.T) {
 	for _, test := range []struct {
 		table, enum string
@@ -122,12 +122,12 @@ func TestOwnWords(t *testing.T) {
 				t.Errorf("%s = %d: got the name %q", f.Name, f.Value, got)
 			}
 			if other := words[got]; other != "" {
-				t.Errorf("%s and %s: got the same name %q", f.Name, other, got)
+				t.Errorf("%s and %s: got %q for both, want different texts", f.Name, other, got)
 			}
 			words[got] = f.Name
 		}
 		if len(words) == 0 {
-			t.Errorf("no constants in enum %s", test.enum)
+			t.Errorf("constants in enum %s: got none, want some", test.enum)
 		}
 	}
 }
@@ -138,7 +138,8 @@ func TestString(t *testing.T) {
 	}{
 		{WCRecv.String(), "RECV"},
 		{WCRecvRDMAWithImm.String(), "RECV_RDMA_WITH_IMM"},
-		{WCOpcode(100).String(), "WCOpcode(100)"}, // after the last send opcode, before the first receive opcode
+		// a number after the last send opcode and before the first receive opcode
+		{WCOpcode(100).String(), "WCOpcode(100)"},
 		{Command(99).String(), "Command(99)"},
 		{ExCommand(0).String(), "ExCommand(0)"},
 		{QPType(5).String(), "QPType(5)"},

@@ -1,7 +1,7 @@
 package uapi
 
-// WC is one work completion (struct ib_uverbs_wc). It is an entry of PollCQResp, and a slot of an rxe completion ring,
-// which pads it to RXECQESize bytes.
+// WC is one work completion (struct ib_uverbs_wc). It is an entry of PollCQResp. It is also a slot of an rxe completion
+// ring, in which it is padded to RXECQESize bytes.
 type WC struct {
 	WRID         uint64
 	Status       WCStatus
@@ -75,8 +75,8 @@ const (
 
 // WCFlags qualify a completion, in the kernel's numbering (enum ib_wc_flags).
 //
-// The kernel copies them to user space unchanged, although libibverbs numbers them differently from bit 2 on. A
-// WCFlagWithInvalidate from the kernel's rxe is IBVWCIPCsumOK for a C program. A driver that writes completions for C
+// The kernel copies the flags to user space unchanged, although libibverbs uses different numbers from bit 2 on. For a
+// C program, a WCFlagWithInvalidate from the kernel's rxe is IBVWCIPCsumOK. A driver that writes completions for C
 // programs should write IBVWCFlags.
 type WCFlags uint32
 

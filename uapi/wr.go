@@ -7,8 +7,8 @@ type SGE struct {
 	LKey   uint32
 }
 
-// SendWR is one send work request of PostSend (struct ib_uverbs_send_wr). Its NumSGE elements are in a separate array
-// after all requests.
+// SendWR is one send work request of PostSend (struct ib_uverbs_send_wr). The NumSGE elements of a request are in a
+// separate array after all requests.
 type SendWR struct {
 	WRID      uint64
 	NumSGE    uint32
@@ -45,8 +45,8 @@ type SendWRUD struct {
 	Reserved   uint32
 }
 
-// PostSend posts send work requests (struct ib_uverbs_post_send). WRCount requests of WQESize bytes follow, then
-// SGECount elements of type SGE. If WRCount is zero, it is the doorbell of a driver with mapped queues.
+// PostSend posts send work requests (struct ib_uverbs_post_send). WRCount requests of WQESize bytes follow it, and then
+// SGECount elements of type SGE. If WRCount is zero, the command is the doorbell of a driver with mapped queues.
 type PostSend struct {
 	Response uint64 // user address of PostSendResp
 	QPHandle uint32
@@ -55,9 +55,9 @@ type PostSend struct {
 	WQESize  uint32
 }
 
-// PostSendResp answers PostSend (struct ib_uverbs_post_send_resp).
+// PostSendResp is the response to PostSend (struct ib_uverbs_post_send_resp).
 type PostSendResp struct {
-	BadWR uint32 // 1 + index of the failed request, 0 for none
+	BadWR uint32 // 1 + index of the failed request, or 0 for none
 }
 
 // RecvWR is one receive work request (struct ib_uverbs_recv_wr).
@@ -67,7 +67,7 @@ type RecvWR struct {
 	Reserved uint32
 }
 
-// PostRecv posts receive work requests (struct ib_uverbs_post_recv). Its layout is that of PostSend.
+// PostRecv posts receive work requests (struct ib_uverbs_post_recv). The layout is that of PostSend.
 type PostRecv struct {
 	Response uint64 // user address of PostRecvResp
 	QPHandle uint32
@@ -76,12 +76,12 @@ type PostRecv struct {
 	WQESize  uint32
 }
 
-// PostRecvResp answers PostRecv (struct ib_uverbs_post_recv_resp).
+// PostRecvResp is the response to PostRecv (struct ib_uverbs_post_recv_resp).
 type PostRecvResp struct {
 	BadWR uint32
 }
 
-// PostSRQRecv posts receive work requests to a shared receive queue (struct ib_uverbs_post_srq_recv). Its layout is
+// PostSRQRecv posts receive work requests to a shared receive queue (struct ib_uverbs_post_srq_recv). The layout is
 // that of PostSend.
 type PostSRQRecv struct {
 	Response  uint64 // user address of PostSRQRecvResp
@@ -91,7 +91,7 @@ type PostSRQRecv struct {
 	WQESize   uint32
 }
 
-// PostSRQRecvResp answers PostSRQRecv (struct ib_uverbs_post_srq_recv_resp).
+// PostSRQRecvResp is the response to PostSRQRecv (struct ib_uverbs_post_srq_recv_resp).
 type PostSRQRecvResp struct {
 	BadWR uint32
 }
@@ -125,14 +125,14 @@ type SendFlags uint32
 
 // The send options (IBV_SEND_*).
 const (
-	SendFence     SendFlags = 1 << 0 // wait for earlier reads and atomics
-	SendSignaled  SendFlags = 1 << 1 // complete with a WC
-	SendSolicited SendFlags = 1 << 2 // raise a solicited event at the peer
-	SendInline    SendFlags = 1 << 3 // the data is in the request
-	SendIPCsum    SendFlags = 1 << 4 // compute IP and TCP or UDP checksums
+	SendFence     SendFlags = 1 << 0 // waits for earlier READs and atomic operations
+	SendSignaled  SendFlags = 1 << 1 // generates a completion
+	SendSolicited SendFlags = 1 << 2 // raises a solicited event at the peer
+	SendInline    SendFlags = 1 << 3 // the data are in the request
+	SendIPCsum    SendFlags = 1 << 4 // computes IP and TCP or UDP checksums
 )
 
-// FlushPlacement is the level to which a flush moves the data (enum ib_placement_type, IBA A19.4.1.1).
+// FlushPlacement is the level to which a FLUSH moves the data (enum ib_placement_type, IBA A19.4.1.1).
 type FlushPlacement uint8
 
 // The placements (IB_FLUSH_*).
@@ -141,7 +141,7 @@ const (
 	FlushPersistent FlushPlacement = 1 << 1 // survives power failure
 )
 
-// FlushSelectivity is the range that a flush covers (enum ib_selectivity_level, IBA A19.4.1.2).
+// FlushSelectivity is the range that a FLUSH covers (enum ib_selectivity_level, IBA A19.4.1.2).
 type FlushSelectivity uint8
 
 // The selectivity levels (IB_FLUSH_*).

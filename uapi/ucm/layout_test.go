@@ -66,12 +66,12 @@ func TestLayout(t *testing.T) {
 				}
 				seen++
 				if x.Off != int64(f.Offset) || x.Size != int64(f.Type.Size()) {
-					t.Errorf("%s.%s: got offset %d and %d bytes, in C: %s", typ, f.Name, f.Offset, f.Type.Size(), &x)
+					t.Errorf("%s.%s: got offset %d and %d bytes, want those of C: %s", typ, f.Name, f.Offset, f.Type.Size(), &x)
 				}
 			}
 		}
 		if seen != typ.NumField() {
-			t.Errorf("%s: only %d of %d members have a counterpart in %s", typ, seen, typ.NumField(), c.name)
+			t.Errorf("%s: got only %d of %d members with a counterpart in %s, want all", typ, seen, typ.NumField(), c.name)
 		}
 	}
 }

@@ -52,14 +52,14 @@ func (c Command) String() string {
 	return "unknown command"
 }
 
-// The subjects of Query (RDMA_USER_CM_QUERY_*).
+// The next constants select the data that Query returns (RDMA_USER_CM_QUERY_*).
 const (
 	QueryAddr = iota
 	QueryPath
 	QueryGID
 )
 
-// Options (RDMA_OPTION_*): the levels, and the names of the options of the levels ID and IB.
+// The next constants are the levels of options (RDMA_OPTION_*), and the names of the options of the levels ID and IB.
 const (
 	OptionID = 0
 	OptionIB = 1
@@ -72,20 +72,20 @@ const (
 	OptionIBPath = 1
 )
 
-// Hdr starts every command (struct rdma_ucm_cmd_hdr). In is the length of the rest of the command, and Out is the size
-// of the buffer for the answer, in bytes.
+// Hdr starts every command (struct rdma_ucm_cmd_hdr). In is the length of the rest of the command in bytes. Out is the
+// size of the buffer for the response in bytes.
 type Hdr struct {
 	Cmd     Command
 	In, Out uint16
 }
 
-// SockaddrIn6 is a struct sockaddr_in6, or a struct sockaddr_in and padding.
+// SockaddrIn6 is a struct sockaddr_in6, or a struct sockaddr_in followed by padding.
 type SockaddrIn6 [28]byte
 
-// Sockaddr is any address (struct __kernel_sockaddr_storage).
+// Sockaddr is an address of any family (struct __kernel_sockaddr_storage).
 type Sockaddr [128]byte
 
-// CreateID makes an ID (struct rdma_ucm_create_id).
+// CreateID creates an ID (struct rdma_ucm_create_id).
 type CreateID struct {
 	UID      uint64
 	Response uint64
@@ -94,19 +94,19 @@ type CreateID struct {
 	Reserved [5]uint8
 }
 
-// CreateIDResp answers CreateID and the joins (struct rdma_ucm_create_id_resp).
+// CreateIDResp is the response to CreateID and the joins (struct rdma_ucm_create_id_resp).
 type CreateIDResp struct {
 	ID uint32
 }
 
-// DestroyID destroys an ID, or with LeaveMcast a membership (struct rdma_ucm_destroy_id).
+// DestroyID destroys an ID. With LeaveMcast it ends a membership (struct rdma_ucm_destroy_id).
 type DestroyID struct {
 	Response uint64
 	ID       uint32
 	Reserved uint32
 }
 
-// DestroyIDResp answers DestroyID and LeaveMcast (struct rdma_ucm_destroy_id_resp).
+// DestroyIDResp is the response to DestroyID and LeaveMcast (struct rdma_ucm_destroy_id_resp).
 type DestroyIDResp struct {
 	EventsReported uint32
 }
@@ -148,8 +148,8 @@ type ResolveRoute struct {
 	TimeoutMs uint32
 }
 
-// Query asks for the addresses or paths of an ID, which Option selects. QueryRoute has the same struct without Option
-// (struct rdma_ucm_query).
+// Query requests the addresses or paths of an ID. Option selects the data. QueryRoute uses the same struct without
+// Option (struct rdma_ucm_query).
 type Query struct {
 	Response uint64
 	ID       uint32
@@ -177,7 +177,7 @@ type PathRec struct {
 	Preference             uint8
 }
 
-// QueryRouteResp answers QueryRoute (struct rdma_ucm_query_route_resp).
+// QueryRouteResp is the response to QueryRoute (struct rdma_ucm_query_route_resp).
 type QueryRouteResp struct {
 	NodeGUID         uapi.BE64
 	IBRoute          [2]PathRec
@@ -189,7 +189,7 @@ type QueryRouteResp struct {
 	Reserved1        uint32
 }
 
-// QueryAddrResp answers Query for QueryAddr and QueryGID (struct rdma_ucm_query_addr_resp).
+// QueryAddrResp is the response to Query for QueryAddr and QueryGID (struct rdma_ucm_query_addr_resp).
 type QueryAddrResp struct {
 	NodeGUID         uapi.BE64
 	PortNum          uint8
@@ -201,7 +201,8 @@ type QueryAddrResp struct {
 	Reserved1        uint32
 }
 
-// QueryPathResp answers Query for QueryPath; NumPaths PathRecData follow (struct rdma_ucm_query_path_resp).
+// QueryPathResp is the response to Query for QueryPath. NumPaths elements of type PathRecData follow it (struct
+// rdma_ucm_query_path_resp).
 type QueryPathResp struct {
 	NumPaths uint32
 	Reserved uint32
@@ -270,8 +271,8 @@ type Listen struct {
 	Backlog uint32
 }
 
-// Accept accepts a connection request. Without valid parameters it accepts a response to the ID's own request (struct
-// rdma_ucm_accept).
+// Accept accepts a connection request. If the parameters are not valid, Accept accepts a response to the ID's own
+// request (struct rdma_ucm_accept).
 type Accept struct {
 	UID       uint64
 	ConnParam ConnParam
@@ -294,7 +295,7 @@ type Disconnect struct {
 	ID uint32
 }
 
-// InitQPAttr asks for attributes of a queue pair (struct rdma_ucm_init_qp_attr).
+// InitQPAttr requests attributes of a queue pair (struct rdma_ucm_init_qp_attr).
 type InitQPAttr struct {
 	Response uint64
 	ID       uint32
@@ -341,7 +342,7 @@ type EventResp struct {
 	ECE      ECE
 }
 
-// MinEventResp is the length of an EventResp for older callers, without the later fields.
+// MinEventResp is the length of an EventResp for older callers. It excludes the fields that were added later.
 const MinEventResp = 324
 
 // SetOption sets an option (struct rdma_ucm_set_option).
@@ -360,7 +361,7 @@ type MigrateID struct {
 	FD       uint32
 }
 
-// MigrateResp answers MigrateID (struct rdma_ucm_migrate_resp).
+// MigrateResp is the response to MigrateID (struct rdma_ucm_migrate_resp).
 type MigrateResp struct {
 	EventsReported uint32
 }

@@ -2,14 +2,15 @@ package verb
 
 import "verbena/uapi"
 
-// Table is the table of verbs. The kernel answers EOPNOTSUPP to an unknown command, and EPROTONOSUPPORT to an unknown
-// method. Commands and methods that are not in the table belong to objects of drivers that this module does not have
+// Table is the table of verbs. The kernel returns EOPNOTSUPP for an unknown command, and EPROTONOSUPPORT for an unknown
+// method. Commands and methods that are not in the table belong to objects of drivers that do not exist in this module
 // (uapi_finalize_disable).
 //
-// The dispatcher of package uverbs, the names in errors and traces, the verbs of fault rules, the tables of
-// docs/results/verbs.md and docs/results/states.md and verbenavet's list of atomic methods derive from it.
+// The following parts derive from the table: the dispatcher of package uverbs, the names in errors and traces, the
+// verbs of fault rules, the tables of docs/results/verbs.md and docs/results/states.md, and verbenavet's list of atomic
+// methods.
 var Table = []Spec{
-	// The device.
+	// The next rows are the verbs of the device.
 	{
 		Name: "open_device", Aliases: []string{"get_context"}, Effect: Makes,
 		Commands: []Command{answered[uapi.GetContext, uapi.GetContextResp](uapi.CmdGetContext).withDriver()},
@@ -70,14 +71,14 @@ var Table = []Spec{
 		Methods: []Method{{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc,
 			[]Attr{newHandle(uapi.AttrAsyncEventAllocFDHandle, uapi.ObjectAsyncEvent)}}},
 	},
-	{ // carries a command of the write form; the command determines the effect
+	{ // executes a command of the write form, which determines the effect
 		Effect: Lists,
 		Methods: []Method{{uapi.ObjectDevice, uapi.MethodInvokeWrite, withDriverAttrs(
 			constIn(uapi.AttrWriteCmd), bytesIn(uapi.AttrCoreIn, 4), bytesOut(uapi.AttrCoreOut, 0),
 		)}},
 	},
 
-	// Protection domains.
+	// The next rows are the verbs of protection domains.
 	{
 		Name: "alloc_pd", Effect: Makes,
 		Commands: []Command{answered[uapi.AllocPD, uapi.AllocPDResp](uapi.CmdAllocPD).withDriver()},
@@ -91,7 +92,7 @@ var Table = []Spec{
 		Midlayer: []string{"PD.Dealloc"}, Driver: []string{"DriverPD.Dealloc"},
 	},
 
-	// Address handles.
+	// The next rows are the verbs of address handles.
 	{
 		Name: "create_ah", Effect: Makes, Atomic: true,
 		Commands: []Command{answered[uapi.CreateAH, uapi.CreateAHResp](uapi.CmdCreateAH).withDriver()},
@@ -107,7 +108,7 @@ var Table = []Spec{
 		Midlayer: []string{"AH.Destroy"}, Driver: []string{"DriverAH.Destroy"},
 	},
 
-	// Memory regions.
+	// The next rows are the verbs of memory regions.
 	{
 		Name: "reg_mr", Aliases: []string{"reg_mr_iova", "reg_mr_iova2"}, Effect: Makes,
 		Commands: []Command{answered[uapi.RegMR, uapi.RegMRResp](uapi.CmdRegMR).withDriver()},
@@ -163,7 +164,7 @@ var Table = []Spec{
 	{Effect: Makes, Midlayer: []string{"PD.AllocMR"}, Driver: []string{"FastRegDriver.AllocMR"}},
 	{Effect: Makes, Midlayer: []string{"MR.Map"}, Driver: []string{"FastMR.Map"}},
 
-	// Memory windows.
+	// The next rows are the verbs of memory windows.
 	{
 		Name: "alloc_mw", Effect: Makes,
 		Commands: []Command{answered[uapi.AllocMW, uapi.AllocMWResp](uapi.CmdAllocMW).withDriver()},
@@ -177,7 +178,7 @@ var Table = []Spec{
 		Midlayer: []string{"MW.Dealloc"}, Driver: []string{"DriverMW.Dealloc"},
 	},
 
-	// Completion queues. A channel belongs to the core alone, so it works on a device in error.
+	// Completion queues. A channel belongs to the core alone. It therefore works on a device in the error state.
 	{
 		Name: "create_comp_channel", Effect: Reads,
 		Commands: []Command{answered[uapi.CreateCompChannel, uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel)},
@@ -219,7 +220,7 @@ var Table = []Spec{
 		Midlayer: []string{"CQ.Destroy"}, Driver: []string{"DriverCQ.Destroy"},
 	},
 
-	// Queue pairs.
+	// The next rows are the verbs of queue pairs.
 	{
 		Name: "create_qp", Aliases: []string{"create_qp_ex"}, Effect: Makes,
 		Commands: []Command{answered[uapi.CreateQP, uapi.CreateQPResp](uapi.CmdCreateQP).withDriver(),
@@ -248,7 +249,7 @@ var Table = []Spec{
 		Midlayer: []string{"QP.Query"}, Driver: []string{"DriverQP.Query"},
 	},
 	{Effect: Reads, Atomic: true, Midlayer: []string{"QP.State"}, Driver: []string{"DriverQP.State"}},
-	{ // a transition to ERR or RESET works on a device in error, too
+	{ // a transition to ERR or RESET also works on a device in the error state
 		Name: "modify_qp", Effect: Makes,
 		Commands: []Command{command[uapi.ModifyQP](uapi.CmdModifyQP), extended(uapi.ExCmdModifyQP)},
 		Midlayer: []string{"QP.Modify", "QP.Prepare", "QP.Connect", "QP.ConnectDatagram"},
@@ -283,7 +284,7 @@ var Table = []Spec{
 		Midlayer: []string{"QP.DetachMcast"}, Driver: []string{"McastQP.DetachMcast"},
 	},
 
-	// Shared receive queues. A receive in an SRQ belongs to no queue pair, and is not flushed (IBA 10.2.9.3).
+	// Shared receive queues. A receive in an SRQ belongs to no queue pair and is not flushed (IBA 10.2.9.3).
 	{
 		Name: "create_srq", Aliases: []string{"create_srq_ex"}, Effect: Makes,
 		Commands: []Command{
@@ -327,7 +328,7 @@ var Table = []Spec{
 		Midlayer: []string{"SRQ.PostRecv"}, Driver: []string{"DriverSRQ.PostRecv"},
 	},
 
-	// XRC domains.
+	// The next rows are the verbs of XRC domains.
 	{
 		Name: "open_xrcd", Effect: Makes,
 		Commands: []Command{answered[uapi.OpenXRCD, uapi.OpenXRCDResp](uapi.CmdOpenXRCD).withDriver()},

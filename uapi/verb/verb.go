@@ -2,46 +2,46 @@ package verb
 
 import "verbena/uapi"
 
-// Spec is a row of the table: an operation on a device or its objects, and all of its calls.
+// Spec is a row of the table. It describes an operation on a device or its objects, and all calls of the operation.
 type Spec struct {
-	// Name is the name of the function in C without ibv_. Fault rules cannot select a verb without a name. Such a verb
-	// is on the data path, or only consumers in the same process call it.
+	// Name is the name of the C function without ibv_. Fault rules cannot select a verb without a name. Such a verb is
+	// on the data path, or is called only by consumers in the same process.
 	Name string
-	// Aliases are the names of other functions in C, without ibv_, that make the same calls.
+	// Aliases contains the names of other C functions, without ibv_, that make the same calls.
 	Aliases []string
 	Effect  Effect
-	// Atomic verbs may not sleep, and may be called from any context, completion handlers included. (core_locking.rst)
+	// Atomic verbs may not sleep, and may be called from any context, including completion handlers. (core_locking.rst)
 	Atomic bool
-	// Commands are the calls in the write form. Methods are the calls by RDMA_VERBS_IOCTL.
+	// Commands contains the calls in the write form. Methods contains the calls by RDMA_VERBS_IOCTL.
 	Commands []Command
 	Methods  []Method
-	// Midlayer are the methods of package ib for consumers in the same process, such as "PD.RegMR".
+	// Midlayer contains the methods of package ib for consumers in the same process, such as "PD.RegMR".
 	Midlayer []string
-	// Driver are the methods of package ib's interfaces by which a driver implements the verb, such as
-	// "DriverQP.PostSend".
+	// Driver contains the methods by which a driver implements the verb, such as "DriverQP.PostSend". They belong to
+	// interfaces of package ib.
 	Driver []string
 }
 
 // Effect is the effect of a verb on a device and its objects. It determines the device states in which the verb works.
 type Effect uint8
 
-// The effects. A device is active, in error, or gone. A context of a removed device is a zombie.
+// The effects. The state of a device is active, error or gone. A context of a removed device is a zombie.
 const (
-	Makes    Effect = iota // creates or modifies an object: on an active device only
-	Reads                  // queries, polls or arms: also on a device in error
-	Destroys               // destroys or detaches: also in a zombie
-	Posts                  // posts a work request: on a device in error it completes with a flush error
-	Lists                  // reads the context's own tables: also in a zombie
+	Makes    Effect = iota // creates or modifies an object; works only on an active device
+	Reads                  // queries, polls or arms; also works on a device in the error state
+	Destroys               // destroys or detaches; also works in a zombie
+	Posts                  // posts a work request, which completes with a flush error on a device in the error state
+	Lists                  // reads the context's own tables; also works in a zombie
 )
 
 // Command describes a command of the write form. (struct uverbs_api_write_method)
 type Command struct {
 	// Number is a [uapi.Command], or a [uapi.ExCommand] with CmdFlagExtended.
 	Number uint32
-	// Request and Response are the sizes in bytes of the core's parts. The kernel rejects a shorter request or
-	// response buffer. Extended commands have no sizes, because the kernel takes missing bytes as zero.
+	// Request and Response are the sizes in bytes of the core's parts. The kernel rejects a shorter request or response
+	// buffer. Extended commands have no sizes, because the kernel treats missing bytes as zero.
 	Request, Response int
-	// Driver is true if the driver's part follows the core's part. Extended commands carry the size of the driver's
+	// Driver is true if the driver's part follows the core's part. Extended commands contain the size of the driver's
 	// part.
 	Driver bool
 	// Answers is true if a plain request starts with the address of its response.
@@ -80,11 +80,11 @@ func (m *Method) Attr(id uapi.AttrID) *Attr {
 type Attr struct {
 	ID   uapi.AttrID
 	Kind Kind
-	// Object is the type of the object of a handle.
+	// Object is the type of the object to which a handle refers.
 	Object uapi.ObjectID
 	// Min and Max limit the length in bytes.
 	Min, Max int
-	// Extensible attributes may be longer than Max. Excess input must be zero; excess output is cleared.
+	// Extensible attributes may be longer than Max. Excess input must be zero. Excess output is cleared.
 	Extensible bool
 	// Mandatory means that the call fails without the attribute.
 	Mandatory bool
@@ -95,7 +95,7 @@ type Kind uint8
 
 // The kinds of attributes.
 const (
-	In      Kind = iota // input of the caller; up to 8 bytes are in the attribute itself (UVERBS_ATTR_PTR_IN)
+	In      Kind = iota // input from the caller; up to 8 bytes are in the attribute itself (UVERBS_ATTR_PTR_IN)
 	Out                 // output to the caller (UVERBS_ATTR_PTR_OUT)
 	New                 // the handle or descriptor of a new object (UVERBS_ACCESS_NEW)
 	Use                 // the handle of an object (UVERBS_ATTR_IDR, UVERBS_ACCESS_READ)
@@ -138,7 +138,7 @@ func structOut[T any](id uapi.AttrID) Attr {
 	return Attr{ID: id, Kind: Out, Min: n, Max: n, Extensible: true, Mandatory: true}
 }
 
-// responseOut returns a required output attribute of the size of T.
+// responseOut returns the specification of a mandatory output attribute with the size of T.
 func responseOut[T any](id uapi.AttrID) Attr { return valueOut(id, uapi.SizeOf[T]()).required() }
 
 func newHandle(id uapi.AttrID, o uapi.ObjectID) Attr {
@@ -165,7 +165,7 @@ func (s Attr) optional() Attr {
 	return s
 }
 
-// command returns the specification of a plain command without response.
+// command returns the specification of a plain command without a response.
 func command[Req any](n uapi.Command) Command {
 	return Command{Number: uint32(n), Request: uapi.SizeOf[Req]()}
 }
@@ -177,13 +177,13 @@ func answered[Req, Resp any](n uapi.Command) Command {
 
 func extended(n uapi.ExCommand) Command { return Command{Number: uint32(n) | uapi.CmdFlagExtended} }
 
-// withDriver returns c with the driver's parts.
+// withDriver returns c with the driver's parts added.
 func (c Command) withDriver() Command {
 	c.Driver = true
 	return c
 }
 
-// withDriverAttrs returns attrs and the attributes for the driver's parts.
+// withDriverAttrs returns attrs together with the attributes for the driver's parts.
 func withDriverAttrs(attrs ...Attr) []Attr {
 	return append(attrs, bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0))
 }

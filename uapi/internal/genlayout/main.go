@@ -1,13 +1,13 @@
 // Command genlayout writes a table with the layout of the RDMA user ABI. The C compiler determines the layout from the
 // headers of this machine.
 //
-// An existing table is extended: facts of other header sets are kept. To add the headers of another kernel, name the
-// directory that contains rdma/:
+// An existing table is extended. It keeps the facts of other header sets. To add the headers of another kernel, pass
+// the directory that contains rdma/:
 //
 //	genlayout -o testdata/kernel.txt -include ~/rdma-core/kernel-headers -set rdma-core-64
 //
-// To add the constants of libibverbs, name the directory that contains infiniband/. The default is the one of package
-// libibverbs-dev:
+// To add the constants of libibverbs, pass the directory that contains infiniband/. The default is the directory of
+// package libibverbs-dev:
 //
 //	genlayout -verbs -o testdata/verbs.txt -set rdma-core-44
 package main
@@ -47,7 +47,7 @@ func run() error {
 	}
 	if *set == "" {
 		if *verbs {
-			return errors.New("infiniband/verbs.h has no version: name it with -set")
+			return errors.New("infiniband/verbs.h has no version: pass one with -set")
 		}
 		v, err := layout.KernelVersion(*cc, *include)
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// Extract returns ErrNoCompiler and ErrNoHeader if this machine lacks a compiler or a header.
+// Extract returns these errors if this machine lacks a compiler or a header.
 var (
 	ErrNoCompiler = errors.New("no C compiler: install package gcc")
 	ErrNoHeader   = errors.New("no such header")
@@ -24,10 +24,10 @@ var (
 // Source selects a part of the ABI and the headers that declare it.
 type Source struct {
 	Headers []string // as in #include <...>
-	// Package is the distribution's package with the headers; error messages name it.
+	// Package is the distribution's package that contains the headers. Error messages name it.
 	Package string
-	// Want reports whether a table has a constant, struct or member. The enum is None for a macro, and for an
-	// enumerator in an enum without a tag. A struct has no enum.
+	// Want reports whether a table should contain a constant, struct or member. The enum is None for a macro, and for
+	// an enumerator in an enum without a tag. A struct has no enum.
 	Want func(kind Kind, enum, name string) bool
 }
 
@@ -42,7 +42,7 @@ var Kernel = Source{
 		"rdma/rdma_user_rxe.h",
 	},
 	Package: "linux-libc-dev",
-	// rdma_user_ioctl.h also has the requests of a device of one vendor.
+	// rdma_user_ioctl.h also contains the requests of one vendor's device.
 	Want: func(_ Kind, _, name string) bool { return !strings.HasPrefix(name, "HFI1_") },
 }
 
@@ -67,11 +67,11 @@ var verbsEnums = []string{
 	"ibv_wq_state", "ibv_wq_type", "ibv_wr_opcode",
 }
 
-// macroPrefix marks an enumerator that stands for a macro.
+// macroPrefix marks an enumerator that represents a macro.
 const macroPrefix = "verbena_macro_"
 
 // Extract compiles the headers below the directory include, and returns the facts without header sets. It runs no
-// program but the compiler cc, and reads the facts from the compiler's debug information.
+// program other than the compiler cc, and reads the facts from the compiler's debug information.
 func Extract(cc, include string, src Source) (Table, error) {
 	if _, err := exec.LookPath(cc); err != nil {
 		return nil, fmt.Errorf("%w (%w)", ErrNoCompiler, err)
@@ -92,7 +92,7 @@ func Extract(cc, include string, src Source) (Table, error) {
 	for _, m := range macros {
 		fmt.Fprintf(&prog, "%s%s = (%s),\n", macroPrefix, m, m)
 	}
-	// Some compilers omit an enum that is not used.
+	// Some compilers omit an unused enum. The program therefore uses the enum.
 	fmt.Fprintf(&prog, "%send };\nint %sresult = %send;\n", macroPrefix, macroPrefix, macroPrefix)
 
 	dir, err := os.MkdirTemp("", "layout")
@@ -153,7 +153,8 @@ func compile(cc, include, prog string, args ...string) (string, error) {
 
 var (
 	lineMarker = regexp.MustCompile(`^# \d+ "([^"]*)"`)
-	macroDef   = regexp.MustCompile(`^#define (\w+) +\S`) // neither empty nor with parameters
+	// matches macros that are not empty and have no parameters
+	macroDef = regexp.MustCompile(`^#define (\w+) +\S`)
 )
 
 // macros returns the names of the macros that the headers define with a value.
@@ -258,8 +259,8 @@ func structFacts(tag string, typ *dwarf.StructType) Table {
 	return append(t, memberFacts(tag, typ, 0, group, &unions)...)
 }
 
-// memberFacts lists the members of typ, which is at offset off in the struct tag. Members of an unnamed struct or union
-// belong to the enclosing struct, as in C; group is the enclosing unnamed union.
+// memberFacts lists the members of typ. typ is at offset off in the struct tag. Members of an unnamed struct or union
+// belong to the enclosing struct, as in C. group is the enclosing unnamed union.
 func memberFacts(tag string, typ *dwarf.StructType, off int64, group string, unions *int) (t Table) {
 	for _, m := range typ.Field {
 		name, at := tag+"."+m.Name, off+m.ByteOffset
@@ -284,7 +285,7 @@ func memberFacts(tag string, typ *dwarf.StructType, off int64, group string, uni
 		case isArray && array.Count <= 0:
 			t = append(t, Fact{Kind: Flex, Name: name, Off: at})
 		case m.Type.Size() == 0:
-			// The kernel puts an empty struct before a flexible array in a union.
+			// The kernel declares an empty struct before a flexible array in a union.
 		default:
 			t = append(t, Fact{Kind: Field, Name: name, Off: at, Size: m.Type.Size(), Group: group})
 			if isStruct && inner.StructName == "" {

@@ -1,16 +1,16 @@
-// Package layout describes the layout of the RDMA user ABI for a C compiler: the size of each struct, the offset of
-// each member, and the value of each constant.
+// Package layout describes the layout of the RDMA user ABI, as a C compiler reports it: the size of each struct, the
+// offset of each member, and the value of each constant.
 //
-// The tests compare package uapi with a Table. The Table is kept as a text file with one fact in a line. Each fact
-// names the header sets ("linux-6.1", "rdma-core-64") that contain it:
+// The tests compare package uapi with a Table. A Table is stored as a text file with one fact per line. Each fact names
+// the header sets ("linux-6.1", "rdma-core-64") that contain the fact:
 //
 //	struct ib_uverbs_reg_mr_resp 12 linux-6.1,rdma-core-64
 //	field ib_uverbs_reg_mr_resp.lkey 4 4 - linux-6.1,rdma-core-64
 //	flex ib_uverbs_reg_mr_resp.driver_data 12 linux-6.1,rdma-core-64
 //	const ib_uverbs_wr_opcode IB_UVERBS_WR_FLUSH 14 rdma-core-64
 //
-// The ABI only grows. An older header set lacks facts but, with few exceptions, contradicts none. An exception is
-// reserved space that became a field. The table then has both facts, each with its own header sets.
+// The ABI only grows. An older header set lacks some facts. With few exceptions, it contradicts none. An exception is
+// reserved space that became a field. In this case the table contains both facts, each with its own header sets.
 package layout
 
 import (
@@ -23,48 +23,48 @@ import (
 	"strings"
 )
 
-// Kind is the kind of the thing that a Fact describes.
+// Kind is the kind of a Fact.
 type Kind string
 
 // The kinds of facts.
 const (
-	Struct Kind = "struct" // size of a struct, or of an unnamed one in another
+	Struct Kind = "struct" // size of a struct, or of an unnamed struct inside another struct
 	Field  Kind = "field"  // member of a struct
 	Flex   Kind = "flex"   // flexible array at the end of a struct
 	Const  Kind = "const"  // enumerator, or macro with a number as its value
 )
 
-// None is the group of a field outside of unnamed unions, and the enum of a constant without enum.
+// None is the group of a field that is not in an unnamed union, and the enum of a constant without an enum.
 const None = "-"
 
 // Fact is one property of the ABI.
 type Fact struct {
 	Kind Kind
-	// Name is the name in C. The name of a member is preceded by its struct and a dot. A struct without a tag has the
-	// name of the member that has this type.
+	// Name is the name in C. The name of a member is preceded by the name of its struct and a dot. A struct without a
+	// tag has the name of the member with this type.
 	Name string
 	// Group is the enclosing unnamed union of a Field, and the enum of a Const.
 	Group string
 	Size  int64 // in bytes, for Struct and Field
 	Off   int64 // in bytes, for Field and Flex
 	Value int64 // only for Const
-	// Sets are the header sets that have this fact, sorted.
+	// Sets contains the header sets that have this fact, in sorted order.
 	Sets []string
 }
 
-// Struct returns the name of the struct of a Field or Flex, and the name of the member.
+// Struct returns two names for a Field or Flex: the name of the struct and the name of the member.
 func (f *Fact) Struct() (tag, member string) {
 	i := strings.LastIndexByte(f.Name, '.')
 	return f.Name[:max(i, 0)], f.Name[i+1:]
 }
 
-// same reports whether f and g are the same fact, header sets aside.
+// same reports whether f and g are the same fact, without regard to header sets.
 func (f *Fact) same(g *Fact) bool {
 	return f.Kind == g.Kind && f.Name == g.Name && f.Group == g.Group &&
 		f.Size == g.Size && f.Off == g.Off && f.Value == g.Value
 }
 
-// String returns the line of the fact.
+// String returns the line of the fact in the text file.
 func (f *Fact) String() string {
 	s := string(f.Kind)
 	switch f.Kind {
@@ -96,7 +96,8 @@ func (t Table) Sets() []string {
 	return slices.Compact(all)
 }
 
-// Lookup returns all facts with this kind and name: none, one, or one for each group of header sets that disagree.
+// Lookup returns all facts with this kind and name. There may be none, one, or one for each group of header sets that
+// disagree.
 func (t Table) Lookup(kind Kind, name string) []Fact {
 	var facts []Fact
 	for i := range t {
@@ -107,7 +108,7 @@ func (t Table) Lookup(kind Kind, name string) []Fact {
 	return facts
 }
 
-// Merge returns t after replacing the facts of the header set by facts.
+// Merge returns a copy of t in which facts replaces the facts of the header set.
 func (t Table) Merge(set string, facts Table) Table {
 	var out Table
 	for _, f := range t {
@@ -130,8 +131,8 @@ func (t Table) Merge(set string, facts Table) Table {
 	return out
 }
 
-// Diff compares t with the facts of other headers. It returns the facts that contradict t, the facts of all header sets
-// of t that the headers lack, and the facts about things that t lacks.
+// Diff compares t with the facts of other headers. It returns three lists: the facts that contradict t, the facts of
+// all header sets of t that the headers lack, and the facts that have no counterpart in t.
 func (t Table) Diff(facts Table) (wrong, missing, unknown Table) {
 	for i := range facts {
 		known := t.Lookup(facts[i].Kind, facts[i].Name)
@@ -151,7 +152,7 @@ func (t Table) Diff(facts Table) (wrong, missing, unknown Table) {
 	return wrong, missing, unknown
 }
 
-// compare orders constants last and by enum, and other facts by struct and offset.
+// compare orders constants last and by enum, and orders other facts by struct and offset.
 func compare(a, b Fact) int {
 	if c := cmp.Compare(btoi(a.Kind == Const), btoi(b.Kind == Const)); c != 0 {
 		return c

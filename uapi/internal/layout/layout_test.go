@@ -55,7 +55,7 @@ const - MINUS -1 b
 		t.Errorf("Write: got\n%s", got)
 	}
 	if tag, member := table[1].Struct(); tag != "s" || member != "x" {
-		t.Errorf("Struct of s.x: got member %q of %q", member, tag)
+		t.Errorf("Struct of s.x: got member %q of struct %q, want x of s", member, tag)
 	}
 }
 
@@ -82,7 +82,7 @@ field s.reserved 0 8 - a,b
 const e GONE 7 b
 const e SAME 1 a,b
 `)
-	// Header set b is new: reserved became smaller, and x took its place.
+	// Header set b is new. In this set reserved is smaller, and x occupies the freed space.
 	got := old.Merge("b", parse(t, `
 struct s 8 -
 field s.reserved 4 4 - -
@@ -147,7 +147,7 @@ func FuzzParse(f *testing.F) {
 		}
 		out := text(t, table)
 		if again := text(t, parse(t, out)); again != out {
-			t.Errorf("%q: got %q from the first Write, %q from the second", in, out, again)
+			t.Errorf("%q: got %[3]q from the second Write, want %[2]q as from the first", in, out, again)
 		}
 	})
 }
@@ -245,14 +245,14 @@ const tag TAG_B 1099511627776
 func TestExtractWithoutTools(t *testing.T) {
 	if _, err := Extract("no-such-compiler", "/usr/include", Kernel); !errors.Is(err, ErrNoCompiler) ||
 		!strings.Contains(err.Error(), "install package gcc") {
-		t.Errorf("Extract without a compiler: got %v", err)
+		t.Errorf("Extract without a compiler: got %v, want ErrNoCompiler", err)
 	}
-	self, err := os.Executable() // any file: the test does not run it
+	self, err := os.Executable() // any existing file, because the test does not run it
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Extract(self, t.TempDir(), Kernel); !errors.Is(err, ErrNoHeader) ||
 		!strings.Contains(err.Error(), "install package linux-libc-dev") {
-		t.Errorf("Extract without headers: got %v", err)
+		t.Errorf("Extract without headers: got %v, want ErrNoHeader with the package to install", err)
 	}
 }
