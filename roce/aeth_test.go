@@ -48,7 +48,7 @@ func TestCredits(t *testing.T) {
 		{-1, roce.ACKUnlimited, -1},
 		{0, 0x00, 0},
 		{4, 0x04, 4},
-		{5, 0x04, 4}, // there is no code for 5
+		{5, 0x04, 4}, // 5 has no code
 		{6, 0x05, 6},
 		{16, 0x08, 16},
 		{100, 0x0d, 96},
@@ -63,7 +63,7 @@ func TestCredits(t *testing.T) {
 	}
 }
 
-// IBA table 45, in microseconds.
+// The table is IBA table 45, in microseconds.
 func TestRNRTimer(t *testing.T) {
 	us := [32]int{
 		655360, 10, 20, 30, 40, 60, 80, 120,

@@ -40,7 +40,7 @@ func BenchmarkVerify(b *testing.B) {
 	})
 }
 
-// The identification is another one than guessed, as with a peer that counts.
+// The identification differs from the guess, as with a peer that counts.
 func BenchmarkVerifySolving(b *testing.B) {
 	benchSizes(b, func(b *testing.B, pkt []byte) {
 		for b.Loop() {

@@ -21,8 +21,7 @@ const (
 	QPNMulticast = 0xffffff // destination of multicast datagrams
 )
 
-// BTH is the base transport header that starts every packet (IBA 9.2). The
-// accessors need [BTHLen] bytes.
+// BTH is the base transport header that starts every packet (IBA 9.2). Each accessor requires at least [BTHLen] bytes.
 //
 //	 0               8               16              24            31
 //	+---------------+-+-+---+-------+-------------------------------+
@@ -33,7 +32,7 @@ const (
 //	|A|   resv      |                   PSN                         |
 //	+-+-------------+-----------------------------------------------+
 //
-// Routers may change the byte with FECN and BECN, so the ICRC counts it as ones.
+// Routers may change the byte with FECN and BECN. The ICRC therefore treats this byte as all ones.
 type BTH []byte
 
 const (
@@ -51,20 +50,20 @@ const (
 	bthAckReq    = 0x80
 )
 
-// BTHFields are the fields of a [BTH]; the transport header version is 0.
+// BTHFields are the fields of a [BTH]. The transport header version is always 0.
 type BTHFields struct {
 	Opcode         Opcode
-	SolicitedEvent bool  // ask for an event at the receiver's CQ
+	SolicitedEvent bool  // requests an event at the receiver's CQ
 	MigReq         bool  // the sender's path migration state is MIGRATED; Linux's rxe sends 0
 	PadCount       uint8 // bytes of padding after the payload, 0 to 3
 	PKey           uint16
-	FECN, BECN     bool   // congestion on the path to the receiver, and on the path back
+	FECN, BECN     bool   // congestion on the path to the receiver, and on the return path
 	DestQPN        uint32 // 24 bits
 	AckReq         bool
 	PSN            PSN
 }
 
-// Encode writes all fields of f over b.
+// Encode writes all fields of f to b.
 func (b BTH) Encode(f *BTHFields) {
 	_ = b[BTHLen-1]
 	flags := (f.PadCount & 3) << bthPadShift
@@ -92,10 +91,10 @@ func (b BTH) Encode(f *BTHFields) {
 	binary.BigEndian.PutUint32(b[bthPSN:], psn)
 }
 
-// Opcode returns the opcode, which may be unknown.
+// Opcode returns the opcode. The opcode may be unknown.
 func (b BTH) Opcode() Opcode { return Opcode(b[0]) }
 
-// SolicitedEvent reports whether the sender asks for a completion event.
+// SolicitedEvent reports whether the sender requests a completion event.
 func (b BTH) SolicitedEvent() bool { return b[bthFlags]&bthSolicited != 0 }
 
 // MigReq reports whether the sender's path migration state is MIGRATED.
@@ -110,29 +109,28 @@ func (b BTH) TVer() uint8 { return b[bthFlags] & bthTVer }
 // PKey returns the partition key.
 func (b BTH) PKey() uint16 { return binary.BigEndian.Uint16(b[bthPKey:]) }
 
-// FECN (forward explicit congestion notification) reports congestion on the path
-// to the receiver.
+// FECN (forward explicit congestion notification) reports congestion on the path to the receiver.
 func (b BTH) FECN() bool { return b[bthQPN]&bthFECN != 0 }
 
-// BECN (backward explicit congestion notification) reports congestion on the path
-// of the packets that this one responds to.
+// BECN (backward explicit congestion notification) reports congestion on the reverse path. This packet responds to
+// packets of that path.
 func (b BTH) BECN() bool { return b[bthQPN]&bthBECN != 0 }
 
 // DestQPN returns the number of the destination queue pair.
 func (b BTH) DestQPN() uint32 { return binary.BigEndian.Uint32(b[bthQPN:]) & PSNMask }
 
-// AckReq reports whether the requester asks for an acknowledgement.
+// AckReq reports whether the requester requests an acknowledgement.
 func (b BTH) AckReq() bool { return b[bthPSN]&bthAckReq != 0 }
 
 // PSN returns the sequence number of the packet.
 func (b BTH) PSN() PSN { return PSN(binary.BigEndian.Uint32(b[bthPSN:]) & PSNMask) }
 
-// SetPadCount changes the pad count only. n is 0 to 3.
+// SetPadCount changes only the pad count. n must be 0 to 3.
 func (b BTH) SetPadCount(n int) {
 	b[bthFlags] = b[bthFlags]&^(3<<bthPadShift) | uint8(n&3)<<bthPadShift
 }
 
-// SetAckReq changes the acknowledge request bit only.
+// SetAckReq changes only the acknowledge request bit.
 func (b BTH) SetAckReq(asks bool) {
 	b[bthPSN] &^= bthAckReq
 	if asks {
@@ -140,8 +138,7 @@ func (b BTH) SetAckReq(asks bool) {
 	}
 }
 
-// SetPSN changes the sequence number only, such as for the next segment of a
-// message.
+// SetPSN changes only the sequence number, for example for the next segment of a message.
 func (b BTH) SetPSN(p PSN) {
 	a := uint32(b[bthPSN]) << 24
 	binary.BigEndian.PutUint32(b[bthPSN:], a|uint32(p)&PSNMask)

@@ -45,7 +45,7 @@ func TestBTH(t *testing.T) {
 	}
 }
 
-// A field that is too wide must not reach its neighbours.
+// A value that is too wide for its field must not change other fields.
 func TestBTHEncodeMasks(t *testing.T) {
 	b := make(roce.BTH, roce.BTHLen)
 	b.Encode(&roce.BTHFields{PadCount: 0xff, DestQPN: 0xff000001, PSN: 0xff000002})
@@ -60,7 +60,7 @@ func TestBTHSetters(t *testing.T) {
 		for _, c := range []struct {
 			name string
 			set  func(roce.BTH)
-			mask []byte // the bits that set may change
+			mask []byte // bits that the setter may change
 			want []byte // their values
 		}{
 			{"SetPadCount", func(b roce.BTH) { b.SetPadCount(2) }, []byte{1: 0x30, 11: 0}, []byte{1: 0x20, 11: 0}},
@@ -71,7 +71,7 @@ func TestBTHSetters(t *testing.T) {
 			c.set(b)
 			for i := range b {
 				if want := fill&^c.mask[i] | c.want[i]; b[i] != want {
-					t.Errorf("%s on %#02x: byte %d is %#02x, want %#02x", c.name, fill, i, b[i], want)
+					t.Errorf("%s on %#02x: byte %d: got %#02x, want %#02x", c.name, fill, i, b[i], want)
 				}
 			}
 		}

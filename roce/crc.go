@@ -5,23 +5,21 @@ import (
 	"hash/crc32"
 )
 
-// This file has the arithmetic of the ICRC. A state is a polynomial over GF(2)
-// modulo that of CRC-32, with the coefficient of x^31 in bit 0 ("reflected"). A
-// zero byte multiplies the state by x^8. Any other byte of the message is first
-// added to its low eight bits.
+// This file contains the arithmetic of the ICRC. A state is a polynomial over GF(2) modulo the polynomial of CRC-32.
+// The coefficient of x^31 is in bit 0 ("reflected"). A zero byte multiplies the state by x^8. For any other byte of the
+// message, the byte is first added to the low eight bits of the state.
 
 // idOffset is the offset of the identification in an IPv4 header.
 const idOffset = 4
 
 // crcTab is read-only after the initialisation of the package.
 var crcTab struct {
-	// shift[n][v] is the state after a byte v and n zero bytes, from state 0.
+	// shift[n][v] is the state that follows from state 0 after a byte v and n zero bytes.
 	shift [8][256]uint32
-	// The same for fields of the IP and UDP headers, high byte first, up to the
-	// end of the UDP header. The entry for the length of IPv6 includes the length
-	// of UDP, which has the same value.
+	// The next tables are the same for fields of the IP and UDP headers, high byte first, up to the end of the UDP
+	// header. The entry for the length of IPv6 includes the length of UDP, because both have the same value.
 	len4, id4, len6 [2][256]uint32
-	// x^(-8 n), and x^(-8 256 n), to go back by n bytes or n times 256 bytes.
+	// The next tables are x^(-8 n) and x^(-8 256 n). They undo n bytes or n times 256 bytes.
 	back, back256 [256]uint32
 }
 
@@ -32,7 +30,7 @@ func init() {
 		if n < len(t.shift) {
 			t.shift[n] = cur
 		}
-		// n bytes follow a byte that lies at off in the headers.
+		// off is the offset in the headers of a byte that n bytes follow.
 		switch off := ip4Len + udpLen - 1 - n; off {
 		case 2, 3:
 			t.len4[off-2] = cur
@@ -58,8 +56,8 @@ func init() {
 	for n := range t.back {
 		t.back[n] = p
 		for range 8 {
-			// Undo a step of the register: the polynomial was added if and
-			// only if its lowest coefficient, that of x^0 in bit 31, is there.
+			// This step undoes a step of the register. The polynomial was added if and only if its lowest coefficient,
+			// that of x^0, is in bit 31.
 			if p&(1<<31) != 0 {
 				p = (p^crc32.IEEE)<<1 | 1
 			} else {
@@ -67,7 +65,7 @@ func init() {
 			}
 		}
 	}
-	// p is now x^(-8 256).
+	// At this point p is x^(-8 256).
 	q := uint32(1 << 31)
 	for n := range t.back256 {
 		t.back256[n] = q
@@ -75,7 +73,7 @@ func init() {
 	}
 }
 
-// step8 advances a state by eight bytes, given as two little-endian words.
+// step8 advances a state by eight bytes. The bytes are given as two little-endian words.
 func step8(s, lo, hi uint32) uint32 {
 	t := &crcTab.shift
 	lo ^= s
@@ -83,7 +81,7 @@ func step8(s, lo, hi uint32) uint32 {
 		t[3][hi&0xff] ^ t[2][hi>>8&0xff] ^ t[1][hi>>16&0xff] ^ t[0][hi>>24]
 }
 
-// update advances a state by the bytes of p, which does not escape.
+// update advances a state by the bytes of p. p does not escape to the heap.
 func update(s uint32, p []byte) uint32 {
 	for len(p) >= 8 {
 		s = step8(s, binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]))
@@ -95,7 +93,7 @@ func update(s uint32, p []byte) uint32 {
 	return s
 }
 
-// unshift undoes the effect of n zero bytes, up to 64 KB, on a state.
+// unshift undoes the effect of n zero bytes on a state. n is at most 64 KB.
 func unshift(s uint32, n int) uint32 {
 	return mul(mul(s, crcTab.back[n&0xff]), crcTab.back256[n>>8])
 }
@@ -103,17 +101,16 @@ func unshift(s uint32, n int) uint32 {
 // mul multiplies two polynomials.
 func mul(a, b uint32) uint32 {
 	t := &crcTab.shift
-	// The product of degree 62 is shifted to have x^63 in bit 0. Its low word is
-	// then a state that four more zero bytes bring to where the high word is.
+	// The product of degree 62 is shifted so that x^63 is in bit 0. The low word is then a state. Four more zero bytes
+	// move this state to the position of the high word.
 	p := clmul(a, b) << 1
 	lo := uint32(p)
 	return uint32(p>>32) ^
 		t[3][lo&0xff] ^ t[2][lo>>8&0xff] ^ t[1][lo>>16&0xff] ^ t[0][lo>>24]
 }
 
-// clmul multiplies without carries. With integer multiplication on every
-// fourth bit of the operands, at most eight ones meet in a bit of a product, so
-// that carries stay in the three bits above it, which are masked out.
+// clmul multiplies without carries. It uses integer multiplication on every fourth bit of the operands. At most eight
+// ones meet in a bit of a product. The carries therefore remain in the three bits above, which are masked out.
 func clmul(a, b uint32) uint64 {
 	const m = 0x1111111111111111
 	x, y := uint64(a), uint64(b)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// slowMul multiplies bit by bit: for each coefficient of a, from x^0 in bit 31
-// up, b times that power of x.
+// slowMul multiplies bit by bit. For each coefficient of a, from x^0 in bit 31 upwards, it adds b times this power of
+// x.
 func slowMul(a, b uint32) uint32 {
 	var r uint32
 	for i := 31; i >= 0; i-- {
@@ -51,7 +51,7 @@ func TestUpdateIsCRC32(t *testing.T) {
 	}
 	ones := update(0xffffffff, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 	if ones != stateOnes {
-		t.Errorf("eight ones give %#x, want %#x", ones, uint32(stateOnes))
+		t.Errorf("state after eight ones: got %#x, want %#x", ones, uint32(stateOnes))
 	}
 }
 
@@ -66,7 +66,7 @@ func TestUnshift(t *testing.T) {
 		s := rnd.Uint32()
 		shifted := ^crc32.Update(^s, crc32.IEEETable, zeros[:n])
 		if got := unshift(shifted, n); got != s {
-			t.Errorf("%d zeros: from %#x back to %#x, want %#x", n, shifted, got, s)
+			t.Errorf("unshift of %d zeros from %#x: got %#x, want %#x", n, shifted, got, s)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func ExampleNewPacket() {
 	// hello, CRC right: true
 }
 
-// Malformed packets give a reason, by which drivers count them.
+// A parser reports the reason for a malformed packet. Drivers count packets by this reason.
 func ExampleParsePacket() {
 	for _, b := range [][]byte{nil, make([]byte, 16), append([]byte{0xff}, make([]byte, 30)...)} {
 		_, err := roce.ParsePacket(b)
@@ -44,7 +44,7 @@ func ExampleParsePacket() {
 	// RoCEv2 packet with unknown opcode
 }
 
-// Packet numbers have 24 bits, and are compared around the end.
+// Packet numbers have 24 bits, and comparisons take the wrap-around into account.
 func ExamplePSN_Diff() {
 	last := roce.PSN(0xffffff)
 	next := last.Add(3)

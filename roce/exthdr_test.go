@@ -7,8 +7,7 @@ import (
 	"verbena/roce"
 )
 
-// Each header is encoded over ones, compared with its bytes on the wire, and
-// decoded.
+// The test encodes each header into a buffer of ones, compares the result with the bytes on the wire, and decodes it.
 func TestExtendedHeaders(t *testing.T) {
 	buf := func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }
 	check := func(name string, h []byte, wire []byte, decoded bool) {
@@ -17,7 +16,7 @@ func TestExtendedHeaders(t *testing.T) {
 			t.Errorf("%s: got % x, want % x", name, h, wire)
 		}
 		if !decoded {
-			t.Errorf("%s: decodes to something else", name)
+			t.Errorf("%s: decoded header: got other values, want the encoded ones", name)
 		}
 	}
 

@@ -6,13 +6,11 @@ import (
 	"net/netip"
 )
 
-// GID is a global identifier, the address of an RDMA port: on RoCEv2 an IPv6
-// address, or an IPv4 address in its mapped form ::ffff:a.b.c.d. The zero GID
-// is an empty entry of a GID table.
+// GID is a global identifier, the address of an RDMA port. On RoCEv2 it is an IPv6 address, or an IPv4 address in the
+// mapped form ::ffff:a.b.c.d. The zero GID is an empty entry of a GID table.
 type GID [16]byte
 
-// GIDFromAddr returns the GID of an IP address; a zone is left out. The GID of
-// the zero Addr is zero.
+// GIDFromAddr returns the GID of an IP address. A zone is ignored. The GID of the zero Addr is zero.
 func GIDFromAddr(a netip.Addr) GID {
 	if !a.IsValid() {
 		return GID{}
@@ -20,8 +18,8 @@ func GIDFromAddr(a netip.Addr) GID {
 	return GID(a.As16())
 }
 
-// LinkLocalGID returns the default GID of a port with Ethernet address mac:
-// fe80::/64 with the modified EUI-64 of mac.
+// LinkLocalGID returns the default GID of a port with Ethernet address mac. It is fe80::/64 with the modified EUI-64 of
+// mac.
 func LinkLocalGID(mac [6]byte) GID {
 	g := GID{0: 0xfe, 1: 0x80}
 	id := EUI64(mac)
@@ -29,15 +27,13 @@ func LinkLocalGID(mac [6]byte) GID {
 	return g
 }
 
-// EUI64 returns the modified EUI-64 of an Ethernet address (RFC 4291, appendix
-// A), which is also the node GUID of a software device
-// (addrconf_addr_eui48 of Linux).
+// EUI64 returns the modified EUI-64 of an Ethernet address (RFC 4291, appendix A). It is also the node GUID of a
+// software device (addrconf_addr_eui48 of Linux).
 func EUI64(mac [6]byte) [8]byte {
 	return [8]byte{mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}
 }
 
-// ParseGID reads a GID in any notation of an IPv6 address, among them what
-// [GID.String] writes.
+// ParseGID parses a GID in any notation of an IPv6 address, including the format of [GID.String].
 func ParseGID(s string) (GID, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || !a.Is6() || a.Zone() != "" {
@@ -46,14 +42,14 @@ func ParseGID(s string) (GID, error) {
 	return GID(a.As16()), nil
 }
 
-// Addr returns the IP address that the GID stands for: an IPv4 address if it
-// is mapped, an IPv6 address without zone otherwise.
+// Addr returns the IP address of the GID. It is an IPv4 address if the GID is mapped, otherwise an IPv6 address without
+// zone.
 func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
 
 // IsZero reports whether g is an empty entry.
 func (g GID) IsZero() bool { return g == GID{} }
 
-// Is4 reports whether g holds an IPv4 address.
+// Is4 reports whether g is a mapped IPv4 address.
 func (g GID) Is4() bool { return netip.AddrFrom16(g).Is4In6() }
 
 // IsLinkLocal reports whether g is in fe80::/10.
@@ -63,8 +59,7 @@ func (g GID) IsLinkLocal() bool { return g[0] == 0xfe && g[1]&0xc0 == 0x80 }
 // (rdma_is_multicast_addr of Linux).
 func (g GID) IsMulticast() bool { return g[0] == 0xff || g.Is4() && g[12]&0xf0 == 0xe0 }
 
-// String is g as Linux prints it in sysfs: eight groups of four hexadecimal
-// digits.
+// String returns g in the format of Linux's sysfs: eight groups of four hexadecimal digits.
 func (g GID) String() string {
 	const digits = "0123456789abcdef"
 	var s [39]byte

@@ -25,10 +25,10 @@ func TestGID(t *testing.T) {
 		addr := netip.MustParseAddr(c.addr)
 		g := roce.GIDFromAddr(addr)
 		if g.String() != c.gid {
-			t.Errorf("GID of %v is %v, want %s", addr, g, c.gid)
+			t.Errorf("GID of %v: got %v, want %s", addr, g, c.gid)
 		}
 		if g.Addr() != addr {
-			t.Errorf("GID %v is of %v, want %v", g, g.Addr(), addr)
+			t.Errorf("address of GID %v: got %v, want %v", g, g.Addr(), addr)
 		}
 		if g.Is4() != c.is4 || g.IsLinkLocal() != c.linkLocal || g.IsMulticast() != c.multicast || g.IsZero() {
 			t.Errorf(

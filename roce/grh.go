@@ -2,29 +2,27 @@ package roce
 
 import "encoding/binary"
 
-// GRHLen is the length of a [GRH], which lies in front of the payload in each
-// receive buffer of a datagram queue pair.
+// GRHLen is the length in bytes of a [GRH]. The GRH precedes the payload in each receive buffer of a datagram queue
+// pair.
 const GRHLen = 40
 
-// GRH is the global routing header of a received datagram (IBA A17.4.5.2): the
-// IPv6 header of the packet, or 20 undefined bytes and its IPv4 header. The
-// accessors need [GRHLen] bytes. They distinguish the two formats as
-// [GRH.Encode] writes them.
+// GRH is the global routing header of a received datagram (IBA A17.4.5.2). It consists of the IPv6 header of the
+// packet, or of 20 undefined bytes followed by the IPv4 header. Each accessor requires at least [GRHLen] bytes. The
+// accessors distinguish the two formats that [GRH.Encode] writes.
 type GRH []byte
 
-// GRHFields are the fields of a [GRH]. It is of IPv4 if both GIDs hold IPv4
-// addresses.
+// GRHFields are the fields of a [GRH]. The header is an IPv4 header if both GIDs are IPv4 addresses.
 type GRHFields struct {
 	TrafficClass uint8  // IPv4: type of service
-	FlowLabel    uint32 // 20 bits; IPv6 only
+	FlowLabel    uint32 // 20 bits; only for IPv6
 	HopLimit     uint8  // IPv4: time to live
 	ID           uint16 // identification; IPv4 only
-	PacketLen    int    // bytes from the BTH to the ICRC, at most 65507
+	PacketLen    int    // number of bytes from the BTH to the ICRC, at most 65507
 	SGID, DGID   GID
 }
 
-// Encode writes all 40 bytes. The IPv4 header has a valid checksum, which
-// ibv_init_ah_from_wc uses to distinguish it from a part of an IPv6 header.
+// Encode writes all 40 bytes. The IPv4 header has a valid checksum. ibv_init_ah_from_wc uses the checksum to
+// distinguish the header from a part of an IPv6 header.
 func (h GRH) Encode(f *GRHFields) {
 	_ = h[GRHLen-1]
 	udp := udpLen + f.PacketLen
@@ -62,7 +60,7 @@ func ip4Sum(h []byte) uint16 {
 	return uint16(s)
 }
 
-// Version returns 6 or 4, or 0 if h is neither.
+// Version returns 6 or 4. It returns 0 if h is neither an IPv6 nor an IPv4 header.
 func (h GRH) Version() int {
 	switch {
 	case h[0]>>4 == 6:
@@ -73,7 +71,7 @@ func (h GRH) Version() int {
 	return 0
 }
 
-// TrafficClass returns the traffic class or type of service.
+// TrafficClass returns the traffic class (IPv6) or the type of service (IPv4).
 func (h GRH) TrafficClass() uint8 {
 	if h.Version() == 6 {
 		return uint8(binary.BigEndian.Uint16(h) >> 4)
@@ -81,7 +79,7 @@ func (h GRH) TrafficClass() uint8 {
 	return h[GRHLen-ip4Len+1]
 }
 
-// FlowLabel returns the flow label, 0 for IPv4.
+// FlowLabel returns the flow label. It returns 0 for IPv4.
 func (h GRH) FlowLabel() uint32 {
 	if h.Version() == 6 {
 		return binary.BigEndian.Uint32(h) & flowLabelMask
@@ -89,7 +87,7 @@ func (h GRH) FlowLabel() uint32 {
 	return 0
 }
 
-// HopLimit returns the hop limit or time to live.
+// HopLimit returns the hop limit (IPv6) or the time to live (IPv4).
 func (h GRH) HopLimit() uint8 {
 	if h.Version() == 6 {
 		return h[7]
@@ -105,7 +103,7 @@ func (h GRH) SGID() GID {
 	return gidFrom4(h[32:36])
 }
 
-// DGID returns the address that the datagram was sent to.
+// DGID returns the destination address of the datagram.
 func (h GRH) DGID() GID {
 	if h.Version() == 6 {
 		return GID(h[24:40])

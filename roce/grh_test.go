@@ -27,7 +27,7 @@ func TestGRH(t *testing.T) {
 			"6ab12345" + "0134" + "11" + "40" + "fe80000000000000505400fffe123402" + "fe80000000000000505400fffe123403",
 			6,
 		},
-		{ // the IPv4 header is that of scapy's UC packet but for the type of service
+		{ // this IPv4 header is that of scapy's UC packet, except for the type of service
 			"IPv4",
 			roce.GRHFields{
 				TrafficClass: 0x01, FlowLabel: 0x12345, HopLimit: 64, ID: 1144, PacketLen: 36,
@@ -58,11 +58,12 @@ func TestGRH(t *testing.T) {
 		}
 		if h.Version() != c.version || h.SGID() != c.f.SGID || h.DGID() != c.f.DGID ||
 			h.TrafficClass() != c.f.TrafficClass || h.HopLimit() != c.f.HopLimit || h.FlowLabel() != label {
-			t.Errorf("%s: version %d, %v to %v, class %#x, hops %d, flow %#x", c.name, h.Version(), h.SGID(), h.DGID(),
+			t.Errorf("%s: got version %d, %v to %v, class %#x, hops %d, flow %#x, want the encoded values",
+				c.name, h.Version(), h.SGID(), h.DGID(),
 				h.TrafficClass(), h.HopLimit(), h.FlowLabel())
 		}
 	}
 	if v := make(roce.GRH, roce.GRHLen).Version(); v != 0 {
-		t.Errorf("zeros are of version %d", v)
+		t.Errorf("version of a header of zeros: got %d, want 0", v)
 	}
 }

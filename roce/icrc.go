@@ -18,23 +18,20 @@ import (
 //
 // and is stored with its least significant byte first.
 //
-// Below, "state" is the shift register of the CRC, the complement of the crc of
-// hash/crc32. The register is linear. A table has the contribution of a byte of
-// the message to the final state, by the value of the byte and the number of
-// bytes after it. XOR adds contributions. A Flow keeps the state after its
-// headers, with the variable fields as zeros, and adds these fields for each
-// packet. The headers also need not pass through hash/crc32, where every argument
-// escapes to the heap.
+// In the following, "state" is the shift register of the CRC. It is the complement of the crc of hash/crc32. The
+// register is linear. A table contains the contribution of a byte of the message to the final state. The indices are
+// the value of the byte and the number of bytes after it. XOR adds contributions. A Flow stores the state after its
+// headers, computed with zeros in the variable fields. It adds the variable fields for each packet. The headers
+// therefore need not pass through hash/crc32, where every argument escapes to the heap.
 
-// Flow is one direction between two UDP endpoints, with the part of the ICRC that
-// depends on them. It is a small value. Create it by [NewFlow] and keep it with
-// the queue pair or address handle.
+// Flow is one direction between two UDP endpoints. It contains the part of the ICRC that depends on the endpoints. A
+// Flow is a small value. The program creates it with [NewFlow] and stores it with the queue pair or address handle.
 type Flow struct {
-	state uint32 // after the UDP header, with lengths and identification as 0
+	state uint32 // state after the UDP header, with lengths and identification as 0
 	ipv6  bool
 }
 
-// Offsets into and lengths of the headers below IPv4 or IPv6.
+// The next constants are offsets into the headers below IPv4 or IPv6, and lengths of these headers.
 const (
 	ip4Len  = 20
 	ip6Len  = 40
@@ -42,15 +39,14 @@ const (
 	ip4DF   = 0x4000 // do not fragment
 	maxIP   = 0xffff
 	protUDP = 17
-	bthHead = 8 // the part of the BTH that lies before the PSN
+	bthHead = 8 // length of the part of the BTH before the PSN
 
 	// stateOnes is the state after 8 bytes of ones.
 	stateOnes = 0xdebb20e3
 )
 
-// NewFlow returns the flow of packets from src to dst. Both must be IPv4
-// addresses (or IPv4 mapped to IPv6) or both IPv6; zones do not matter. The
-// port of dst is [UDPPort] unless the network is a private one.
+// NewFlow returns the flow of packets from src to dst. Both must be IPv4 addresses (or IPv4 mapped to IPv6), or both
+// must be IPv6 addresses. Zones are ignored. The port of dst is [UDPPort], except in a private network.
 func NewFlow(src, dst netip.AddrPort) Flow {
 	var h [ip6Len + udpLen]byte
 	var f Flow
@@ -88,13 +84,12 @@ func (f Flow) MaxPacket() int {
 	return maxIP - ip4Len - udpLen
 }
 
-// ICRC returns the ICRC of a packet from the BTH to the ICRC. It does not use the
-// last four bytes of pkt. It panics unless the length of pkt is between
-// BTHLen+ICRCLen and [Flow.MaxPacket].
+// ICRC returns the ICRC of a packet. pkt contains the bytes from the BTH to the ICRC. It does not use the last four
+// bytes of pkt. It panics unless the length of pkt is between BTHLen+ICRCLen and [Flow.MaxPacket].
 //
-// id is the identification in the IPv4 header; it is ignored over IPv6. ICRC
-// assumes that the don't fragment bit is set. An unconnected Linux UDP socket with
-// IP_PMTUDISC_DO sends 0. Segmentation offload increments it from 0 within a batch.
+// id is the identification in the IPv4 header. It is ignored over IPv6. ICRC assumes that the don't fragment bit is
+// set. An unconnected Linux UDP socket with IP_PMTUDISC_DO sends 0. Segmentation offload increments it from 0 within a
+// batch.
 func (f Flow) ICRC(id uint16, pkt []byte) uint32 {
 	if len(pkt) < BTHLen+ICRCLen || len(pkt) > f.MaxPacket() {
 		panic("roce: ICRC of a packet of impossible length")
@@ -113,25 +108,22 @@ func (f Flow) ICRC(id uint16, pkt []byte) uint32 {
 	return crc32.Update(^s, crc32.IEEETable, pkt[bthHead:len(pkt)-ICRCLen])
 }
 
-// Seal computes the ICRC of pkt and stores it in its last four bytes; see
-// [Flow.ICRC].
+// Seal computes the ICRC of pkt and stores the ICRC in the last four bytes of pkt; see [Flow.ICRC].
 func (f Flow) Seal(id uint16, pkt []byte) {
 	binary.LittleEndian.PutUint32(pkt[len(pkt)-ICRCLen:], f.ICRC(id, pkt))
 }
 
-// Verify checks the ICRC of a received packet, from the BTH to the ICRC; f is
-// the flow from the sender to here. A packet of impossible length is wrong.
+// Verify checks the ICRC of a received packet. pkt contains the bytes from the BTH to the ICRC. f is the flow from the
+// sender to this end. A packet of impossible length is invalid.
 //
-// Over IPv6, and over IPv4 if the identification equals guess, the check is
-// exact. Otherwise Verify solves for the identification: the ICRC is linear in it,
-// so exactly one value of 32 bits makes the ICRC right. If this value fits in 16
-// bits, Verify returns it as the identification. A damaged packet then passes with
-// probability 2^-16. If the sender increments its identification, as Linux does,
-// the caller should pass the last one plus one as guess, and distrust a result
-// that is far from it.
+// Over IPv6, the check is exact. Over IPv4, it is exact if the identification equals guess. Otherwise Verify computes
+// the identification. The ICRC is linear in the identification, and exactly one 32-bit value makes the ICRC valid. If
+// this value fits in 16 bits, Verify returns it as the identification. In this case a damaged packet is accepted with
+// probability 2^-16. If the sender increments its identification, like Linux, the caller should pass the last
+// identification plus one as guess. It should distrust a result that is far from guess.
 //
-// The receiver of a datagram does not see the don't fragment bit. Verify assumes
-// that it is set, as Linux's rxe and hardware set it. A packet without it is wrong.
+// The receiver of a datagram does not receive the don't fragment bit. Verify assumes that this bit is set, because
+// Linux's rxe and hardware set it. A packet without this bit is invalid.
 func (f Flow) Verify(guess uint16, pkt []byte) (id uint16, ok bool) {
 	if len(pkt) < BTHLen+ICRCLen || len(pkt) > f.MaxPacket() {
 		return 0, false
@@ -151,14 +143,13 @@ func (f Flow) Verify(guess uint16, pkt []byte) (id uint16, ok bool) {
 	return guess ^ uint16(d<<8|d>>8), true
 }
 
-// CheckIP checks the ICRC of a raw IPv4 or IPv6 packet, as in a capture. Bytes
-// after the end of the IP packet, such as Ethernet's padding, do not matter.
+// CheckIP checks the ICRC of a raw IPv4 or IPv6 packet, for example from a capture. Bytes after the end of the IP
+// packet, such as Ethernet padding, are ignored.
 //
-// isRoCE reports whether it is a UDP packet to [UDPPort]. It is false for
-// fragments and for IPv6 with extension headers. For a truncated packet isRoCE is
-// true and ok is false.
+// isRoCE reports whether the packet is a UDP packet to [UDPPort]. isRoCE is false for fragments and for IPv6 packets
+// with extension headers. For a truncated packet isRoCE is true and ok is false.
 func CheckIP(p []byte) (ok, isRoCE bool) {
-	var buf [60 + udpLen + bthHead]byte // the largest IPv4 header, UDP, BTH
+	var buf [60 + udpLen + bthHead]byte // space for the largest IPv4 header, UDP, and the BTH head
 	var ipLen, total int
 	switch {
 	case len(p) >= ip4Len+udpLen && p[0]>>4 == 4:

@@ -15,7 +15,7 @@ import (
 	"verbena/roce"
 )
 
-// rxeFrames reads the IP packets that Linux's rdma_rxe sent.
+// rxeFrames reads the IP packets that Linux's rdma_rxe has sent.
 func rxeFrames(t testing.TB) [][]byte {
 	t.Helper()
 	f, err := os.Open("testdata/rxe-6.1.hex")
@@ -55,8 +55,8 @@ func scapyFrames(t testing.TB) [][]byte {
 	}
 }
 
-// split takes an IP packet apart into what a receiver on a UDP socket knows:
-// the flow and the UDP payload, and what it does not: the identification.
+// split divides an IP packet into the parts that a receiver on a UDP socket has, which are the flow and the UDP
+// payload, and the identification, which it does not have.
 func split(ip []byte) (f roce.Flow, id uint16, pkt []byte) {
 	var src, dst netip.Addr
 	if ip[0]>>4 == 4 {
@@ -87,7 +87,8 @@ func TestICRCOfKnownFrames(t *testing.T) {
 		}
 		for _, guess := range []uint16{id, 0, id - 1, ^id} {
 			if got, ok := f.Verify(guess, pkt); !ok || got != id && ip[0]>>4 == 4 {
-				t.Errorf("%v: verified %t with identification %d from guess %d, want %d", p.Opcode, ok, got, guess, id)
+				t.Errorf("Verify of %v: got %t with identification %d from guess %d, want identification %d",
+					p.Opcode, ok, got, guess, id)
 			}
 		}
 		if ok, isRoCE := roce.CheckIP(ip); !ok || !isRoCE {
@@ -105,7 +106,7 @@ func TestICRCOfKnownFrames(t *testing.T) {
 	}
 }
 
-// buildIP builds an IP packet without package roce. It writes each header field and computes the ICRC over a masked
+// buildIP builds an IP packet without package roce. It writes each header field, and computes the ICRC over a masked
 // copy of the headers.
 func buildIP(src, dst netip.AddrPort, id uint16, pkt []byte) []byte {
 	var ip []byte
@@ -130,8 +131,7 @@ func buildIP(src, dst netip.AddrPort, id uint16, pkt []byte) []byte {
 	return ip
 }
 
-// sealIP computes the ICRC of an IP packet with a header of 20 or 40 bytes, to
-// the end of the UDP datagram.
+// sealIP computes the ICRC of an IP packet with a header of 20 or 40 bytes. The packet ends with the UDP datagram.
 func sealIP(ip []byte) {
 	udp, mask := 20, []int{1, 8, 10, 11}
 	m := append([]byte(nil), ip...)
@@ -178,14 +178,14 @@ func TestICRCIsThatOfTheWholePacket(t *testing.T) {
 			f.Seal(id, pkt)
 			ip := buildIP(src, dst, id, pkt)
 			if want := ip[len(ip)-n:]; !bytes.Equal(pkt, want) {
-				t.Fatalf("%v to %v, id %d, %d bytes: ICRC %x, want %x", src, dst, id, n, pkt[n-4:], want[n-4:])
+				t.Fatalf("%v to %v, id %d, %d bytes: got ICRC %x, want %x", src, dst, id, n, pkt[n-4:], want[n-4:])
 			}
 			if ok, isRoCE := roce.CheckIP(ip); !ok || !isRoCE {
 				t.Fatalf("%v to %v, %d bytes: CheckIP = %t, %t", src, dst, n, ok, isRoCE)
 			}
 			guess := uint16(rnd.Uint32())
 			if got, ok := f.Verify(guess, pkt); !ok || !v6 && got != id {
-				t.Fatalf("%v to %v, %d bytes: verified %t, id %d from guess %d, want %d", src, dst, n, ok, got, guess, id)
+				t.Fatalf("%v to %v, %d bytes: got verified %t and id %d from guess %d, want id %d", src, dst, n, ok, got, guess, id)
 			}
 		}
 	}
@@ -202,7 +202,7 @@ func TestVerifySolvesEveryIdentification(t *testing.T) {
 	}
 }
 
-// TestVerifyFindsDamage flips each bit: Verify must notice all but the bits outside of the ICRC.
+// TestVerifyFindsDamage flips each bit of a packet. Verify must reject each packet, unless the bit is outside the ICRC.
 func TestVerifyFindsDamage(t *testing.T) {
 	for _, ip := range rxeFrames(t) {
 		f, id, pkt := split(ip)
@@ -214,10 +214,12 @@ func TestVerifyFindsDamage(t *testing.T) {
 				pkt[i] ^= 1 << bit
 				_, ok := f.Verify(id, pkt)
 				if masked := i == 4; ok != masked {
-					t.Errorf("%v: with bit %d of byte %d flipped: %t", roce.BTH(pkt).Opcode(), bit, i, ok)
+					t.Errorf("Verify of %v with bit %d of byte %d flipped: got %t, want false inside the ICRC",
+						roce.BTH(pkt).Opcode(), bit, i, ok)
 				}
 				if okIP, _ := roce.CheckIP(ip); ok != okIP {
-					t.Errorf("%v: bit %d of byte %d: Verify %t, CheckIP %t", roce.BTH(pkt).Opcode(), bit, i, ok, okIP)
+					t.Errorf("%v with bit %d of byte %d flipped: got Verify %t and CheckIP %t, want equal results",
+						roce.BTH(pkt).Opcode(), bit, i, ok, okIP)
 				}
 				pkt[i] ^= 1 << bit
 			}
@@ -238,7 +240,7 @@ func TestVerifyRefuses(t *testing.T) {
 		max int
 	}{{v4, 65507}, {v6, 65527}} {
 		if c.f.MaxPacket() != c.max {
-			t.Errorf("largest packet has %d bytes, want %d", c.f.MaxPacket(), c.max)
+			t.Errorf("largest packet: got %d bytes, want %d", c.f.MaxPacket(), c.max)
 		}
 		pkt := make([]byte, c.max)
 		c.f.Seal(7, pkt)
@@ -252,7 +254,7 @@ func TestVerifyRefuses(t *testing.T) {
 
 	src, dst := netip.MustParseAddrPort("10.0.0.1:49152"), netip.MustParseAddrPort("10.0.0.3:4791")
 	if _, ok := v4.Verify(9, buildIP(src, dst, 9, make([]byte, 64))[28:]); ok {
-		t.Error("accepts a packet of another flow")
+		t.Error("Verify of a packet of another flow: got true, want false")
 	}
 }
 
@@ -270,8 +272,8 @@ func TestICRCPanicsOnImpossibleLength(t *testing.T) {
 	}
 }
 
-// TestVerifySolvesNothingButTheIdentification: Verify accepts any identification, but no other flags or fragment
-// offset. CheckIP has the header and refuses all of them.
+// TestVerifySolvesNothingButTheIdentification: Verify accepts any identification, but no other flags and no other
+// fragment offset. CheckIP receives the header and rejects all of these packets.
 func TestVerifySolvesNothingButTheIdentification(t *testing.T) {
 	src, dst := netip.MustParseAddrPort("10.0.0.1:49152"), netip.MustParseAddrPort("10.0.0.3:4791")
 	f := roce.NewFlow(src, dst)
@@ -280,7 +282,8 @@ func TestVerifySolvesNothingButTheIdentification(t *testing.T) {
 		ip[4+bit/8] ^= 1 << (bit % 8)
 		sealIP(ip)
 		if id, ok := f.Verify(0, ip[28:]); ok != (bit < 16) || ok && id != binary.BigEndian.Uint16(ip[4:]) {
-			t.Errorf("header with %x: verified %t, identification %d", ip[4:8], ok, id)
+			t.Errorf("Verify with header bytes %x: got %t with identification %d, want only identifications accepted",
+				ip[4:8], ok, id)
 		}
 	}
 	ip := buildIP(src, dst, 9, make([]byte, 64))
@@ -320,7 +323,7 @@ func TestCheckIP(t *testing.T) {
 		change(b)
 		return b
 	}
-	// An IP packet that goes on for four bytes after the datagram.
+	// This IP packet continues for four bytes after the datagram.
 	longer := edit(append(append([]byte(nil), v4...), 0, 0, 0, 0), func(b []byte) { b[3] += 4; sealIP(b) })
 	for _, c := range []struct {
 		name       string
@@ -357,7 +360,7 @@ func TestCheckIP(t *testing.T) {
 			t.Errorf("%s: %t, %t; want %t, %t", c.name, ok, isRoCE, c.ok, c.isRoCE)
 		}
 		if !bytes.Equal(before, c.ip) {
-			t.Errorf("%s: the packet was changed", c.name)
+			t.Errorf("%s: packet after CheckIP: got it changed, want it unchanged", c.name)
 		}
 	}
 }
@@ -400,7 +403,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 		}
 	}
 	if sink < 0 {
-		t.Error("the packet did not come back")
+		t.Error("benchmark: got no packet back, want one")
 	}
 }
 
@@ -429,9 +432,9 @@ func FuzzVerify(f *testing.F) {
 		}
 		pkt = append([]byte(nil), pkt...)
 
-		// An accepted packet has the ICRC for the returned identification.
+		// An accepted packet must have the ICRC for the returned identification.
 		if got, ok := flow.Verify(guess, pkt); ok && flow.ICRC(got, pkt) != binary.LittleEndian.Uint32(pkt[len(pkt)-4:]) {
-			t.Fatalf("accepted with identification %d, which is wrong", got)
+			t.Fatalf("identification of an accepted packet: got %d, want one that matches the ICRC", got)
 		}
 
 		flow.Seal(id, pkt)
@@ -443,15 +446,15 @@ func FuzzVerify(f *testing.F) {
 			t.Fatalf("ICRC %x, want %x", pkt[len(pkt)-4:], ip[len(ip)-4:])
 		}
 
-		// One damaged bit is always found if the identification is known. (It
-		// need not be if not: then two ids may differ by it.)
+		// If the identification is known, one damaged bit must always be found. (If it is unknown, the damage may be
+		// equivalent to a different identification.)
 		i := int(damage) / 8 % len(pkt)
 		if i == 4 {
 			return
 		}
 		pkt[i] ^= 1 << (damage % 8)
 		if got, ok := flow.Verify(id, pkt); ok && (v6 || got == id) {
-			t.Fatalf("bit %d of byte %d flipped, and still right", damage%8, i)
+			t.Fatalf("Verify with bit %d of byte %d flipped: got true, want false", damage%8, i)
 		}
 	})
 }
@@ -468,7 +471,7 @@ func FuzzCheckIP(f *testing.F) {
 		if ok && !isRoCE {
 			t.Fatal("CheckIP: got a valid ICRC of a packet that is not RoCE")
 		}
-		// A receiver on a UDP socket gets the same result.
+		// A receiver on a UDP socket must get the same result.
 		if ok && (ip[0] == 0x45 && ip[6] == 0x40 && ip[7] == 0 &&
 			int(binary.BigEndian.Uint16(ip[2:])) == 20+int(binary.BigEndian.Uint16(ip[24:])) ||
 			ip[0]>>4 == 6 && bytes.Equal(ip[4:6], ip[44:46])) {
@@ -479,7 +482,7 @@ func FuzzCheckIP(f *testing.F) {
 			}
 			pkt := udp[8:binary.BigEndian.Uint16(udp[4:])]
 			if got, ok := flow.Verify(id, pkt); !ok || ip[0]>>4 == 4 && got != id {
-				t.Fatalf("CheckIP accepts, Verify says %t, %d", ok, got)
+				t.Fatalf("Verify of a packet that CheckIP accepts: got %t, %d, want true with the same identification", ok, got)
 			}
 		}
 	})

@@ -2,8 +2,7 @@ package roce
 
 import "strconv"
 
-// MTU is a path MTU, the largest payload of a packet: enum ib_mtu of verbs.
-// 0 is not an MTU.
+// MTU is a path MTU, the largest payload of a packet (enum ib_mtu of verbs). 0 is not a valid MTU.
 type MTU uint8
 
 // The path MTUs.
@@ -15,10 +14,9 @@ const (
 	MTU4096 MTU = 5
 )
 
-// MaxOverhead is the number of bytes that a link MTU must have beyond the payload:
-// RXE_MAX_HDR_LENGTH of Linux, which counts IPv6 (40), UDP (8), BTH (12), RETH (16)
-// and ICRC (4). An RDMA WRITE Only with Immediate has 4 bytes more. With a full
-// payload and over IPv6 it does not fit in the smallest link MTU for its path MTU.
+// MaxOverhead is the number of bytes by which a link MTU must exceed the payload. It is RXE_MAX_HDR_LENGTH of Linux,
+// the sum of IPv6 (40), UDP (8), BTH (12), RETH (16) and ICRC (4). An RDMA WRITE Only with Immediate has 4 more bytes.
+// Over IPv6 and with a full payload, such a packet does not fit in the smallest link MTU for its path MTU.
 const MaxOverhead = 80
 
 // Valid reports whether m is one of the five path MTUs.
@@ -32,8 +30,8 @@ func (m MTU) Bytes() int {
 	return 128 << m
 }
 
-// Packets returns the number of packets that a message of n bytes takes; a message
-// without data takes one. m must be valid.
+// Packets returns the number of packets of a message of n bytes. A message without data has one packet. m must be
+// valid.
 func (m MTU) Packets(n uint32) int {
 	if n == 0 {
 		return 1
@@ -44,9 +42,8 @@ func (m MTU) Packets(n uint32) int {
 // String returns the number of bytes.
 func (m MTU) String() string { return strconv.Itoa(m.Bytes()) }
 
-// MTUFromLink returns the largest path MTU whose packets fit in a link MTU of
-// n bytes (the IP packet, as interfaces give it), or 0 if none does:
-// eth_mtu_int_to_enum of Linux's rxe.
+// MTUFromLink returns the largest path MTU with packets that fit in a link MTU of n bytes (the size of an IP packet, as
+// interfaces report it). It returns 0 if no path MTU fits (eth_mtu_int_to_enum of Linux's rxe).
 func MTUFromLink(n int) MTU {
 	for m := MTU4096; m >= MTU256; m-- {
 		if n-MaxOverhead >= m.Bytes() {

@@ -11,7 +11,7 @@ func TestMTU(t *testing.T) {
 		0: 0, roce.MTU256: 256, roce.MTU512: 512, roce.MTU1024: 1024, roce.MTU2048: 2048, roce.MTU4096: 4096, 6: 0,
 	} {
 		if m.Bytes() != want || m.Valid() != (want != 0) {
-			t.Errorf("MTU %d: %d bytes, valid %t; want %d", uint8(m), m.Bytes(), m.Valid(), want)
+			t.Errorf("MTU %d: got %d bytes and valid %t, want %d bytes", uint8(m), m.Bytes(), m.Valid(), want)
 		}
 	}
 	if s := roce.MTU1024.String(); s != "1024" {
@@ -25,11 +25,11 @@ func TestMTUFromLink(t *testing.T) {
 		68:    0,
 		335:   0,
 		336:   roce.MTU256,
-		576:   roce.MTU256, // the least that IPv4 guarantees
+		576:   roce.MTU256, // the minimum that IPv4 guarantees
 		592:   roce.MTU512,
 		1103:  roce.MTU512,
 		1104:  roce.MTU1024,
-		1280:  roce.MTU1024, // the least of IPv6
+		1280:  roce.MTU1024, // the minimum of IPv6
 		1500:  roce.MTU1024, // Ethernet
 		2128:  roce.MTU2048,
 		4175:  roce.MTU2048,
@@ -58,7 +58,7 @@ func TestMTUPackets(t *testing.T) {
 		{roce.MTU4096, 1<<32 - 1, 1 << 20},
 	} {
 		if got := c.m.Packets(c.n); got != c.want {
-			t.Errorf("%d bytes at MTU %v: %d packets, want %d", c.n, c.m, got, c.want)
+			t.Errorf("%d bytes at MTU %v: got %d packets, want %d", c.n, c.m, got, c.want)
 		}
 	}
 }

@@ -2,15 +2,14 @@ package roce
 
 import "fmt"
 
-// Opcode is the first byte of a packet: the transport service in its upper
-// three bits and the operation in its lower five (IBA 9.2.1, table 38). A
-// value from the wire may be unknown; see [Opcode.Known].
+// Opcode is the first byte of a packet. The upper three bits are the transport service, and the lower five bits are the
+// operation (IBA 9.2.1, table 38). An opcode from the wire may be unknown; see [Opcode.Known].
 type Opcode uint8
 
 // Service is the transport service of an [Opcode].
 type Service uint8
 
-// The transport services. Reliable datagram (RD, 2) is not in this package.
+// The transport services. Reliable datagram (RD, 2) is not supported.
 const (
 	RC  Service = 0 // reliable connection
 	UC  Service = 1 // unreliable connection
@@ -22,8 +21,8 @@ const (
 // Operation is an [Opcode] without its service.
 type Operation uint8
 
-// The operations. All of them exist with RC and XRC; the first twelve with UC;
-// [SendOnly] and [SendOnlyWithImmediate] with UD.
+// The operations. RC and XRC have all operations. UC has the first twelve. UD has [SendOnly] and
+// [SendOnlyWithImmediate].
 const (
 	SendFirst                  Operation = 0x00
 	SendMiddle                 Operation = 0x01
@@ -136,13 +135,12 @@ const (
 	XRCAtomicWrite                = xrc | Opcode(AtomicWrite)
 )
 
-// Flags are the properties of an [Opcode], one bit each. A driver looks them up
-// once per packet and tests them together. They correspond to the masks of Linux's
-// struct rxe_opcode_info.
+// Flags are the properties of an [Opcode], one bit each. A driver looks up the flags once per packet and tests them
+// together. They correspond to the masks of Linux's struct rxe_opcode_info.
 type Flags uint32
 
-// Direction, and place in the message: each known opcode but [CNP] has exactly
-// one of each group.
+// The next flags are the direction and the position in the message. Each known opcode except [CNP] has exactly one flag
+// of each group.
 const (
 	FlagRequest  Flags = 1 << iota // from requester to responder
 	FlagResponse                   // from responder to requester
@@ -152,22 +150,22 @@ const (
 	FlagLast
 	FlagOnly
 
-	// Operation: exactly one.
+	// The next flags are the operation. Each opcode has exactly one of them.
 	FlagSend
 	FlagWrite        // RDMA WRITE
 	FlagRead         // RDMA READ request
 	FlagAtomic       // CmpSwap, FetchAdd
 	FlagAtomicWrite  // ATOMIC WRITE
 	FlagFlush        // FLUSH
-	FlagReadResponse // RDMA READ response; also answers FLUSH and ATOMIC WRITE
+	FlagReadResponse // RDMA READ response; also the response to FLUSH and ATOMIC WRITE
 	FlagAck          // Acknowledge
 	FlagAtomicAck    // ATOMIC Acknowledge
 
-	// Use of the receive queue.
-	FlagStartsReceive    // takes a receive work request: SEND First and Only, WRITE with Immediate
-	FlagCompletesReceive // completes it: SEND Last and Only, WRITE with Immediate
+	// The next flags describe the use of the receive queue.
+	FlagStartsReceive    // consumes a receive work request: SEND First and Only, WRITE with Immediate
+	FlagCompletesReceive // completes the receive work request: SEND Last and Only, WRITE with Immediate
 
-	// Content. Without FlagPayload a packet ends with its headers.
+	// Content. Without FlagPayload a packet ends after its headers.
 	FlagPayload
 	FlagXRCETH
 	FlagDETH
@@ -179,18 +177,17 @@ const (
 	FlagImmDt
 	FlagIETH
 
-	// FlagStarts and FlagEnds match the first and the last packet of a message.
+	// FlagStarts matches the first packet of a message, and FlagEnds matches the last packet.
 	FlagStarts = FlagFirst | FlagOnly
 	FlagEnds   = FlagLast | FlagOnly
 )
 
-// Opcode returns the opcode of operation o with service s. Not every
-// combination is an [Opcode.Known] one.
+// Opcode returns the opcode of operation o with service s. Not every combination is a known opcode: see [Opcode.Known].
 func (s Service) Opcode(o Operation) Opcode {
 	return Opcode(s)<<serviceShift | Opcode(o)&operationMask
 }
 
-// String returns the abbreviation that the specification uses.
+// String returns the abbreviation of the specification.
 func (s Service) String() string {
 	switch s {
 	case RC:
@@ -216,14 +213,14 @@ func (op Opcode) Operation() Operation { return Operation(op & operationMask) }
 // Known reports whether op is one of the opcodes of this package.
 func (op Opcode) Known() bool { return opcodes[op].len != 0 }
 
-// Flags returns the properties of op, 0 if it is not known.
+// Flags returns the properties of op. It returns 0 if op is unknown.
 func (op Opcode) Flags() Flags { return opcodes[op].flags }
 
 // Has reports whether op has any of the properties in f.
 func (op Opcode) Has(f Flags) bool { return opcodes[op].flags&f != 0 }
 
-// HeaderLen returns the length of the BTH and all extended headers in bytes: where
-// the payload starts. It is 0 if op is not known.
+// HeaderLen returns the length in bytes of the BTH and all extended headers. This is the offset of the payload. It is 0
+// if op is unknown.
 func (op Opcode) HeaderLen() int { return int(opcodes[op].len) }
 
 // String returns the name in the specification, such as "RC SEND First".

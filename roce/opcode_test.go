@@ -7,9 +7,9 @@ import (
 	"verbena/roce"
 )
 
-// operations is table 38 of the specification for RC: the names of the
-// operations, their extended headers in order, and their properties. "payload" and
-// "imm" stand for the properties that follow from a payload and from immediate data.
+// operations is table 38 of the specification for RC. Each row contains the name of an operation, its extended headers
+// in order, and its properties. "payload" and "imm" represent the properties that follow from a payload and from
+// immediate data.
 var operations = []struct {
 	op      uint8
 	name    string
@@ -63,7 +63,7 @@ type opcodeRow struct {
 	name, headers, props string
 }
 
-// table38 spells out all opcodes.
+// table38 returns a row for each opcode.
 func table38() map[roce.Opcode]opcodeRow {
 	t := map[roce.Opcode]opcodeRow{
 		0x64: {"UD SEND Only", "DETH", "request only send takes completes payload"},
@@ -87,7 +87,7 @@ func table38() map[roce.Opcode]opcodeRow {
 func TestOpcodes(t *testing.T) {
 	table := table38()
 	if len(table) != 25+12+2+1+25 {
-		t.Fatalf("%d opcodes in the table of the test", len(table))
+		t.Fatalf("opcodes in the table of the test: got %d, want 65", len(table))
 	}
 	for i := range 256 {
 		op := roce.Opcode(i)
@@ -124,7 +124,7 @@ func TestOpcodes(t *testing.T) {
 			flags |= flagNames[p]
 		}
 		if op.HeaderLen() != n || op.Flags() != flags {
-			t.Errorf("%v: header length %d, flags %#x; want %d, %#x", op, op.HeaderLen(), op.Flags(), n, flags)
+			t.Errorf("%v: got header length %d and flags %#x, want %d and %#x", op, op.HeaderLen(), op.Flags(), n, flags)
 		}
 	}
 	if got := roce.Opcode(0x15).String(); got != "opcode 0x15" {
@@ -132,7 +132,7 @@ func TestOpcodes(t *testing.T) {
 	}
 }
 
-// The views of a packet lie where the headers lie, one after the other.
+// The views of a packet must have the offsets of the headers.
 func TestHeaderOffsets(t *testing.T) {
 	for op, row := range table38() {
 		buf := make([]byte, op.PacketLen(0))
@@ -148,7 +148,8 @@ func TestHeaderOffsets(t *testing.T) {
 		for _, h := range strings.Fields(row.headers) {
 			v := views[h]
 			if len(v) != headerLens[h] || cap(v) != len(v) || int(v[0]) != off {
-				t.Errorf("%v: %s at %d, %d bytes, capacity %d; want %d, %d bytes", op, h, v[0], len(v), cap(v), off, headerLens[h])
+				t.Errorf("%v: %s: got offset %d, %d bytes and capacity %d, want offset %d and %d bytes",
+					op, h, v[0], len(v), cap(v), off, headerLens[h])
 			}
 			off += len(v)
 			delete(views, h)
@@ -165,10 +166,10 @@ func TestOpcodeHas(t *testing.T) {
 	if !roce.RCSendOnly.Has(roce.FlagStarts) || !roce.RCSendOnly.Has(roce.FlagEnds) ||
 		!roce.RCSendFirst.Has(roce.FlagStarts) || roce.RCSendFirst.Has(roce.FlagEnds) ||
 		roce.RCSendMiddle.Has(roce.FlagStarts|roce.FlagEnds) || !roce.XRCSendLast.Has(roce.FlagEnds) {
-		t.Error("place in the message is wrong")
+		t.Error("position in the message: got the wrong flags, want those of the opcode")
 	}
 	if roce.XRC.Opcode(roce.FetchAdd) != roce.XRCFetchAdd || roce.UD.Opcode(roce.SendOnly) != roce.UDSendOnly {
-		t.Error("Service.Opcode is wrong")
+		t.Error("Service.Opcode: got a wrong opcode, want XRCFetchAdd and UDSendOnly")
 	}
 	if got := roce.Service(2).String(); got != "service 2" {
 		t.Errorf("RD is %q", got)

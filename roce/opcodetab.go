@@ -1,9 +1,8 @@
 package roce
 
-// layout holds the offsets of a packet's headers from the start of the BTH, and
-// the length of all headers. The offset of an absent header is 0. The order is
-// fixed (IBA 5.2): XRCETH, DETH, FETH, RETH, AtomicETH, AETH, AtomicAckETH, ImmDt,
-// IETH.
+// layout contains the offsets of a packet's headers from the start of the BTH, and the total length of the headers. The
+// offset of an absent header is 0. The order is fixed (IBA 5.2): XRCETH, DETH, FETH, RETH, AtomicETH, AETH,
+// AtomicAckETH, ImmDt, IETH.
 type layout struct {
 	len          uint8
 	xrceth       uint8
@@ -22,7 +21,7 @@ type opcodeInfo struct {
 	layout
 }
 
-// afterXRC is the offset of the header after an XRCETH.
+// afterXRC is the offset of the first header after an XRCETH.
 const afterXRC = BTHLen + XRCETHLen
 
 var (
@@ -50,7 +49,7 @@ var (
 	layXRCFlush   = layout{xrceth: BTHLen, feth: afterXRC, reth: afterXRC + FETHLen, len: afterXRC + FETHLen + RETHLen}
 )
 
-// Combinations of flags that several services share.
+// The next constants are combinations of flags that several services share.
 const (
 	send      = FlagRequest | FlagSend | FlagPayload
 	sendFirst = send | FlagFirst | FlagStartsReceive
@@ -80,8 +79,7 @@ const (
 	atomicAck     = FlagResponse | FlagAtomicAck | FlagOnly | FlagAETH | FlagAtomicAckETH
 )
 
-// opcodes is table 38 of the specification. Only requests of XRC carry an
-// XRCETH; its responses are those of RC.
+// opcodes is table 38 of the specification. Only XRC requests have an XRCETH. XRC responses are equal to RC responses.
 var opcodes = [256]opcodeInfo{
 	RCSendFirst:                  {sendFirst, layNone},
 	RCSendMiddle:                 {sendMid, layNone},

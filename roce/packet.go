@@ -2,37 +2,34 @@ package roce
 
 import "encoding/binary"
 
-// Packet is a RoCEv2 packet in a buffer of the caller, from the BTH to the ICRC,
-// with views of its parts. It is valid as long as the buffer, because nothing is
-// copied.
+// Packet is a RoCEv2 packet in a buffer of the caller, from the BTH to the ICRC. It provides views of the packet's
+// parts. A Packet is valid only as long as the buffer, because nothing is copied.
 type Packet struct {
 	Opcode Opcode
 	Flags  Flags  // properties of the opcode
 	Data   []byte // the whole UDP payload, from the BTH to the ICRC
-	// Payload is the payload without padding and ICRC. It is empty for a CNP.
+	// Payload excludes padding and ICRC. Payload is empty for a CNP.
 	Payload []byte
 }
 
-// DropReason is an error of [ParsePacket] and [ParseBody]. The receiver drops such
-// a packet without a response. The values are small and dense, so a driver can
-// count them in an array of [NumDropReasons] elements.
+// DropReason is an error of [ParsePacket] and [ParseBody]. The receiver drops a packet with such an error without a
+// response. The values are small and dense. A driver can therefore count them in an array of [NumDropReasons] elements.
 type DropReason uint8
 
-// The reasons. The parsers do not return DropICRC; it is for callers of
-// [Flow.Verify].
+// The reasons. The parsers do not return DropICRC. Callers of [Flow.Verify] use it.
 const (
-	DropTooShort   DropReason = iota // less than a BTH and an ICRC
-	DropVersion                      // transport header version not 0
+	DropTooShort   DropReason = iota // shorter than a BTH and an ICRC
+	DropVersion                      // the transport header version is not 0
 	DropOpcode                       // opcode not known
-	DropHeaders                      // shorter than the headers of its opcode
-	DropUnaligned                    // length not a multiple of 4
+	DropHeaders                      // shorter than the headers of the opcode
+	DropUnaligned                    // the length is not a multiple of 4
 	DropPad                          // more padding than payload
-	DropPayload                      // payload where the opcode has none
+	DropPayload                      // has a payload although the opcode has none
 	DropICRC                         // wrong ICRC
 	NumDropReasons = int(iota)
 )
 
-// Error returns the reason in words.
+// Error returns a description of the reason.
 func (r DropReason) Error() string {
 	switch r {
 	case DropTooShort:
@@ -55,8 +52,8 @@ func (r DropReason) Error() string {
 	return "RoCEv2 packet dropped"
 }
 
-// ParsePacket checks the format of a UDP payload b and returns views of its parts.
-// It does not check the ICRC; see [Flow.Verify]. The error is a [DropReason].
+// ParsePacket checks the format of a UDP payload b and returns views of the packet's parts. It does not check the ICRC;
+// see [Flow.Verify]. The error is a [DropReason].
 func ParsePacket(b []byte) (Packet, error) {
 	if len(b) < BTHLen+ICRCLen {
 		return Packet{}, DropTooShort
@@ -69,10 +66,10 @@ func ParsePacket(b []byte) (Packet, error) {
 	return p, nil
 }
 
-// ParseBody checks the format of a packet without its ICRC, which the caller has
-// verified, and returns views of its parts. Data is b, and Packet.ICRC may not be
-// called. The error is a [DropReason]. ParseBody does not check values that need a
-// queue pair: path MTU, P_Key, Q_Key, PSN, and the 8 bytes of an ATOMIC WRITE.
+// ParseBody checks the format of a packet without its ICRC and returns views of the packet's parts. The caller has
+// already verified the ICRC. In the result, Data is b, and Packet.ICRC must not be called. The error is a [DropReason].
+// ParseBody does not check values that depend on a queue pair. They are path MTU, P_Key, Q_Key, PSN, and the 8 bytes of
+// an ATOMIC WRITE.
 func ParseBody(b []byte) (Packet, error) {
 	if len(b) < BTHLen {
 		return Packet{}, DropTooShort
@@ -103,13 +100,12 @@ func ParseBody(b []byte) (Packet, error) {
 	return Packet{Opcode: op, Flags: info.flags, Data: b, Payload: b[start:end:end]}, nil
 }
 
-// NewPacket lays out a packet with n bytes of payload at the start of buf,
-// which must have [Opcode.PacketLen] bytes: it writes the BTH from f, except
-// that the pad count comes from n, and zeroes the padding. It panics if buf is
-// too short, the opcode is not known, or n > 0 and the opcode has no payload.
+// NewPacket lays out a packet with n bytes of payload at the start of buf, which must have [Opcode.PacketLen] bytes. It
+// writes the BTH from f, but computes the pad count from n. It also zeroes the padding. It panics if buf is too short
+// or the opcode is unknown. It also panics if n > 0 and the opcode has no payload.
 //
-// The caller encodes every extended header of the opcode (buf is not cleared),
-// fills Payload, and ends with [Flow.Seal] on Data.
+// The caller must encode every extended header of the opcode, because buf is not cleared. The caller then fills Payload
+// and calls [Flow.Seal] on Data.
 func NewPacket(buf []byte, f *BTHFields, n int) Packet {
 	info := &opcodes[f.Opcode]
 	start := int(info.len)
@@ -127,11 +123,11 @@ func NewPacket(buf []byte, f *BTHFields, n int) Packet {
 	return Packet{Opcode: f.Opcode, Flags: info.flags, Data: b, Payload: b[start:end:end]}
 }
 
-// PadCount returns the number of padding bytes after n bytes of payload.
+// PadCount returns the number of padding bytes after a payload of n bytes.
 func PadCount(n int) int { return -n & 3 }
 
-// PacketLen returns the length in bytes of a packet with n bytes of payload: all
-// headers, payload, padding and ICRC. It is the length of the UDP payload.
+// PacketLen returns the length in bytes of a packet with n bytes of payload. It includes all headers, payload, padding
+// and ICRC. This length is the length of the UDP payload.
 func (op Opcode) PacketLen(n int) int {
 	return int(opcodes[op].len) + (n+3)&^3 + ICRCLen
 }
@@ -139,8 +135,8 @@ func (op Opcode) PacketLen(n int) int {
 // BTH returns the base transport header.
 func (p *Packet) BTH() BTH { return BTH(p.Data[:BTHLen:BTHLen]) }
 
-// RETH returns the RDMA extended header, or nil if the opcode has none. Likewise
-// for the other headers; [Packet.Flags] tells beforehand.
+// RETH returns the RDMA extended header, or nil if the opcode has none. The methods for other headers work in the same
+// way. [Packet.Flags] shows which headers exist.
 func (p *Packet) RETH() RETH { return view(p.Data, opcodes[p.Opcode].reth, RETHLen) }
 
 // AETH returns the acknowledgement extended header, or nil.
@@ -171,7 +167,7 @@ func (p *Packet) XRCETH() XRCETH { return view(p.Data, opcodes[p.Opcode].xrceth,
 // FETH returns the FLUSH extended header, or nil.
 func (p *Packet) FETH() FETH { return view(p.Data, opcodes[p.Opcode].feth, FETHLen) }
 
-// ICRC returns the invariant CRC as the packet has it, right or wrong.
+// ICRC returns the invariant CRC in the packet, even if it is invalid.
 func (p *Packet) ICRC() uint32 { return binary.LittleEndian.Uint32(p.Data[len(p.Data)-ICRCLen:]) }
 
 func view(b []byte, off uint8, n int) []byte {

@@ -19,14 +19,15 @@ func TestNewAndParsePacket(t *testing.T) {
 			p := roce.NewPacket(buf, &f, n)
 			payload := []byte("abcdefghij")[:n]
 			if copy(p.Payload, payload) != n || len(p.Payload) != n || cap(p.Payload) != n {
-				t.Fatalf("%v: payload of %d bytes, want %d", op, len(p.Payload), n)
+				t.Fatalf("%v: got a payload of %d bytes, want %d", op, len(p.Payload), n)
 			}
 			if len(p.Data) != op.PacketLen(n) || len(p.Data)%4 != 0 || buf[len(p.Data)] != 0xee {
-				t.Errorf("%v, %d bytes: packet of %d bytes", op, n, len(p.Data))
+				t.Errorf("%v with %d bytes of payload: got a packet of %d bytes, want PacketLen", op, n, len(p.Data))
 			}
 			pad := p.Data[op.HeaderLen()+n : len(p.Data)-roce.ICRCLen]
 			if len(pad) != roce.PadCount(n) || p.BTH().PadCount() != len(pad) || len(bytes.Trim(pad, "\x00")) != 0 {
-				t.Errorf("%v, %d bytes: padding % x, pad count %d", op, n, pad, p.BTH().PadCount())
+				t.Errorf("%v with %d bytes of payload: got padding % x and pad count %d, want zeros and equal counts",
+					op, n, pad, p.BTH().PadCount())
 			}
 			got, err := roce.ParsePacket(p.Data)
 			if err != nil {
@@ -140,10 +141,10 @@ func FuzzParsePacket(f *testing.F) {
 			t.Fatalf("accepted %+v", p)
 		}
 		if p.Opcode.PacketLen(len(p.Payload)) != len(b) {
-			t.Fatalf("%v with %d bytes of payload makes %d bytes, not %d", p.Opcode, len(p.Payload),
+			t.Fatalf("PacketLen of %v with %d bytes of payload: got %d, want %d", p.Opcode, len(p.Payload),
 				p.Opcode.PacketLen(len(p.Payload)), len(b))
 		}
-		// Every header is within the packet, and is there if its flag says so.
+		// Every header must lie within the packet, and must exist if its flag is set.
 		for _, h := range []struct {
 			flag roce.Flags
 			view []byte
@@ -160,7 +161,7 @@ func FuzzParsePacket(f *testing.F) {
 				want = h.n
 			}
 			if len(h.view) != want {
-				t.Fatalf("%v: header of %d bytes, want %d", p.Opcode, len(h.view), want)
+				t.Fatalf("%v: got a header of %d bytes, want %d", p.Opcode, len(h.view), want)
 			}
 		}
 		p.ICRC()

@@ -6,10 +6,9 @@ const (
 	goldenRatio32  = 0x61c88647
 )
 
-// SourcePortRC returns the UDP source port of a connected (RC, UC or XRC)
-// queue pair without a flow label, as Linux chooses it. The port is the same at both
-// ends. Most connections have different ports, which routers use to distribute them
-// over paths (rdma_calc_flow_label, rdma_flow_label_to_udp_sport).
+// SourcePortRC returns the UDP source port of a connected (RC, UC or XRC) queue pair without a flow label. Linux
+// chooses the same port. The port is the same at both ends. Most connections have different ports. Routers use the
+// ports to distribute connections over paths (rdma_calc_flow_label, rdma_flow_label_to_udp_sport).
 func SourcePortRC(localQPN, remoteQPN uint32) uint16 {
 	v := uint64(localQPN) * uint64(remoteQPN)
 	v ^= v >> 20
@@ -17,16 +16,14 @@ func SourcePortRC(localQPN, remoteQPN uint32) uint16 {
 	return SourcePortFlowLabel(uint32(v) & flowLabelMask)
 }
 
-// SourcePortFlowLabel returns the UDP source port of a connected queue pair
-// for the flow label fl of its address vector. 0 means no flow label: Linux then uses
-// [SourcePortRC] (rdma_get_udp_sport).
+// SourcePortFlowLabel returns the UDP source port of a connected queue pair for the flow label fl of its address
+// vector. If fl is 0, there is no flow label: in this case Linux uses [SourcePortRC] (rdma_get_udp_sport).
 func SourcePortFlowLabel(fl uint32) uint16 {
 	fl &= flowLabelMask
 	return uint16(sourcePortBase | fl&0x3fff ^ fl>>14)
 }
 
-// SourcePortUD returns the UDP source port of a datagram queue pair from its
-// number (hash_32 of Linux's rxe).
+// SourcePortUD computes the UDP source port of a datagram queue pair from its number (hash_32 of Linux's rxe).
 func SourcePortUD(qpn uint32) uint16 {
 	return sourcePortBase + uint16(qpn*goldenRatio32>>18)
 }

@@ -11,7 +11,7 @@ func TestSourcePortRC(t *testing.T) {
 		local, remote uint32
 		want          uint16
 	}{
-		// What the rdma_rxe of Linux 6.1 used between these queue pairs.
+		// The next rows are the ports that rdma_rxe of Linux 6.1 has used between these queue pairs.
 		{0x11, 0x12, 0xc132},
 		{0x12, 0x14, 0xc168},
 		{0x13, 0x16, 0xc1a2},
@@ -21,7 +21,7 @@ func TestSourcePortRC(t *testing.T) {
 
 		{0, 0x12, 0xc000},
 		{0x80, 0x80, 0xc001},         // the product has bit 14, which is folded onto bit 0
-		{0x400, 0x400, 0xc001},       // bit 20 too, by the first shift
+		{0x400, 0x400, 0xc001},       // the product has bit 20, which the first shift folds onto bit 0
 		{0xffffff, 0xffffff, 0xff21}, // 0xfffffe000001
 	} {
 		got := roce.SourcePortRC(c.local, c.remote)
@@ -29,7 +29,8 @@ func TestSourcePortRC(t *testing.T) {
 			t.Errorf("SourcePortRC(%#x, %#x) = %#x, want %#x", c.local, c.remote, got, c.want)
 		}
 		if back := roce.SourcePortRC(c.remote, c.local); back != got {
-			t.Errorf("%#x, %#x: %#x one way, %#x the other", c.local, c.remote, got, back)
+			t.Errorf("SourcePortRC of %#x and %#x: got %#x in one direction and %#x in the other, want equal ports",
+				c.local, c.remote, got, back)
 		}
 	}
 }

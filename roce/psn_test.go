@@ -44,7 +44,7 @@ func TestPSNOrder(t *testing.T) {
 		{1, 0, 1},
 		{0, 0xffffff, 1}, // across the wrap
 		{5, 0xfffffb, 10},
-		{0x7fffff, 0, 1<<23 - 1}, // the farthest that is still after
+		{0x7fffff, 0, 1<<23 - 1}, // the largest distance that counts as after
 		{0x800000, 0, -(1 << 23)},
 		{0x800001, 0, -(1<<23 - 1)},
 		{0, 0x7fffff, -(1<<23 - 1)},
@@ -59,7 +59,7 @@ func TestPSNOrder(t *testing.T) {
 		if got := c.p.Less(c.q); got != (c.diff < 0) {
 			t.Errorf("%#x.Less(%#x) = %t", c.p, c.q, got)
 		}
-		if c.diff > -(1 << 23) { // beyond that there is no order
+		if c.diff > -(1 << 23) { // PSNs with a larger distance have no order
 			if got := c.q.Diff(c.p); got != -c.diff {
 				t.Errorf("%#x.Diff(%#x) = %d, want %d", c.q, c.p, got, -c.diff)
 			}

@@ -6,11 +6,13 @@ import (
 	"verbena/roce"
 )
 
-// TestPublicVectors compares the fields of the packets in scapy's test/contrib/roce.uts with the values there.
-// TestICRCOfKnownFrames has their ICRCs, except that of a CNP of an article, which is wrong there according to scapy.
+// TestPublicVectors compares the fields of the packets in scapy's test/contrib/roce.uts with the values in that file.
+// TestICRCOfKnownFrames checks the ICRCs of these packets. An exception is a CNP from an article, because according to
+// scapy its ICRC is wrong.
 func TestPublicVectors(t *testing.T) {
 	frames := scapyFrames(t)
-	// That CNP: from 22.22.22.8 to 22.22.22.7, identification 0x98c6, source port 56238, queue pair 0xd2; without ICRC.
+	// The article's CNP goes from 22.22.22.8 to 22.22.22.7 with identification 0x98c6, source port 56238 and queue pair
+	// 0xd2. It has no ICRC.
 	article := unhex(t, "4589003c 98c64000 20110000 16161608 16161607 dbae12b7 00280000"+
 		"8100ffff 400000d2 00000000 00000000 00000000 00000000 00000000 00000000")
 	for _, c := range []struct {
@@ -46,18 +48,20 @@ func TestPublicVectors(t *testing.T) {
 		if p.Opcode != c.op || h.DestQPN() != c.qpn || h.PSN() != c.psn || h.MigReq() != c.migReq || h.BECN() != c.becn ||
 			h.FECN() ||
 			h.PadCount() != c.pad || h.PKey() != roce.DefaultPKey || h.AckReq() || h.SolicitedEvent() || h.TVer() != 0 {
-			t.Errorf("%s: %v, queue pair %d, PSN %d, MigReq %t, BECN %t, FECN %t, pad %d, P_Key %#x, AckReq %t, solicited %t, version %d", c.name,
+			t.Errorf("%s: got %v, queue pair %d, PSN %d, MigReq %t, BECN %t, FECN %t, pad %d, P_Key %#x, AckReq %t, "+
+				"solicited %t, version %d, want the published values", c.name,
 				p.Opcode, h.DestQPN(), h.PSN(), h.MigReq(), h.BECN(), h.FECN(), h.PadCount(), h.PKey(), h.AckReq(),
 				h.SolicitedEvent(), h.TVer())
 		}
 		if len(p.Payload) != c.payload || len(c.ip) != c.checkSize || c.ip[1] != c.tos || c.ip[8] != c.ttl ||
 			ident != c.ident ||
 			uint16(c.ip[20])<<8|uint16(c.ip[21]) != c.port {
-			t.Errorf("%s: %d bytes of payload in %d, ToS %#x, TTL %d, identification %#x", c.name, len(p.Payload), len(c.ip),
+			t.Errorf("%s: got %d bytes of payload in %d, ToS %#x, TTL %d, identification %#x, want the published values",
+				c.name, len(p.Payload), len(c.ip),
 				c.ip[1], c.ip[8], ident)
 		}
 		if right := flow.ICRC(ident, pkt) == p.ICRC(); right != c.sealedICRC {
-			t.Errorf("%s: its ICRC is right: %t", c.name, right)
+			t.Errorf("%s: ICRC valid: got %t, want the opposite", c.name, right)
 		}
 	}
 }
