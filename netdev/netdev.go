@@ -1,11 +1,11 @@
 // Package netdev finds the network interfaces of RDMA devices.
 //
-// An RDMA device over Ethernet belongs to one network interface: its port follows the interface's state, its path MTU
-// depends on the interface's MTU, and its GID table lists the interface's addresses. A user names the interface, or an
-// address, or neither: see [ByName], [ByAddr] and [FirstUsable].
+// An RDMA device over Ethernet belongs to one network interface. The device's port follows the state of the interface,
+// its path MTU depends on the MTU of the interface, and its GID table lists the addresses of the interface. A user
+// names the interface or an address, or uses the default: see [ByName], [ByAddr] and [FirstUsable].
 //
-// The results are snapshots; a [Watcher] reports when they may have changed. If there is no match, the error wraps
-// ENODEV, or EADDRNOTAVAIL for an address, and lists the available interfaces.
+// The results are snapshots. A [Watcher] reports when they may have changed. If no interface matches, the error wraps
+// ENODEV, or EADDRNOTAVAIL for an address. The error lists the available interfaces.
 package netdev
 
 import (
@@ -25,17 +25,17 @@ import (
 type Interface struct {
 	Name     string
 	Index    int
-	MAC      net.HardwareAddr // empty for loopback and tunnels
-	MTU      int              // MTU of an IP packet, in bytes
+	MAC      net.HardwareAddr // empty for loopback interfaces and tunnels
+	MTU      int              // maximum size of an IP packet, in bytes
 	Up       bool             // administrative state
-	Running  bool             // up, and with a carrier
+	Running  bool             // up and with a carrier
 	Loopback bool
-	// Addrs are IPv4 addresses first, then those of IPv6, then link-local IPv6 with the interface's name as zone;
-	// each kind in the kernel's order.
+	// Addrs contains IPv4 addresses first, then IPv6 addresses, then link-local IPv6 addresses with the interface's
+	// name as the zone. Within each kind the order is the kernel's.
 	Addrs []netip.Addr
 }
 
-// Has reports whether a is an address of the interface; zones are ignored. Every address in 127.0.0.0/8 belongs to a
+// Has reports whether a is an address of the interface. Zones are ignored. Every address in 127.0.0.0/8 belongs to a
 // loopback interface that is up.
 func (i *Interface) Has(a netip.Addr) bool {
 	a = a.Unmap()
@@ -53,7 +53,7 @@ func All() ([]Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list network interfaces: %w", err)
 	}
-	// Without the file there is no IPv6, or no /proc: then all addresses count as usable.
+	// If the file does not exist, the host has no IPv6 or no /proc. All addresses then count as usable.
 	pending := unusable(readTable("/proc/thread-self/net/if_inet6"))
 	list := make([]Interface, 0, len(ifs))
 	for _, ifi := range ifs {
@@ -69,8 +69,8 @@ func All() ([]Interface, error) {
 	return list, nil
 }
 
-// readTable returns the content of a file, or "" if it cannot be read. The filter of a confined process rejects
-// symbolic links.
+// readTable returns the content of a file, or "" if it cannot be read. It does not follow symbolic links, because the
+// seccomp filter of a confined process forbids them.
 func readTable(path string) string {
 	f, err := os.OpenFile(path, syscall.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -87,10 +87,10 @@ type indexed struct {
 	addr  netip.Addr
 }
 
-// unusable returns the addresses to which no socket can be bound. An address is tentative while duplicate detection is
-// in progress (RFC 4862, 5.4), and permanently unusable after it has failed. The table is /proc/net/if_inet6: address,
-// index, prefix length, scope and flags, in hexadecimal. The kernel announces an address again when it is no longer
-// tentative.
+// unusable returns the addresses to which no socket can be bound. An address is tentative during duplicate address
+// detection (RFC 4862, 5.4). It is permanently unusable if the detection fails. table is the text of
+// /proc/net/if_inet6. Its fields are address, index, prefix length, scope and flags, in hexadecimal. The kernel
+// announces an address again when the address is no longer tentative.
 func unusable(table string) map[indexed]bool {
 	set := map[indexed]bool{}
 	for line := range strings.Lines(table) {
@@ -142,7 +142,7 @@ func makeInterface(ifi net.Interface, addrs []net.Addr) Interface {
 	return i
 }
 
-// The order of addresses.
+// The next constants define the order of addresses.
 const (
 	rankIPv4 = iota
 	rankIPv6
@@ -159,8 +159,8 @@ func rank(a netip.Addr) int {
 	return rankIPv6
 }
 
-// FirstUsable returns the default interface: the first one, by index, that is up and has a carrier and a global unicast
-// address, IPv4 before IPv6. If there is none, it returns the loopback interface.
+// FirstUsable returns the default interface. This is the first interface, by index, that is up and has a carrier and a
+// global unicast address. IPv4 is preferred to IPv6. If there is no such interface, it returns the loopback interface.
 func FirstUsable() (*Interface, error) {
 	list, err := All()
 	if err != nil {
@@ -190,7 +190,7 @@ func firstUsable(list []Interface) (*Interface, error) {
 		syscall.ENODEV)
 }
 
-// ByName returns the interface with a name. It may be down or without an address.
+// ByName returns the interface with the given name. The interface may be down or have no address.
 func ByName(name string) (*Interface, error) {
 	list, err := All()
 	if err != nil {
@@ -208,8 +208,9 @@ func byName(list []Interface, name string) (*Interface, error) {
 	return nil, fmt.Errorf("no network interface is called %q (%s): %w", name, describe(list), syscall.ENODEV)
 }
 
-// ByAddr returns the interface that has address a. For a link-local IPv6 address the zone, a name or an index, selects
-// the link; it is optional if only one link has the address. Every address in 127.0.0.0/8 belongs to loopback.
+// ByAddr returns the interface that has address a. For a link-local IPv6 address, the zone selects the link by name or
+// index. The zone is optional if only one link has the address. Every address in 127.0.0.0/8 belongs to the loopback
+// interface.
 func ByAddr(a netip.Addr) (*Interface, error) {
 	list, err := All()
 	if err != nil {

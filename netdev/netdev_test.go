@@ -69,7 +69,7 @@ func TestByAddr(t *testing.T) {
 	}
 	for _, test := range []struct {
 		addr string
-		want string // the interface, or with a leading "!" a part of the error
+		want string // name of the interface, or "!" followed by a part of the error
 	}{
 		{"10.0.0.1", "eth0"},
 		{"::ffff:10.0.0.1", "eth0"},
@@ -88,7 +88,7 @@ func TestByAddr(t *testing.T) {
 		got, err := byAddr(list, netip.MustParseAddr(test.addr))
 		if mention, isErr := strings.CutPrefix(test.want, "!"); isErr {
 			if !errors.Is(err, syscall.EADDRNOTAVAIL) || !strings.Contains(err.Error(), mention) {
-				t.Errorf("%s: got %v, %v; want EADDRNOTAVAIL and a mention of %q", test.addr, got, err, mention)
+				t.Errorf("%s: got %v, %v, want EADDRNOTAVAIL and a text with %q", test.addr, got, err, mention)
 			}
 		} else if err != nil || got.Name != test.want {
 			t.Errorf("%s: got %v, %v; want %s", test.addr, got, err, test.want)
@@ -106,7 +106,7 @@ func TestByName(t *testing.T) {
 		t.Errorf("error %q, want %q", err, want)
 	}
 	if !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("error %v is not ENODEV", err)
+		t.Errorf("error: got %v, want ENODEV", err)
 	}
 }
 
@@ -152,7 +152,7 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestUnusable checks addresses to which no socket can be bound: tentative and duplicate ones.
+// TestUnusable checks addresses to which no socket can be bound. They are tentative or duplicate.
 func TestUnusable(t *testing.T) {
 	const table = `fe800000000000002c2d35fffe4ea3f0 02 40 20 c0    veth0
 fd770000000000000000000000000001 02 40 00 80    veth0

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watcher reports changes of the interfaces of a network namespace and of their addresses (rtnetlink(7)). It does not
-// report details: call [All] for the new state.
+// Watcher reports changes of the interfaces of a network namespace and of their addresses (rtnetlink(7)). A Watcher
+// does not report details. Call [All] to read the new state.
 type Watcher struct {
 	socket *os.File
 	buf    []byte
 }
 
-// Watch starts to watch the network namespace of the calling thread. It needs no privilege. The caller must close the
-// Watcher.
+// Watch starts to watch the network namespace of the calling thread. Watch needs no privilege. The caller must close
+// the Watcher.
 func Watch() (*Watcher, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -31,9 +31,10 @@ func Watch() (*Watcher, error) {
 }
 
 // Wait sleeps until an interface or address has changed since its last return. One return may cover several changes. It
-// returns os.ErrClosed after the Watcher was closed.
+// returns os.ErrClosed after the Watcher has been closed.
 func (w *Watcher) Wait() error {
-	// The contents of a message may be outdated and are ignored. Lost messages (ENOBUFS) do not matter either.
+	// The contents of a message may be outdated and are therefore ignored. Lost messages (ENOBUFS) are harmless for the
+	// same reason.
 	if _, err := w.socket.Read(w.buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
 		return fmt.Errorf("watch the network interfaces: %w", err)
 	}
@@ -50,5 +51,5 @@ func (w *Watcher) Wait() error {
 	})
 }
 
-// Close ends the watch and wakes a sleeping Wait. It may be called once, from any thread.
+// Close ends the watch and wakes a sleeping Wait. Close may be called once, from any thread.
 func (w *Watcher) Close() error { return w.socket.Close() }

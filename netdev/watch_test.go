@@ -15,16 +15,16 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestWatch changes interfaces in a network namespace of its own, and waits for the reports.
+// TestWatch changes interfaces in its own network namespace, and waits for the reports.
 func TestWatch(t *testing.T) {
 	testutil.NeedRoot(t, "for a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
-		t.Skip("needs ip: apt-get install iproute2")
+		t.Skip("this test needs the command ip: apt-get install iproute2")
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine, and the namespace with it
+		runtime.LockOSThread() // not unlocked: the thread ends together with the goroutine and the namespace
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 			return
@@ -81,7 +81,7 @@ func watchHere(t *testing.T) {
 					return
 				}
 			case <-time.After(20 * time.Second):
-				t.Errorf("after ip %v: not told", s.args)
+				t.Errorf("Wait after ip %v: got no return within 20 s, want one", s.args)
 				return
 			}
 		}
@@ -98,7 +98,7 @@ func watchHere(t *testing.T) {
 			}
 			return
 		case <-time.After(20 * time.Second):
-			t.Error("Wait goes on after Close")
+			t.Error("Wait after Close: got no return within 20 s, want one")
 			return
 		}
 	}
