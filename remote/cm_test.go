@@ -220,7 +220,7 @@ func TestAnswers(t *testing.T) {
 				"allocate 4096 bytes for address 0x8: both must be multiples of %d: invalid argument", os.Getpagesize())},
 			{devfile.Request{Op: write, Addr: cmMemory, N: 7}, syscall.EINVAL, "command of 7 bytes: invalid argument"},
 			{devfile.Request{Op: write, Addr: cmMemory + 4096 - 4, N: 8}, syscall.EFAULT,
-				"read the command: memory is not mapped with the rights asked for: bad address: bad address"},
+				"read the command: memory is not mapped with the requested rights: bad address: bad address"},
 			{devfile.Request{Op: write, Addr: cmMemory + 64, N: 24}, syscall.ENOENT,
 				"LISTEN: id 9: there is none: no such file or directory"},
 			{devfile.Request{Op: devfile.OpForget, N: 1 << 40}, 0, ""},

@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// Unlimited is the limit of an account without a limit (CAP_IPC_LOCK, RLIM_INFINITY).
+// Unlimited is the limit of an account that has no limit (CAP_IPC_LOCK, RLIM_INFINITY).
 const Unlimited = math.MaxUint64
 
-// Account counts the pages held by registrations, usually those of one process, against a limit. The nil Account counts
-// nothing. Mirrors mm->pinned_vm against RLIMIT_MEMLOCK.
+// Account counts the pages of registrations, usually the registrations of one process, and compares their number with a
+// limit. A nil Account counts nothing. Mirrors mm->pinned_vm against RLIMIT_MEMLOCK.
 type Account struct {
 	limit func() (uint64, error) // bytes; nil: Unlimited
 
@@ -17,8 +17,8 @@ type Account struct {
 	pages uint64
 }
 
-// NewAccount returns an account. It calls limit for each charge, because a process may change its own limit; the result
-// is in bytes. A nil limit is Unlimited.
+// NewAccount returns an account. It calls limit for each charge, because a process may change its own limit. The result
+// of limit is in bytes. A nil limit means Unlimited.
 func NewAccount(limit func() uint64) *Account {
 	if limit == nil {
 		return &Account{}
@@ -26,11 +26,11 @@ func NewAccount(limit func() uint64) *Account {
 	return &Account{limit: func() (uint64, error) { return limit(), nil }}
 }
 
-// NewLimitedAccount is NewAccount with a limit that may be unknown: if limit returns an error, the charge fails with
-// that error.
+// NewLimitedAccount is the equivalent of NewAccount for a limit that may be unknown. If limit returns an error, the
+// charge fails with this error.
 func NewLimitedAccount(limit func() (uint64, error)) *Account { return &Account{limit: limit} }
 
-// Pages returns the number of pages currently held.
+// Pages returns the number of pages that are currently charged.
 func (a *Account) Pages() uint64 {
 	if a == nil {
 		return 0

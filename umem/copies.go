@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// ErrStuck: the maximum number of accesses to the user's memory is in progress, and none of them ends. Memory that does
-// not respond, such as a file of a FUSE server that hangs, blocks each thread that accesses it.
-var ErrStuck = fmt.Errorf("too many accesses to memory of this user do not end: %w", syscall.EFAULT)
+// ErrStuck reports that the maximum number of accesses to the user's memory is in progress, and that none of them ends.
+// Unresponsive memory, such as a file of a FUSE server that hangs, blocks each thread that accesses it.
+var ErrStuck = fmt.Errorf("too many accesses to memory of this user are blocked: %w", syscall.EFAULT)
 
-// Copies limits the number of concurrent accesses to the memory of one user's processes, and thereby the number of
-// threads that blocked memory can block. The nil Copies has no limit. It is safe for concurrent use.
+// Copies limits the number of concurrent accesses to the memory of one user's processes. It thus limits the number of
+// threads that blocked memory can block. A nil Copies has no limit. All methods are safe for concurrent use.
 type Copies struct {
 	most  int64
-	all   *Copies // limit for all users together; nil: none
+	all   *Copies // limit for all users together; nil if there is none
 	going atomic.Int64
-	// stuck: the maximum has been in progress for longer than the allowed time. Until one access ends, further ones
-	// fail at once.
+	// stuck is set when the maximum has been in progress for longer than the allowed time. Until an access ends,
+	// further accesses fail at once.
 	stuck   atomic.Bool
 	waiting atomic.Int64
 }
@@ -26,15 +26,15 @@ type Copies struct {
 const (
 	copiesTimeout = time.Second
 	copiesLook    = time.Millisecond
-	// maxCopiesWaiting limits the number of accesses that wait to begin: further ones fail.
+	// maxCopiesWaiting limits the number of accesses that wait to begin. Further accesses fail.
 	maxCopiesWaiting = 16
-	// ownCopies is the number of a user's accesses that do not count towards the limit of all users. This makes the
-	// usual case cheaper, and lets users without blocked memory continue.
+	// ownCopies is the number of a user's accesses that are not counted in the limit of all users. This makes the usual
+	// case cheaper, and allows users without blocked memory to continue.
 	ownCopies = 8
 )
 
-// NewCopies returns the limit of one user, with at most most concurrent accesses. all, which may be nil, is the limit
-// for all users together; it applies to accesses of each user beyond the first few.
+// NewCopies returns the limit of one user: most concurrent accesses. all is the limit for all users together and may be
+// nil. It applies to the accesses of each user beyond the first few.
 func NewCopies(most int, all *Copies) *Copies { return &Copies{most: int64(most), all: all} }
 
 // Going returns the number of accesses in progress.
@@ -45,8 +45,8 @@ func (c *Copies) Going() int {
 	return int(c.going.Load())
 }
 
-// begin must be called before an access, and end after it. begin may wait for other accesses. It returns ErrStuck if
-// the limit is reached.
+// begin must be called before an access, and end must be called after the access. begin may wait for other accesses. It
+// returns ErrStuck if the limit is reached.
 func (c *Copies) begin() error {
 	if c == nil || c.up() {
 		return nil
@@ -65,7 +65,7 @@ func (c *Copies) end() {
 	}
 }
 
-// up increments the count and reports whether it is within the limit; down decrements it in either case.
+// up increments the count and reports whether it is within the limit. down decrements the count in either case.
 func (c *Copies) up() bool {
 	n := c.going.Add(1)
 	room := n <= c.most

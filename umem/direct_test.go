@@ -6,13 +6,13 @@ import (
 	"verbena/umem"
 )
 
-// window is a Space whose memory is partly a Local.
+// window is a Space. A part of its memory is a Local.
 type window struct{ umem.Space }
 
 func (w window) Windows() *umem.Local { return w.Space.(*umem.Local) }
 
-// TestDirect checks that the memory of a region is returned if it lies in one buffer of a Local, and that ranges do not
-// wrap around.
+// TestDirect checks that Direct returns the memory of a region if it lies in one buffer of a Local. It also checks that
+// ranges do not wrap around.
 func TestDirect(t *testing.T) {
 	local := umem.NewLocal()
 	buf := make([]byte, 3<<12)
@@ -34,7 +34,7 @@ func TestDirect(t *testing.T) {
 		name         string
 		r            *umem.Region
 		iova, length uint64
-		want         int // offset in buf; -1: none
+		want         int // offset in buf; -1 means no memory
 	}{
 		{"all", r, 0x1000, uint64(len(buf)), 0},
 		{"a part", r, 0x1010, 5, 0x10},
@@ -58,12 +58,12 @@ func TestDirect(t *testing.T) {
 		t.Fatal(err)
 	}
 	if onDemand.Direct(addr, 5) == nil || onDemand.Direct(addr-1, 5) != nil {
-		t.Error("on demand: got no memory, or invalid memory")
+		t.Error("Direct on demand: got wrong memory, want it only within the buffer")
 	}
 	if err := local.Remove(addr); err != nil {
 		t.Fatal(err)
 	}
 	if r.Direct(0x1000, 5) != nil {
-		t.Error("memory that was removed is there")
+		t.Error("Direct after the removal of the buffer: got memory, want none")
 	}
 }

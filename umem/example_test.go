@@ -7,7 +7,7 @@ import (
 	"verbena/umem"
 )
 
-// A region is a range of a space. A device can access only this range, at addresses that the owner chooses.
+// A region is a range of a space. A device can access only this range. The owner chooses the addresses.
 func ExampleGet() {
 	buf := []byte("0123456789")
 	space := umem.NewLocal()

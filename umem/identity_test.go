@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProcMemOfAnotherFileSystem checks that a file that only has the path of /proc/PID/mem is rejected: it could
-// belong to a FUSE server, which need not respond.
+// TestProcMemOfAnotherFileSystem checks that a file with the path of /proc/PID/mem in another file system is rejected.
+// Such a file could belong to a FUSE server, which need not respond.
 func TestProcMemOfAnotherFileSystem(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -25,7 +25,7 @@ func TestProcMemOfAnotherFileSystem(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // the thread ends with the goroutine, and its mounts with it
+		runtime.LockOSThread() // the thread ends together with the goroutine and its mounts
 		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
 			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
 			t.Errorf("make a mount namespace: %v", err)
@@ -52,14 +52,14 @@ func TestProcMemOfAnotherFileSystem(t *testing.T) {
 			fake := open()
 			defer unix.Close(fake)
 			if err := is(fake); !errors.Is(err, unix.EINVAL) {
-				t.Errorf("another file at %s: got %v, want EINVAL", path, err)
+				t.Errorf("check of another file at %s: got %v, want EINVAL", path, err)
 			}
 		}
 	}()
 	<-done
 }
 
-// TestMapsIsNothingElse checks that only /proc/PID/maps is accepted as the mappings of a process.
+// TestMapsIsNothingElse checks that /proc/PID/maps is the only file accepted as the mappings of a process.
 func TestMapsIsNothingElse(t *testing.T) {
 	for path, want := range map[string]error{"/proc/self/maps": nil, "/proc/self/mem": unix.EINVAL,
 		"/proc/version": unix.EINVAL, os.DevNull: unix.EINVAL} {
@@ -74,8 +74,8 @@ func TestMapsIsNothingElse(t *testing.T) {
 	}
 }
 
-// TestNumberOfAnother checks reads by number if only the pidfd, or only the address space, shows that another process
-// has the number, or that the process has executed another program.
+// TestNumberOfAnother checks reads by number after another process has received the number, or after the process has
+// executed another program. Only the pidfd, or only the address space, shows the change.
 func TestNumberOfAnother(t *testing.T) {
 	defer func(n uint64) { small = n }(small)
 	small = 0
@@ -105,7 +105,7 @@ func TestNumberOfAnother(t *testing.T) {
 	}
 }
 
-// TestEndedMemory checks that no access is made, by either method, once the process is treated as exited.
+// TestEndedMemory checks that no access is made by either method after the process has been treated as exited.
 func TestEndedMemory(t *testing.T) {
 	c := startChild(t, "plain")
 	c.MarkDead()
@@ -125,7 +125,7 @@ func TestEndedMemory(t *testing.T) {
 	}
 }
 
-// TestRangesThatWrap checks that an access whose end wraps around or exceeds the addresses of a process fails.
+// TestRangesThatWrap checks that an access fails if its end wraps around or exceeds the addresses of a process.
 func TestRangesThatWrap(t *testing.T) {
 	c := startChild(t, "plain")
 	b := make([]byte, 2*PageSize)
@@ -135,11 +135,11 @@ func TestRangesThatWrap(t *testing.T) {
 		}
 	}
 	if err := NewLocal().AddAt(^uint64(0)-PageSize+1, make([]byte, 2*PageSize)); err == nil {
-		t.Error("AddAt across the end: got success, want an error")
+		t.Error("AddAt across the end of the addresses: got nil, want an error")
 	}
 }
 
-// TestNoLock checks that a process that may not lock memory cannot register any.
+// TestNoLock checks that a process that may not lock memory cannot register memory.
 func TestNoLock(t *testing.T) {
 	a := NewAccount(func() uint64 { return 0 })
 	if err := a.charge(0); !errors.Is(err, ErrNoLock) {
@@ -160,7 +160,7 @@ func TestDirectIsInRange(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b := r.Direct(base+PageSize, PageSize); len(b) == 0 {
-		t.Error("the region itself: got nothing")
+		t.Error("Direct of the region: got nothing, want memory")
 	}
 	for _, at := range []uint64{base, base + 2*PageSize, base + PageSize + 1} {
 		if b := r.Direct(at, PageSize); len(b) != 0 {

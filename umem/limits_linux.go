@@ -11,19 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LockLimit returns the number of bytes that the process may lock now: its soft RLIMIT_MEMLOCK, or Unlimited if it has
-// CAP_IPC_LOCK in this process's user namespace. It returns ErrLimit if the process has ended. It may sleep.
+// LockLimit returns the number of bytes that the process may currently lock. This is its soft RLIMIT_MEMLOCK, or
+// Unlimited if it has CAP_IPC_LOCK in this process's user namespace. It returns ErrLimit if the process has ended. It
+// may sleep.
 func (p *Process) LockLimit() (uint64, error) {
 	limit, err := LockLimit(p.pid)
-	if err != nil || !p.Alive() { // another process may have the number now
+	if err != nil || !p.Alive() { // another process may now have the number
 		return 0, ErrLimit
 	}
 	return limit, nil
 }
 
-// LockLimit returns the number of bytes that a process may lock: its soft RLIMIT_MEMLOCK, or Unlimited with
+// LockLimit returns the number of bytes that a process may lock. This is its soft RLIMIT_MEMLOCK, or Unlimited with
 // CAP_IPC_LOCK. A capability in another user namespace does not count, because the creator of a namespace has all
-// capabilities in it. It reads the limit with prlimit(2) or, for a process of another user, from /proc. It may sleep.
+// capabilities in that namespace. LockLimit reads the limit with prlimit(2). For a process of another user it reads the
+// limit from /proc. It may sleep.
 func LockLimit(pid int) (uint64, error) {
 	limit, err := lockLimit(pid)
 	if err != nil {
@@ -67,15 +69,15 @@ func lockLimit(pid int) (uint64, error) {
 	return rlim.Cur, nil
 }
 
-// inOwnUserNamespace reports whether a process is in this process's user namespace. /proc shows this only to processes
-// with ptrace access.
+// inOwnUserNamespace reports whether a process is in the user namespace of this process. /proc shows the namespace only
+// to processes with ptrace access.
 func inOwnUserNamespace(pid int) bool {
 	var own, its unix.Stat_t
 	return unix.Stat("/proc/self/ns/user", &own) == nil &&
 		unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/user", &its) == nil && own.Dev == its.Dev && own.Ino == its.Ino
 }
 
-// lockLimitFromProc reads the limit if prlimit is not permitted: any user may read the file.
+// lockLimitFromProc reads the limit from /proc if prlimit is not permitted. Any user may read this file.
 func lockLimitFromProc(pid int) (uint64, error) {
 	v, err := procField(pid, "limits", "Max locked memory")
 	if err != nil {
@@ -88,7 +90,7 @@ func lockLimitFromProc(pid int) (uint64, error) {
 	return strconv.ParseUint(soft, 10, 64)
 }
 
-// procField returns the text after a prefix on its line in a file of the process.
+// procField returns the rest of the line that begins with prefix, in a file of the process.
 func procField(pid int, file, prefix string) (string, error) {
 	f, err := openProc("/proc/"+strconv.Itoa(pid)+"/"+file, os.O_RDONLY)
 	if err != nil {

@@ -12,12 +12,12 @@ type Range struct{ Addr, Length uint64 }
 // span is one range of a region with several ranges.
 type span struct {
 	Range
-	off uint64 // offset of its first byte in the region
+	off uint64 // offset of the first byte in the region
 }
 
-// GetList is Get for a list of ranges of space, which are addressed contiguously from iova. Ranges may have any
-// alignment and length, including 0; each is charged for the pages that it touches. It may sleep. Mirrors ib_map_mr_sg,
-// with the freedom of IB_MR_TYPE_SG_GAPS.
+// GetList is the equivalent of Get for a list of ranges of space. The ranges are addressed contiguously from iova.
+// Ranges may have any alignment and length, including 0. Each range is charged for the pages that it touches. It may
+// sleep. Mirrors ib_map_mr_sg, with the freedom of IB_MR_TYPE_SG_GAPS.
 func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) (*Region, error) {
 	list = slices.DeleteFunc(slices.Clone(list), func(r Range) bool { return r.Length == 0 })
 	switch len(list) {
@@ -71,7 +71,7 @@ func (r *Region) at(off uint64) int {
 	return i
 }
 
-// each calls f for each part of a range of the region that is contiguous in the space.
+// each calls f for each part of a region's range that is contiguous in the space.
 func (r *Region) each(iova, length uint64, f func(addr, n uint64) error) error {
 	if length == 0 {
 		return nil
@@ -91,7 +91,7 @@ func (r *Region) each(iova, length uint64, f func(addr, n uint64) error) error {
 	return nil
 }
 
-// vectors is a pool for parts of the buffers of one access, to avoid allocations.
+// vectors is a pool of slices for parts of the buffers of one access. It avoids allocations.
 var vectors = sync.Pool{New: func() any { return new([][]byte) }}
 
 // moveList implements ReadV and WriteV for a region of several ranges. The region must contain all bytes.

@@ -1,6 +1,6 @@
 //go:build !race
 
-// Under the race detector sync.Pool drops some elements.
+// The test is excluded from race builds, because sync.Pool drops some elements under the race detector.
 
 package umem
 

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestListIsOneRange checks that reads and writes of a list of ranges have the same results as those of one range with
-// the same bytes.
+// TestListIsOneRange compares a list of ranges with one range that has the same bytes. Reads and writes must have the
+// same results.
 func TestListIsOneRange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const size, iova = 4096, 0x7000_0001
@@ -55,14 +55,14 @@ func TestListIsOneRange(t *testing.T) {
 			buf[i] = ^buf[i] + byte(i)
 		}
 		want := bytes.Clone(mem)
-		for i := range buf { // ranges may overlap: the last one wins
+		for i := range buf { // ranges may overlap, and the last write determines the byte
 			want[place[from+i]] = buf[i]
 		}
 		if err := r.WriteV([][]byte{buf[:split], buf[split:]}, iova+uint64(from)); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(mem, want) {
-			t.Fatal("the written bytes are not in the right place")
+			t.Fatal("memory after a write: got the bytes at wrong addresses, want them in the listed ranges")
 		}
 		for _, err := range []error{
 			r.ReadV([][]byte{make([]byte, len(place)-from+1)}, iova+uint64(from)), r.WriteV([][]byte{{1}}, iova-1),
@@ -124,7 +124,7 @@ func TestListErrors(t *testing.T) {
 				r.Release()
 			}
 			if acct.Pages() != 0 {
-				t.Errorf("charged afterwards: got %d, want 0", acct.Pages())
+				t.Errorf("charged pages after the failures: got %d, want 0", acct.Pages())
 			}
 		})
 	}

@@ -9,11 +9,11 @@ import (
 	"syscall"
 )
 
-// Local is memory of this process: buffers that its owner has added. Addresses are the real ones, and every access is
-// checked against the buffers. The Space keeps the buffers alive until they are removed. It is safe for concurrent use.
-// As with hardware, accesses of the device and of the owner are not ordered.
+// Local is a Space that consists of buffers of this process, which the owner has added. Addresses are the real
+// addresses, and every access is checked against the buffers. The Space references the buffers until they are removed.
+// All methods are safe for concurrent use. As with hardware, accesses of the device and of the owner are not ordered.
 type Local struct {
-	buffers atomic.Pointer[[]localBuffer] // sorted by address, without overlaps; replaced, not modified
+	buffers atomic.Pointer[[]localBuffer] // sorted by address, without overlaps; a change replaces the slice
 	mu      sync.Mutex                    // serialises Add and Remove
 }
 
@@ -29,15 +29,15 @@ func NewLocal() *Local {
 	return l
 }
 
-// Add adds b, which must be writable, to the Space and returns its address. It returns EEXIST if part of it was added
-// already. An empty buffer has an address but no memory.
+// Add adds b to the Space and returns the address of b. b must be writable. It returns EEXIST if a part of b has
+// already been added. An empty buffer has an address but no memory.
 func (l *Local) Add(b []byte) (addr uint64, err error) {
 	addr = addressOf(b)
 	return addr, l.AddAt(addr, b)
 }
 
-// AddAt is Add for memory that another process has mapped too. addr is the address in the Space, usually that in the
-// other process. It returns ErrRange if the buffer would exceed the address range.
+// AddAt is the equivalent of Add for memory that another process has mapped as well. addr is the address in the Space,
+// usually the address in the other process. It returns ErrRange if the buffer would exceed the address range.
 func (l *Local) AddAt(addr uint64, b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -50,21 +50,21 @@ func (l *Local) AddAt(addr uint64, b []byte) error {
 	old := *l.buffers.Load()
 	i, found := find(old, addr)
 	if found || i < len(old) && old[i].addr < addr+uint64(len(b)) || i > 0 && old[i-1].end() > addr {
-		return fmt.Errorf("add %d bytes at %#x: overlaps another buffer: %w", len(b), addr, syscall.EEXIST)
+		return fmt.Errorf("add %d bytes at %#x: the range overlaps another buffer: %w", len(b), addr, syscall.EEXIST)
 	}
 	fresh := slices.Insert(slices.Clone(old), i, localBuffer{addr, b})
 	l.buffers.Store(&fresh)
 	return nil
 }
 
-// Remove removes the buffer at addr from the Space. An access in flight may still use it.
+// Remove removes the buffer at addr from the Space. An access in flight may still use the buffer.
 func (l *Local) Remove(addr uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := *l.buffers.Load()
 	i, found := find(old, addr)
 	if !found {
-		return fmt.Errorf("remove buffer at %#x: no such buffer: %w", addr, syscall.ENOENT)
+		return fmt.Errorf("remove the buffer at %#x: no such buffer: %w", addr, syscall.ENOENT)
 	}
 	fresh := slices.Delete(slices.Clone(old), i, i+1)
 	l.buffers.Store(&fresh)
@@ -78,7 +78,7 @@ func find(buffers []localBuffer, addr uint64) (int, bool) {
 	return slices.BinarySearchFunc(buffers, addr, func(b localBuffer, a uint64) int { return cmp.Compare(b.addr, a) })
 }
 
-// at returns the memory of a range, which must lie within one buffer.
+// at returns the memory of a range. The range must lie within one buffer.
 func (l *Local) at(addr, length uint64) ([]byte, error) {
 	if length == 0 {
 		return nil, nil

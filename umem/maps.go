@@ -9,15 +9,15 @@ import (
 	"sync"
 )
 
-// mapsLine is the part of a line that contains all needed fields: addresses, rights, offset, device and inode. The rest
-// of a longer path is skipped.
+// mapsLine is the number of bytes of a line that contain all needed fields: addresses, rights, offset, device and
+// inode. The rest of a line with a long path is skipped.
 const mapsLine = 4096
 
 var mapsReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, mapsLine) }}
 
-// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is sorted by address. It stops when it knows
-// whether [addr, end) is mapped without a gap: readable, and writable if write is set. If so, span is the contiguous
-// mapped range around it, as far as it was read.
+// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is sorted by address. It reads until it is
+// certain whether [addr, end) is mapped without a gap. The mappings must be readable, and writable if write is set. If
+// the range is mapped, span is the contiguous mapped range around it, as far as the list has been read.
 func mapsCover(r io.Reader, addr, end uint64, write bool) (span mapping, covered bool, err error) {
 	br := mapsReaders.Get().(*bufio.Reader)
 	br.Reset(r)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestRecentMappings checks that the mappings used by one message are all cached, each until its time.
+// TestRecentMappings checks that the cache stores all mappings that one message uses, each until its time limit.
 func TestRecentMappings(t *testing.T) {
 	const page = 4096
 	var r recentMappings
@@ -17,15 +17,15 @@ func TestRecentMappings(t *testing.T) {
 	for i := range n {
 		at := 2 * i * page
 		if !r.covers(at, at+page) || !r.covers(at+1, at+2) {
-			t.Errorf("mapping %d of %d is forgotten", i, n)
+			t.Errorf("mapping %d of %d: got it not cached, want it cached", i, n)
 		}
 		if r.covers(at, at+page+1) || r.covers(at+page, at+page+1) {
-			t.Errorf("what follows mapping %d is taken to be mapped", i)
+			t.Errorf("range after mapping %d: got it covered, want it not covered", i)
 		}
 	}
 	r.note(mapping{start: 100 * page, end: 101 * page}, now)
 	if r.covers(100*page, 101*page) {
-		t.Error("a mapping is remembered for longer than it is to be")
+		t.Error("mapping after its time limit: got it covered, want it dropped")
 	}
 	known := 0
 	for i := range n {
@@ -34,6 +34,6 @@ func TestRecentMappings(t *testing.T) {
 		}
 	}
 	if known != int(n)-1 {
-		t.Errorf("after one more mapping %d of %d are known, want all but one", known, n)
+		t.Errorf("cached mappings after one more: got %d of %d, want all but one", known, n)
 	}
 }

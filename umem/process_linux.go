@@ -12,32 +12,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrAccess: the kernel does not permit this process to access the memory of the other one. This requires the same
-// user, or CAP_SYS_PTRACE, and a Yama ptrace_scope that allows it (ptrace(2), "Ptrace access mode checking").
-var ErrAccess = fmt.Errorf("may not access the process's memory (another user, not dumpable, or kernel.yama.ptrace_scope): %w", unix.EPERM)
+// ErrAccess reports that the kernel does not permit this process to access the memory of the other process. The access
+// requires the same user, or CAP_SYS_PTRACE, and a Yama ptrace_scope that allows it (ptrace(2), "Ptrace access mode
+// checking").
+var ErrAccess = fmt.Errorf("may not access the process's memory (another user, not dumpable, or "+
+	"kernel.yama.ptrace_scope): %w", unix.EPERM)
 
-// ErrExec: an access in progress did not end within the time limit of Bind.
-var ErrExec = fmt.Errorf("an access to the process's memory does not end: %w", unix.EAGAIN)
+// ErrExec reports that an access in progress did not end within the time limit of Bind.
+var ErrExec = fmt.Errorf("an access to the process's memory has not ended: %w", unix.EAGAIN)
 
-// Process is the address space that a process had when it was opened. It is safe for concurrent use.
+// Process is the address space that a process had when the Process was opened. All methods are safe for concurrent use.
 //
-// There are two methods of access to another process. Access by process number, process_vm_readv(2), reaches the memory
-// of any program that the process executes later and, after its end, of any process with the same number. Access by
-// file, /proc/PID/mem (proc_pid_mem(5)), reaches one address space. It is faster for up to a few kilobytes, and takes
-// up to twice as long for more. A Process uses the number if that is much faster and harmless. Large reads are
-// harmless, because the data are discarded if the process has ended meanwhile. Large writes are harmless if every
-// process that may have the number belongs to the same user (ProcessConfig.Trusting). Bind, called before the process
-// executes another program, ends access by number:
+// There are two methods of access to another process's memory. Access by process number uses process_vm_readv(2). It
+// reaches the memory of any program that the process executes later. After the end of the process it reaches any
+// process with the same number. Access by file uses /proc/PID/mem (proc_pid_mem(5)). It reaches only one address space.
+// Access by file is faster for up to a few kilobytes, and takes up to twice as long for more data. A Process uses
+// access by number if this is much faster and harmless. Large reads are harmless, because the data are discarded if the
+// process has ended in the meantime. Large writes are harmless if every process that may have the number belongs to the
+// same user (ProcessConfig.Trusting). Bind ends access by number. It must be called before the process executes another
+// program:
 //
 //	direct --Bind--> binding --last access by number ended--> bound
 //	   |                                                        |
 //	   +------------------- the process has exited, or Close ---+--> dead
 //
-// In state bound, an access reaches the address space at the creation of the Process. If no process has that any more,
-// the access returns ErrFault. If the kernel does not permit access by number (Yama, or the main thread has ended), the
-// Process is bound from the start.
+// In state bound, an access reaches the address space that existed at the creation of the Process. If no process has
+// this address space any more, the access returns ErrFault. The Process is bound from the start if the kernel does not
+// permit access by number. The reason is Yama, or that the main thread has ended.
 //
-// The Process watches the process through a pidfd: after its exit every access returns ErrFault.
+// The Process watches the process through a pidfd. After the exit of the process, every access returns ErrFault.
 type Process struct {
 	pid     int
 	pidfd   *os.File
@@ -48,8 +51,9 @@ type Process struct {
 
 	trusting bool
 
-	direct    atomic.Int64  // number of accesses by number in progress, plus binding once no new ones may begin
-	drained   chan struct{} // closed when binding is set and the last of them has ended
+	// number of accesses by number in progress, plus the constant binding when no new ones may begin
+	direct    atomic.Int64
+	drained   chan struct{} // closed when binding is set and the last access has ended
 	drainOnce sync.Once     // closes drained
 
 	dead   atomic.Bool // exited, or closed
@@ -59,25 +63,26 @@ type Process struct {
 
 const binding = 1 << 62
 
-// ProcessConfig holds the parameters of a Process. The Process owns the files, even after an error.
+// ProcessConfig holds the parameters of a Process. The new Process owns the files, even if NewProcess fails.
 type ProcessConfig struct {
-	PID   int      // its thread group's id
-	Pidfd *os.File // pidfd_open(2) of it, non-blocking
-	// Mem and Maps are /proc/TID/mem and /proc/TID/maps of one of its threads. They must have been opened before the
-	// thread could exec. Mem may be opened by another process, with more rights than this one.
+	PID   int      // thread group id of the process
+	Pidfd *os.File // non-blocking pidfd_open(2) descriptor of the process
+	// Mem and Maps are /proc/TID/mem and /proc/TID/maps of a thread of the process. Both must have been opened before
+	// the thread could exec. Another process with more rights than this process may have opened Mem.
 	Mem, Maps *os.File
 	// Bound disables access by number from the start.
 	Bound bool
-	// Trusting allows writing by number: this process may write to every process that could have the number later. It
-	// must not be set in a process that may access memory of other users.
+	// Trusting allows writes by number. It means that this process may write to every process that could receive the
+	// number later. Trusting must not be set in a process that may access memory of other users.
 	Trusting bool
-	// Copies limits concurrent accesses; nil: no limit.
+	// Copies limits concurrent accesses. nil means no limit.
 	Copies *Copies
 }
 
-// OpenProcess opens the current memory of a process by its process id (that of a thread group leader). The caller must
-// ensure that the process exists and does not exec meanwhile, for example by holding its trapped system call. It
-// returns ErrAccess if the kernel does not permit it, ESRCH if there is no such process. It may sleep.
+// OpenProcess opens the current memory of a process. pid is the process id, which is the id of the thread group leader.
+// The caller must ensure that the process exists and does not exec during the call. For example, the caller can hold a
+// trapped system call of the process. It returns ErrAccess if the kernel does not permit the access, and ESRCH if the
+// process does not exist. It may sleep.
 func OpenProcess(pid int) (*Process, error) {
 	cfg := ProcessConfig{PID: pid}
 	fail := func(err error) (*Process, error) {
@@ -104,8 +109,8 @@ func OpenProcess(pid int) (*Process, error) {
 	return NewProcess(cfg)
 }
 
-// openProc opens a file of a process. It does not follow symbolic links, which the filter of a confined process
-// forbids.
+// openProc opens a file of a process. It does not follow symbolic links, because the seccomp filter of a confined
+// process forbids them.
 func openProc(path string, how int) (*os.File, error) {
 	return os.OpenFile(path, how|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
@@ -118,7 +123,7 @@ func (c *ProcessConfig) close() {
 	}
 }
 
-// NewProcess creates a Process from open files. It returns EINVAL if Mem is not a /proc/PID/mem. It may sleep.
+// NewProcess creates a Process from open files. It returns EINVAL if Mem is not a /proc/PID/mem file. It may sleep.
 func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 	defer func() {
 		if err != nil {
@@ -142,7 +147,7 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 	}
 	if !cfg.Bound {
 		// The kernel checks the permission before the address. The address is in the kernel's part of the address
-		// space, where no process can map blocking memory.
+		// space. No process can map blocking memory there.
 		var b [1]byte
 		_, err := p.vm([]unix.Iovec{{Base: &b[0], Len: 1}}, 1<<63, 1, false)
 		cfg.Bound = err == unix.EPERM || err == unix.ESRCH
@@ -155,13 +160,13 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 	return p, nil
 }
 
-// watch waits in the poller until the process exits or Close.
+// watch waits in the poller until the process exits or Close is called.
 func (p *Process) watch() {
 	_ = p.conn.Read(func(fd uintptr) bool { return exited(int(fd)) })
 	p.MarkDead()
 }
 
-// exited reports whether the process of a pidfd has exited: then the pidfd is readable.
+// exited reports whether the process of a pidfd has exited. The pidfd is then readable.
 func exited(pidfd int) bool {
 	pfd := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(pfd, 0)
@@ -174,16 +179,17 @@ func (p *Process) PID() int { return p.pid }
 // Exited returns a channel that is closed when the process has exited, or is treated as exited (MarkDead, Close).
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Alive asks the kernel whether the process exists. If so, its id has not been reused.
+// Alive asks the kernel whether the process exists. If the process exists, its id has not been reused.
 func (p *Process) Alive() bool {
 	alive := !exited(p.pidfdFD)
-	return alive && !p.dead.Load() // it is set before the pidfd is closed
+	return alive && !p.dead.Load() // dead is set before the pidfd is closed
 }
 
-// Pidfd calls f with the pidfd of the process, which stays open until f returns.
+// Pidfd calls f with the pidfd of the process. The pidfd remains open until f returns.
 func (p *Process) Pidfd(f func(fd int)) error { return p.conn.Control(func(fd uintptr) { f(int(fd)) }) }
 
-// MarkDead makes all later accesses fail, for an owner that learns of the process's exit before the pidfd reports it.
+// MarkDead makes all later accesses fail. It is for an owner that detects the exit of the process before the pidfd
+// reports the exit.
 func (p *Process) MarkDead() {
 	p.once.Do(func() {
 		p.dead.Store(true)
@@ -198,16 +204,16 @@ func (p *Process) Close() error {
 	return p.pidfd.Close()
 }
 
-// Bind restricts the Process to its address space, also after an exec of the process. It returns when no access by
-// number is in progress, or ErrExec after the timeout; then the process must not be allowed to exec. It may be called
-// again.
+// Bind restricts the Process to its present address space, even after an exec of the process. It returns nil when no
+// access by number is in progress. After the timeout it returns ErrExec, and the process must not be allowed to exec.
+// It may be called again.
 func (p *Process) Bind(timeout time.Duration) error {
 	for {
 		n := p.direct.Load()
 		if n >= binding {
 			break
 		}
-		// An access of its own ensures that there is a last one.
+		// Bind counts as an access itself, so that some access is the last one.
 		if p.direct.CompareAndSwap(n, n+1+binding) {
 			p.leave()
 			break
@@ -237,10 +243,10 @@ func QueriesMappings() bool {
 // Bound reports whether all accesses use the address space.
 func (p *Process) Bound() bool { return p.direct.Load() >= binding }
 
-// Left reports whether no process has the address space any more. It returns false if that is unknown.
+// Left reports whether no process has the address space any more. It returns false if this is unknown.
 func (p *Process) Left() bool { return p.dead.Load() || p.files.gone() }
 
-// enter begins an access by number; it returns false if none may begin. leave ends it.
+// enter begins an access by number. It returns false if no access may begin. leave ends the access.
 func (p *Process) enter() bool {
 	if p.direct.Add(1) > binding {
 		p.leave()
@@ -268,8 +274,8 @@ const (
 
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
-// small is the size in bytes up to which access by file is as fast as access by number, if the kernel supports the
-// query for one mapping. It is a variable for tests.
+// small is the size in bytes up to which access by file is as fast as access by number. This applies if the kernel
+// supports the query for one mapping. Tests change this variable.
 var small uint64 = 8 << 10
 
 func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
@@ -294,13 +300,13 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 		}
 		return p.files.move(bufs, addr, write)
 	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.gone()):
-		// It may be the memory of another process.
+		// The number may now belong to another process.
 		return ErrFault
 	}
 	return err
 }
 
-// moveVectors transfers all of bufs, by process number or by files.
+// moveVectors transfers all of bufs, either by process number or by files.
 func moveVectors(p *Process, s *Files, bufs [][]byte, addr uint64, write bool) error {
 	if len(bufs) <= iovStack {
 		var iov [iovStack]unix.Iovec
@@ -313,7 +319,7 @@ func moveVectors(p *Process, s *Files, bufs [][]byte, addr uint64, write bool) e
 	return err
 }
 
-// moveBy makes as many calls as bufs requires, with at most len(iov) buffers each.
+// moveBy makes as many calls as bufs requires. Each call has at most len(iov) buffers.
 func moveBy(p *Process, s *Files, iov []unix.Iovec, bufs [][]byte, addr uint64, write bool) (err error) {
 	for len(bufs) > 0 {
 		n, size := 0, 0
@@ -348,7 +354,7 @@ func (p *Process) transfer(iov []unix.Iovec, addr uint64, size int, write bool) 
 	switch {
 	case err == nil && n == size:
 		return nil
-	case err == nil, err == unix.EFAULT: // nil: part of the range is not mapped
+	case err == nil, err == unix.EFAULT: // nil: a part of the range is not mapped
 		return ErrFault
 	case err == unix.EPERM:
 		return ErrAccess
@@ -369,15 +375,15 @@ func (p *Process) Check(addr, length uint64, write bool) error {
 	if p.dead.Load() {
 		return ErrFault
 	}
-	if err := p.copies.begin(); err != nil { // the process may block readers of its mappings, too
+	if err := p.copies.begin(); err != nil { // the process may also block readers of its mappings
 		return err
 	}
 	defer p.copies.end()
 	return p.files.Check(addr, length, write)
 }
 
-// Exact returns the same memory for use within one call: its accesses use the address space from the start. Regions
-// created from it belong to the Process.
+// Exact returns the same memory for use within one call. All accesses through it use the address space. Regions created
+// from the returned Space belong to the Process.
 func (p *Process) Exact() Space { return exact{p} }
 
 type exact struct{ p *Process }

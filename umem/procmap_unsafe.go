@@ -35,8 +35,8 @@ const (
 // The layout is that of the kernel.
 var _ = [1]struct{}{}[unsafe.Sizeof(procmapQuery{})-104]
 
-// queryMapping finds the mapping that contains an address, through a file /proc/PID/maps. It returns ENOENT if there is
-// none, ESRCH if the address space has gone, ENOTTY before Linux 6.11.
+// queryMapping finds the mapping that contains an address. maps is an open /proc/PID/maps file. It returns ENOENT if
+// there is no such mapping, ESRCH if the address space no longer exists, and ENOTTY before Linux 6.11.
 func queryMapping(maps int, addr uint64) (m mapping, err error) {
 	q := procmapQuery{addr: addr}
 	q.size = uint64(unsafe.Sizeof(q))
@@ -53,13 +53,13 @@ func queryMapping(maps int, addr uint64) (m mapping, err error) {
 	}
 }
 
-// vectorAt is preadv(2) or pwritev(2), without a limit of its own on the number of buffers.
+// vectorAt is preadv(2) or pwritev(2). It adds no limit on the number of buffers.
 func vectorAt(fd int, iov []unix.Iovec, off uint64, write bool) (int, error) {
 	nr := uintptr(unix.SYS_PREADV)
 	if write {
 		nr = unix.SYS_PWRITEV
 	}
-	// The offset is one argument on 64-bit machines.
+	// The offset is a single argument on 64-bit machines.
 	n, _, errno := unix.Syscall6(nr, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(iov))), uintptr(len(iov)),
 		uintptr(off), 0, 0)
 	if errno != 0 {

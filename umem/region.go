@@ -8,38 +8,41 @@ import (
 	"syscall"
 )
 
-// Sentinel errors. They wrap the errno that the Linux user ABI reports for the same condition.
+// Sentinel errors. Each of these errors wraps the errno that the Linux user ABI reports for the same condition.
 var (
-	// ErrFault: part of the range is not mapped in the space, or not with the requested rights.
-	ErrFault = fmt.Errorf("memory is not mapped with the rights asked for: %w", syscall.EFAULT)
-	// ErrLimit: the pages would exceed the account's limit (RLIMIT_MEMLOCK).
+	// ErrFault reports that a part of the range is not mapped in the space, or not with the requested rights.
+	ErrFault = fmt.Errorf("memory is not mapped with the requested rights: %w", syscall.EFAULT)
+	// ErrLimit reports that the pages would exceed the account's limit (RLIMIT_MEMLOCK).
 	ErrLimit = fmt.Errorf("locked memory limit (RLIMIT_MEMLOCK, ulimit -l) exceeded: %w", syscall.ENOMEM)
-	// ErrNoLock: the account may not lock any memory (RLIMIT_MEMLOCK is 0), and so not register any. (can_do_mlock)
+	// ErrNoLock reports that the account may not lock any memory (RLIMIT_MEMLOCK is 0). It can therefore not register
+	// memory. (can_do_mlock)
 	ErrNoLock = fmt.Errorf("locking memory is not permitted: the limit (RLIMIT_MEMLOCK, ulimit -l) is 0: %w",
 		syscall.EPERM)
-	// ErrRange: the range wraps around or lies outside the region.
+	// ErrRange reports that the range wraps around or lies outside the region.
 	ErrRange = fmt.Errorf("address range outside the registered memory: %w", syscall.EINVAL)
 )
 
 // PageSize is the unit in which registrations are charged, in bytes.
 var PageSize = uint64(os.Getpagesize())
 
-// Space is an address space from which memory is registered. Implementations are safe for concurrent use.
+// Space is an address space from which memory is registered. Implementations must be safe for concurrent use.
 //
-// ReadV and WriteV are on the data path: they must not allocate, and must not wait for anything but the memory itself.
+// ReadV and WriteV are on the data path. They must not allocate, and must not wait for anything other than the memory
+// itself.
 type Space interface {
-	// Check reports whether the whole range is mapped readable, and writable if write is set; otherwise it returns
+	// Check returns nil if the whole range is mapped readable, and writable if write is set. Otherwise it returns
 	// ErrFault. It may sleep.
 	Check(addr, length uint64, write bool) error
 	// ReadV fills the buffers of dst, in order, from consecutive addresses starting at addr. After an error the
 	// contents of dst are undefined.
 	ReadV(dst [][]byte, addr uint64) error
-	// WriteV stores the buffers of src, in order, at consecutive addresses starting at addr. After an error a prefix
-	// may have been stored.
+	// WriteV stores the buffers of src, in order, at consecutive addresses starting at addr. After an error, a part of
+	// the data at the start may have been stored.
 	WriteV(src [][]byte, addr uint64) error
 }
 
-// lasting is implemented by a Space for one call only. Regions, which outlive the call, use its Lasting space.
+// lasting is implemented by a Space that is valid for one call only. A Region exists longer than the call and uses the
+// Space that Lasting returns.
 type lasting interface{ Lasting() Space }
 
 func lastingOf(s Space) Space {
@@ -49,7 +52,7 @@ func lastingOf(s Space) Space {
 	return s
 }
 
-// windowed is implemented by a Space part of whose memory is a Local, which is searched first.
+// windowed is implemented by a Space that has a Local as a part of its memory. This Local is searched first.
 type windowed interface{ Windows() *Local }
 
 func localOf(s Space) *Local {
@@ -62,8 +65,8 @@ func localOf(s Space) *Local {
 	return nil
 }
 
-// Region is a registration of memory of a Space: a contiguous range, or a list of ranges with contiguous addresses. It
-// is immutable and safe for concurrent use; Release ends it.
+// Region is a registration of memory of a Space. The memory is a contiguous range, or a list of ranges with contiguous
+// addresses. A Region is immutable and safe for concurrent use. Release ends the registration.
 type Region struct {
 	space  Space
 	acct   *Account
@@ -72,14 +75,15 @@ type Region struct {
 	iova   uint64
 	pages  uint64
 	list   []span // nil: one range
-	local  *Local // the Local of the space; nil: none
+	local  *Local // the Local of the space, or nil
 
 	onDemand bool
 }
 
-// Get registers length bytes at addr of space, addressed from iova, and charges the pages of the range to acct (nil: no
-// charge). A second registration of the same pages is charged again, as in the kernel. write states whether the device
-// may store to the range. A zero length is allowed and touches no pages. It may sleep. Mirrors ib_umem_get.
+// Get registers length bytes at addr of space, addressed from iova. It charges the pages of the range to acct; a nil
+// acct means no charge. A second registration of the same pages is charged again, as in the kernel. write states
+// whether the device may store to the range. A length of zero is allowed and touches no pages. It may sleep. Mirrors
+// ib_umem_get.
 func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Region, error) {
 	if addr+length < addr || iova+length < iova || addr+length+PageSize < addr+length {
 		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, ErrRange)
@@ -102,9 +106,9 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 	return r, nil
 }
 
-// OnDemand registers a range without a charge or a check. Each access uses the pages mapped at that time, with their
-// rights. Address 0 with length Everything registers the whole address space, with IOVA and address equal (an implicit
-// region). It does not sleep. Mirrors ib_umem_odp_get.
+// OnDemand registers a range without a charge or a check. Each access uses the pages that are mapped at that time, with
+// their rights. Address 0 with length Everything registers the whole address space (an implicit region). IOVA and
+// address are then equal. It does not sleep. Mirrors ib_umem_odp_get.
 func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 	if addr+length < addr || iova+length < iova {
 		return nil, fmt.Errorf("register %d bytes at %#x on demand: %w", length, addr, ErrRange)
@@ -119,8 +123,8 @@ const Everything = math.MaxUint64
 // OnDemand reports whether the region was created by OnDemand.
 func (r *Region) OnDemand() bool { return r.onDemand }
 
-// Prefetch reads a range of the region to bring it into memory, so that the first use does not wait. It returns
-// ErrFault if the range is not mapped readable, and writable if write is set. It may sleep.
+// Prefetch reads a range of the region, which brings the range into memory. The first use then need not wait. It
+// returns ErrFault if the range is not mapped readable, or not writable although write is set. It may sleep.
 func (r *Region) Prefetch(iova, length uint64, write bool) error {
 	if !r.Contains(iova, length) {
 		return ErrRange
@@ -154,8 +158,8 @@ func (r *Region) Release() {
 	}
 }
 
-// Check reports whether the memory is still mapped, and writable if write is set; errors as for Space.Check. It may
-// sleep.
+// Check reports whether the memory is still mapped, and writable if write is set. The errors are those of Space.Check.
+// It may sleep.
 func (r *Region) Check(write bool) error {
 	return r.each(r.iova, r.length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
 }
@@ -163,7 +167,7 @@ func (r *Region) Check(write bool) error {
 // IOVA returns the address of the first byte for work requests and peers.
 func (r *Region) IOVA() uint64 { return r.iova }
 
-// Addr returns the address of the first byte in the space; for a list, that of its first range.
+// Addr returns the address of the first byte in the space. For a list it is the address of the first range.
 func (r *Region) Addr() uint64 { return r.addr }
 
 // Len returns the length in bytes.
@@ -181,8 +185,8 @@ func (r *Region) Contains(iova, length uint64) bool {
 	return borrow == 0 && off <= r.length && length <= r.length-off
 }
 
-// ReadV fills dst from the region at iova. It returns ErrRange outside the region, ErrFault if the memory has been
-// unmapped since. It is safe on the data path.
+// ReadV fills dst from the region at iova. It returns ErrRange for an access outside the region, and ErrFault if the
+// memory has been unmapped. ReadV may be used on the data path.
 func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 	if !r.Contains(iova, total(dst)) {
 		return ErrRange
@@ -193,8 +197,8 @@ func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 	return r.space.ReadV(dst, iova-r.iova+r.addr)
 }
 
-// WriteV stores src in the region at iova; errors as for ReadV. The driver must check the access rights of the
-// registration.
+// WriteV stores src in the region at iova. The errors are those of ReadV. The driver must check the access rights of
+// the registration.
 func (r *Region) WriteV(src [][]byte, iova uint64) error {
 	if !r.Contains(iova, total(src)) {
 		return ErrRange
@@ -205,8 +209,9 @@ func (r *Region) WriteV(src [][]byte, iova uint64) error {
 	return r.space.WriteV(src, iova-r.iova+r.addr)
 }
 
-// Direct returns the memory of a range of the region if it lies in one buffer of a Local, else nil. Copying from or to
-// it does not wait for a program. The caller must treat it as an access: it must end before Release.
+// Direct returns the memory of a range of the region if the range lies in one buffer of a Local. Otherwise it returns
+// nil. A copy from or to this memory does not wait for a program. A use of this memory counts as an access and must end
+// before Release.
 func (r *Region) Direct(iova, length uint64) []byte {
 	if r.local == nil || r.list != nil || length == 0 || !r.Contains(iova, length) {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files is an address space accessed through its files in /proc. The files refer to the same address space even after
-// an exec of the process. Files implements Space, and is safe for concurrent use.
+// Files is an address space that is accessed through files in /proc. The files refer to the same address space even
+// after an exec of the process. Files implements Space, and is safe for concurrent use.
 type Files struct {
 	mem, maps     *os.File
 	memFD, mapsFD int
@@ -25,15 +25,15 @@ type Files struct {
 	noQuery atomic.Bool // the kernel does not support the query for one mapping (before Linux 6.11)
 	reading sync.Mutex  // held while maps is read from the start
 
-	// The mappings used by the last reads and writes, for the next accesses: the query takes a third of the time of a
-	// short access.
+	// The next fields are the mappings of the last reads and writes. They avoid the query, which takes a third of the
+	// time of a short access.
 	forReading, forWriting recentMappings
 }
 
-// recentMappings has space for the mappings of one message: its command, its work request and its payload.
+// recentMappings has space for the mappings that one message uses: its command, its work request and its payload.
 type recentMappings struct {
 	places [4]recentMapping
-	next   atomic.Uint32 // index of the next store
+	next   atomic.Uint32 // index for the next store
 }
 
 // covers reports whether the whole range lies in one recently found mapping.
@@ -47,22 +47,22 @@ func (r *recentMappings) covers(addr, end uint64) bool {
 	return false
 }
 
-// note stores a mapping that is treated as present until a time after clockBase.
+// note stores a mapping. The mapping is treated as present until a time after clockBase.
 func (r *recentMappings) note(m mapping, until time.Duration) {
 	r.places[r.next.Add(1)%uint32(len(r.places))].note(m, until)
 }
 
-// recentMapping is a mapping that was found to allow an access, and is treated as unchanged for a short time. The zero
+// recentMapping is a mapping that was found to allow an access. It is treated as unchanged for a short time. The zero
 // value is empty.
 type recentMapping struct {
 	mu         sync.Mutex // serialises stores
 	start, end atomic.Uint64
-	until      atomic.Int64 // since clockBase; 0: being stored
+	until      atomic.Int64 // time since clockBase; 0 while the mapping is being stored
 }
 
-// mappingLasts is the time for which a mapping is treated as unchanged, so that a doorbell costs no further system
-// call. A device may write to the pages of a region regardless of later changes of the mappings. A change of protection
-// takes effect after this time, an unmapping at once.
+// mappingLasts is the time for which a mapping is treated as unchanged. Within this time a doorbell costs no further
+// system call. A device may write to the pages of a region regardless of later changes of the mappings. A change of
+// protection takes effect after this time, and an unmapping takes effect at once.
 const mappingLasts = 10 * time.Millisecond
 
 var clockBase = time.Now()
@@ -88,7 +88,8 @@ func (r *recentMapping) note(m mapping, until time.Duration) {
 }
 
 // NewFiles wraps /proc/TID/mem and /proc/TID/maps of one thread. The caller must have opened both before the thread
-// could exec. Files owns the files, unless there is an error: EINVAL if mem is not such a file.
+// could exec. If NewFiles succeeds, the Files owns mem and maps. The error is EINVAL if mem is not a /proc/PID/mem
+// file.
 func NewFiles(mem, maps *os.File) (*Files, error) {
 	if err := IsProcMem(int(mem.Fd())); err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func (s *Files) Close() {
 	}
 }
 
-// enter begins a use of the descriptors; it returns false if they are closed. leave ends it.
+// enter begins a use of the descriptors. It returns false if they are closed. leave ends the use.
 func (s *Files) enter() bool {
 	for {
 		n := s.users.Load()
@@ -146,8 +147,8 @@ func (s *Files) Check(addr, length uint64, write bool) error {
 	return s.check(addr, addr+length, write)
 }
 
-// gone reports whether no process has the address space any more: then the file is empty. Otherwise reading address 0
-// returns an error, or memory.
+// gone reports whether no process has the address space any more. In this case the file is empty. Otherwise a read at
+// address 0 returns an error or memory.
 func (s *Files) gone() bool {
 	if !s.enter() {
 		return true
@@ -158,11 +159,11 @@ func (s *Files) gone() bool {
 	return n == 0 && err == nil
 }
 
-// IsProcMem returns an error unless a descriptor refers to a /proc/PID/mem: another file might block its reader, or be
-// changed. It asks the file system only about a file with such a path, because a FUSE server need not respond.
+// IsProcMem returns an error unless a descriptor refers to a /proc/PID/mem file. Another file might block its reader,
+// or be changed. It queries the file system only for a file with such a path, because a FUSE server need not respond.
 func IsProcMem(fd int) error { return isProc(fd, "mem") }
 
-// IsProcMaps is IsProcMem for /proc/PID/maps.
+// IsProcMaps is the equivalent of IsProcMem for /proc/PID/maps.
 func IsProcMaps(fd int) error { return isProc(fd, "maps") }
 
 func isProc(fd int, file string) error {
@@ -180,7 +181,7 @@ func isProc(fd int, file string) error {
 	return nil
 }
 
-// isProcPath matches /proc/PID/FILE and /proc/PID/task/TID/FILE; programs cannot choose names below /proc.
+// isProcPath matches /proc/PID/FILE and /proc/PID/task/TID/FILE. Programs cannot choose names below /proc.
 func isProcPath(name, file string) bool {
 	var pid, tid int
 	if n, _ := fmt.Sscanf(name, "/proc/%d/task/%d/", &pid, &tid); n == 2 {
@@ -190,8 +191,8 @@ func isProcPath(name, file string) bool {
 	return n == 1 && name == fmt.Sprintf("/proc/%d/%s", pid, file)
 }
 
-// move reads or writes. Access by file ignores the protection of pages, so the mappings are checked first. A process
-// that changes its mappings between check and access affects only its own memory.
+// move reads or writes. Access by file ignores the protection of pages. Therefore the mappings are checked first. A
+// process that changes its mappings between the check and the access affects only its own memory.
 func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
 	size := total(bufs)
 	if size == 0 {
@@ -216,7 +217,7 @@ func (s *Files) recent(write bool) *recentMappings {
 	return &s.forReading
 }
 
-// transfer transfers the data of one call. The file is empty once the address space has gone.
+// transfer transfers the data of one call. The file is empty when the address space no longer exists.
 func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) error {
 	n, err := vectorAt(s.memFD, iov, addr, write)
 	switch {
@@ -228,12 +229,12 @@ func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) er
 	return err
 }
 
-// check reports whether [addr, end) is mapped readable, and writable if write is set: it returns nil, ErrFault, or the
+// check checks that [addr, end) is mapped readable, and writable if write is set. It returns nil, ErrFault, or the
 // error of the query.
 func (s *Files) check(addr, end uint64, write bool) error {
 	covered, err := s.covers(addr, end, write)
 	switch {
-	case errors.Is(err, unix.ESRCH): // the address space has gone
+	case errors.Is(err, unix.ESRCH): // the address space no longer exists
 		return ErrFault
 	case err != nil:
 		return fmt.Errorf("read the mappings of a process: %w", err)
@@ -248,7 +249,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 		since := time.Since(clockBase)
 		m, err := queryMapping(s.mapsFD, addr)
 		switch {
-		case err == unix.ENOTTY, err == unix.EINVAL, err == unix.ENOSYS: // the last one from qemu-user
+		case err == unix.ENOTTY, err == unix.EINVAL, err == unix.ENOSYS: // qemu-user returns ENOSYS
 			s.noQuery.Store(true)
 			continue
 		case err == unix.ENOENT:

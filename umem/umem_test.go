@@ -26,7 +26,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// The child's main goroutine stays on the main thread, because the capabilities of that thread are those of the
+// The child's main goroutine must remain on the main thread, because the capabilities of that thread are those of the
 // process.
 func init() {
 	if os.Getenv("UMEM_TEST_CHILD") != "" {
@@ -42,10 +42,12 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// childPages is the layout of the child's mapping: two writable pages, one readable, one without rights.
+// childPages is the number of pages of the child's mapping: two writable pages, one read-only page, one page without
+// rights.
 const childPages = 4
 
-// child maps its pages, prints their address, and answers each line of input with the contents of the first page.
+// child maps its pages and prints their address. It then answers each line of input with the contents of the first
+// page.
 func child() {
 	mem, err := unix.Mmap(-1, 0, childPages*int(PageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -87,19 +89,19 @@ func child() {
 	}
 }
 
-// endMainThread ends the calling thread, which must be the main one; the goroutine continues on another.
+// endMainThread ends the calling thread, which must be the main thread. The goroutine continues on another thread.
 func endMainThread() {
 	go func() {
 		runtime.LockOSThread()
-		testutil.Poll(func() bool { // until the main thread is a zombie
+		testutil.Poll(func() bool { // waits until the main thread is a zombie
 			b, err := os.ReadFile("/proc/self/stat")
 			return err == nil && bytes.Contains(b, []byte(") Z "))
 		})
 		fmt.Println("main has ended")
-		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent ends
+		_, _ = io.Copy(io.Discard, os.Stdin) // waits until the parent ends
 		os.Exit(0)
 	}()
-	_, _, _ = syscall.Syscall(unix.SYS_EXIT, 0, 0, 0) // makes the runtime take back the processor
+	_, _, _ = syscall.Syscall(unix.SYS_EXIT, 0, 0, 0) // makes the runtime take the processor from the ended thread
 }
 
 func pattern(i int) byte { return byte(i*7 + i>>12) }
@@ -120,7 +122,7 @@ type childProcess struct {
 	out   *bufio.Reader
 }
 
-// eachWay runs a test with both methods of access to another process.
+// eachWay runs a test twice, once for each method of access to another process.
 func eachWay(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *childProcess)) {
 	t.Run("process_vm", func(t *testing.T) {
 		defer func(n uint64) { small = n }(small)
@@ -173,7 +175,7 @@ func configOf(t *testing.T, pid int, mem string) ProcessConfig {
 	return ProcessConfig{PID: pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: m, Maps: maps, Bound: true}
 }
 
-// startChild runs this test binary as child and opens its memory.
+// startChild runs this test binary as a child and opens the memory of the child.
 func startChild(t *testing.T, mode string) *childProcess {
 	t.Helper()
 	c := &childProcess{cmd: exec.Command("/proc/self/exe")}
@@ -197,7 +199,7 @@ func startChild(t *testing.T, mode string) *childProcess {
 	t.Cleanup(c.kill)
 	c.out = bufio.NewReader(out)
 	if _, err := fmt.Fscanln(c.out, &c.base); err != nil {
-		t.Fatalf("child says no address: %v", err)
+		t.Fatalf("address of the child: got %v, want a number", err)
 	}
 	if c.Process, err = OpenProcess(c.cmd.Process.Pid); err != nil {
 		t.Fatal(err)
@@ -213,7 +215,7 @@ func (c *childProcess) kill() {
 	}
 }
 
-// firstPage returns the child's own view of the first page.
+// firstPage returns the contents of the first page as the child reads them.
 func (c *childProcess) firstPage(t *testing.T) []byte {
 	t.Helper()
 	fmt.Fprintln(c.stdin)
@@ -237,7 +239,7 @@ func TestProcessReadsAndWritesAnother(t *testing.T) { eachWay(t, testProcessRead
 
 func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, string) *childProcess) {
 	c := start(t, "plain")
-	// More buffers than one call accepts, some of them empty.
+	// The cases include more buffers than one call accepts, and empty buffers.
 	for _, buffers := range []int{1, 2, iovStack, iovStack + 1, iovMax, iovMax + 1, 3000} {
 		got := make([]byte, PageSize)
 		if err := c.ReadV(split(got, buffers), c.base+PageSize); err != nil {
@@ -245,7 +247,7 @@ func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, strin
 		}
 		for i, b := range got {
 			if want := pattern(i + int(PageSize)); b != want {
-				t.Fatalf("%d buffers: byte %d is %#x, want %#x", buffers, i, b, want)
+				t.Fatalf("read with %d buffers: byte %d: got %#x, want %#x", buffers, i, b, want)
 			}
 		}
 		want := bytes.Repeat([]byte{byte(buffers)}, int(PageSize))
@@ -253,7 +255,7 @@ func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, strin
 			t.Fatalf("%d buffers: %v", buffers, err)
 		}
 		if !bytes.Equal(c.firstPage(t), want) {
-			t.Fatalf("%d buffers: the child does not see what was written", buffers)
+			t.Fatalf("write with %d buffers: got other bytes in the child, want the written ones", buffers)
 		}
 	}
 	if err := c.ReadV(make([][]byte, 5), 0); err != nil {
@@ -288,18 +290,18 @@ func testProcessProtection(t *testing.T, start func(*testing.T, string) *childPr
 				t.Errorf("read: %v, want %v", err, test.read)
 			}
 			if err := c.Check(test.addr, test.length, false); !errors.Is(err, test.read) {
-				t.Errorf("check for reading: %v, want %v", err, test.read)
+				t.Errorf("check for reading: got %v, want %v", err, test.read)
 			}
 			if err := c.WriteV([][]byte{buf}, test.addr); !errors.Is(err, test.write) {
 				t.Errorf("write: %v, want %v", err, test.write)
 			}
 			if err := c.Check(test.addr, test.length, true); !errors.Is(err, test.write) {
-				t.Errorf("check for writing: %v, want %v", err, test.write)
+				t.Errorf("check for writing: got %v, want %v", err, test.write)
 			}
 		})
 	}
 	if err := c.Check(math.MaxUint64, 2, false); !errors.Is(err, ErrRange) {
-		t.Errorf("a range that wraps: %v, want %v", err, ErrRange)
+		t.Errorf("check of a range that wraps around: got %v, want %v", err, ErrRange)
 	}
 }
 
@@ -321,7 +323,7 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 			select {
 			case <-c.Exited():
 			case <-time.After(10 * time.Second):
-				t.Fatal("the end of the process is not noticed")
+				t.Fatal("end of the process: got no report within 10 s, want one")
 			}
 			if err := c.ReadV([][]byte{make([]byte, 8)}, c.base); !errors.Is(err, ErrFault) {
 				t.Errorf("read: %v", err)
@@ -336,8 +338,8 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 	}
 }
 
-// TestExecEndsTheAddressSpace checks that memory opened or registered before Bind and an exec never refers to the new
-// program.
+// TestExecEndsTheAddressSpace checks memory that was opened or registered before Bind and an exec. It must never refer
+// to the new program.
 func TestExecEndsTheAddressSpace(t *testing.T) {
 	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "exec")
@@ -354,17 +356,17 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 			t.Fatal(err)
 		}
 		if old.Left() {
-			t.Error("the address space has gone before the exec")
+			t.Error("Left before the exec: got true, want false")
 		}
 		if err := region.WriteV([][]byte{{1, 2}}, base); err != nil {
-			t.Errorf("bound, before the exec: %v", err)
+			t.Errorf("write when bound, before the exec: got %v, want nil", err)
 		}
 		fmt.Fprintln(c.stdin, "exec")
 		if _, err := fmt.Fscanln(c.out, &c.base); err != nil {
 			t.Fatal(err)
 		}
 		if !old.Left() {
-			t.Error("the address space has not gone with the exec")
+			t.Error("Left after the exec: got false, want true")
 		}
 		next, err := OpenProcess(c.cmd.Process.Pid)
 		if err != nil {
@@ -373,7 +375,7 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 		defer next.Close()
 		got := make([]byte, 8)
 		if err := next.ReadV([][]byte{got}, c.base); err != nil {
-			t.Fatalf("the new program's memory, by a new Process: %v", err)
+			t.Fatalf("read of the new program by a new Process: got %v, want nil", err)
 		}
 		for name, r := range map[string]*Region{"a region": region, "all memory": everything} {
 			for _, at := range []uint64{base, c.base} {
@@ -381,10 +383,10 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 					continue
 				}
 				if err := r.ReadV([][]byte{got}, at); !errors.Is(err, ErrFault) {
-					t.Errorf("%s reads the new program at %#x: %v", name, at, err)
+					t.Errorf("read of the new program by %s at %#x: got %v, want ErrFault", name, at, err)
 				}
 				if err := r.WriteV([][]byte{got}, at); !errors.Is(err, ErrFault) {
-					t.Errorf("%s writes to the new program at %#x: %v", name, at, err)
+					t.Errorf("write to the new program by %s at %#x: got %v, want ErrFault", name, at, err)
 				}
 				if err := r.Check(false); !errors.Is(err, ErrFault) {
 					t.Errorf("%s is checked at %#x: %v", name, at, err)
@@ -392,12 +394,13 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 			}
 		}
 		if _, err := Get(old, nil, c.base, 8, c.base, false); !errors.Is(err, ErrFault) {
-			t.Errorf("a registration by the old address space: %v", err)
+			t.Errorf("registration in the old address space: got %v, want ErrFault", err)
 		}
 	})
 }
 
-// TestNumberIsAnothers: the process has ended, another one has its number, and the pidfd has not reported it yet.
+// TestNumberIsAnothers checks accesses after the process has ended and another process has received its number. The
+// pidfd has not reported the end yet.
 func TestNumberIsAnothers(t *testing.T) {
 	for _, least := range []uint64{0, small} {
 		t.Run(fmt.Sprintf("by file up to %d bytes", least), func(t *testing.T) {
@@ -414,7 +417,7 @@ func TestNumberIsAnothers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer p.Close()
-			// From here on it belongs to the former process, except for the number.
+			// From here on the Process belongs to the former process, except for the number.
 			p.once.Do(func() {})
 			p.files, p.pidfdFD = gone.files, gone.pidfdFD
 			want := other.firstPage(t)
@@ -426,7 +429,7 @@ func TestNumberIsAnothers(t *testing.T) {
 				t.Errorf("write: %v", err)
 			}
 			if !bytes.Equal(other.firstPage(t), want) {
-				t.Error("the other process was written to")
+				t.Error("memory of the other process: got it changed, want it unchanged")
 			}
 			if limit, err := p.LockLimit(); !errors.Is(err, ErrLimit) {
 				t.Errorf("limit %d, %v", limit, err)
@@ -436,7 +439,7 @@ func TestNumberIsAnothers(t *testing.T) {
 	}
 }
 
-// TestAccessesAreBounded checks the limit of accesses by either method.
+// TestAccessesAreBounded checks the limit of concurrent accesses for both methods.
 func TestAccessesAreBounded(t *testing.T) {
 	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "plain")
@@ -465,7 +468,7 @@ func TestAccessesAreBounded(t *testing.T) {
 	})
 }
 
-// TestProtectionIsSeenSoon checks that a change to read-only takes effect within a limit.
+// TestProtectionIsSeenSoon checks that a change to read-only takes effect within the time limit.
 func TestProtectionIsSeenSoon(t *testing.T) {
 	c := startChild(t, "protect")
 	page := [][]byte{make([]byte, PageSize)}
@@ -476,14 +479,14 @@ func TestProtectionIsSeenSoon(t *testing.T) {
 	if line, err := c.out.ReadString('\n'); err != nil || line != "protected\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
-	time.Sleep(2 * mappingLasts) // the limit itself is tested
+	time.Sleep(2 * mappingLasts) // the test waits because it tests the limit itself
 	if err := c.WriteV(page, c.base); !errors.Is(err, ErrFault) {
 		t.Errorf("write: %v", err)
 	}
 }
 
-// TestExactIsTheAddressSpace checks that memory of one call is bound from the start, while a region created from it is
-// not.
+// TestExactIsTheAddressSpace checks that memory for one call is bound from the start. A region created from it must not
+// be bound.
 func TestExactIsTheAddressSpace(t *testing.T) {
 	c := startChild(t, "exec")
 	e := c.Exact()
@@ -492,7 +495,7 @@ func TestExactIsTheAddressSpace(t *testing.T) {
 		t.Fatalf("read %x, %v", got, err)
 	}
 	if err := e.WriteV([][]byte{{9}}, c.base+2*PageSize); !errors.Is(err, ErrFault) {
-		t.Errorf("write to a page that may only be read: %v", err)
+		t.Errorf("write to a read-only page: got %v, want ErrFault", err)
 	}
 	if err := errors.Join(e.Check(c.base, PageSize, true), e.WriteV([][]byte{{9}}, c.base)); err != nil {
 		t.Error(err)
@@ -513,18 +516,18 @@ func TestExactIsTheAddressSpace(t *testing.T) {
 	}
 }
 
-// TestBindWaits checks that Bind waits only for a limited time for an access by number that may not have begun in the
-// kernel.
+// TestBindWaits checks that Bind waits only for a limited time for an access by number. This access may not have begun
+// in the kernel.
 func TestBindWaits(t *testing.T) {
 	c := startChild(t, "plain")
 	if !c.enter() {
-		t.Fatal("bound from the start")
+		t.Fatal("enter before Bind: got false, want true")
 	}
 	if err := c.Bind(10 * time.Millisecond); !errors.Is(err, ErrExec) || !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("with an access that goes on: %v", err)
+		t.Errorf("Bind during an access: got %v, want ErrExec and EAGAIN", err)
 	}
 	if c.enter() {
-		t.Error("an access by number begins after Bind")
+		t.Error("enter after Bind: got true, want false")
 	}
 	got := make([]byte, 1)
 	if err := c.ReadV([][]byte{got}, c.base+1); err != nil || got[0] != pattern(1) {
@@ -541,7 +544,7 @@ func TestBindWaits(t *testing.T) {
 	}
 }
 
-// TestMainThreadHasEnded checks that a process is accessible as long as one of its threads lives.
+// TestMainThreadHasEnded checks that a process is accessible as long as one of its threads exists.
 func TestMainThreadHasEnded(t *testing.T) {
 	c := startChild(t, "mainexit")
 	fmt.Fprintln(c.stdin, "go on")
@@ -560,7 +563,7 @@ func TestMainThreadHasEnded(t *testing.T) {
 	}
 }
 
-// TestProcMemIsNothingElse checks that a file other than /proc/PID/mem is rejected, because the sender may be
+// TestProcMemIsNothingElse checks that files other than /proc/PID/mem are rejected, because the sender may be
 // malicious.
 func TestProcMemIsNothingElse(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "proc", "1")
@@ -579,7 +582,7 @@ func TestProcMemIsNothingElse(t *testing.T) {
 	}
 }
 
-// TestMappingsWithoutQuery checks that before Linux 6.11 the list of mappings is read.
+// TestMappingsWithoutQuery checks that the list of mappings is read on kernels before Linux 6.11.
 func TestMappingsWithoutQuery(t *testing.T) {
 	c := startChild(t, "plain")
 	for _, noQuery := range []bool{false, true} {
@@ -604,7 +607,7 @@ func TestMappingsWithoutQuery(t *testing.T) {
 	}
 }
 
-// TestCopies checks that blocked accesses block further accesses only of the same user.
+// TestCopies checks that blocked accesses of a user block only further accesses of the same user.
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err error
@@ -620,7 +623,7 @@ func TestCopies(t *testing.T) {
 		select {
 		case err = <-refused:
 		case <-time.After(10 * copiesTimeout):
-			t.Fatal("an access beyond the limit waits longer than copiesTimeout")
+			t.Fatal("access beyond the limit: still waiting after 10 times copiesTimeout, want ErrStuck")
 		}
 		if !errors.Is(err, ErrStuck) || !errors.Is(err, syscall.EFAULT) {
 			t.Errorf("beyond the limit: %v", err)
@@ -633,14 +636,14 @@ func TestCopies(t *testing.T) {
 			t.Errorf("once stuck: %v", err)
 		}
 		if d := time.Since(start); d != 0 {
-			t.Errorf("refused after %v, want at once", d)
+			t.Errorf("refused access: took %v, want no time", d)
 		}
 		if err := other.begin(); err != nil {
 			t.Errorf("another user: %v", err)
 		}
 		c.end()
 		if err := c.begin(); err != nil {
-			t.Errorf("after one has ended: %v", err)
+			t.Errorf("access after another one has ended: got %v, want nil", err)
 		}
 		got := make(chan error)
 		go func() { got <- c.begin() }()
@@ -660,7 +663,7 @@ func TestCopies(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := atOnce.Load(); n != 2*maxCopiesWaiting {
-			t.Errorf("%d refused at once, want %d: few may wait", n, 2*maxCopiesWaiting)
+			t.Errorf("accesses refused at once: got %d, want %d because only a few may wait", n, 2*maxCopiesWaiting)
 		}
 		wg.Wait()
 		c.end()
@@ -671,7 +674,7 @@ func TestCopies(t *testing.T) {
 	})
 }
 
-// TestCopiesOfAllUsers checks that many users together block only a few threads, and that each user can still make a
+// TestCopiesOfAllUsers checks that many users together block only a few threads. Each user must still be able to make a
 // few accesses.
 func TestCopiesOfAllUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -679,7 +682,7 @@ func TestCopiesOfAllUsers(t *testing.T) {
 		first, second := NewCopies(64, all), NewCopies(64, all)
 		for i := range ownCopies + 5 {
 			if err := first.begin(); err != nil {
-				t.Fatalf("access %d of the first user: %v", i, err)
+				t.Fatalf("access %d of the first user: got %v, want nil", i, err)
 			}
 		}
 		if err := first.begin(); !errors.Is(err, ErrStuck) {
@@ -687,15 +690,15 @@ func TestCopiesOfAllUsers(t *testing.T) {
 		}
 		for i := range ownCopies {
 			if err := second.begin(); err != nil {
-				t.Errorf("access %d of the second user: %v", i, err)
+				t.Errorf("access %d of the second user: got %v, want nil", i, err)
 			}
 		}
 		if err := second.begin(); !errors.Is(err, ErrStuck) {
-			t.Errorf("one more of the second user: %v", err)
+			t.Errorf("additional access of the second user: got %v, want ErrStuck", err)
 		}
 		first.end()
 		if err := second.begin(); err != nil {
-			t.Errorf("when one of the first user's has ended: %v", err)
+			t.Errorf("access of the second user after one of the first user has ended: got %v, want nil", err)
 		}
 		for range ownCopies + 4 {
 			first.end()
@@ -719,27 +722,27 @@ func TestOpenProcessThatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestProcessOfAnotherUser checks that a process of another user cannot be opened, with an error that names the reason.
-// One that was opened before remains accessible by file: where Yama restricts ptrace, a program may revoke access by
-// number.
+// TestProcessOfAnotherUser checks that a process of another user cannot be opened. The error must name the reason. A
+// process that was opened before must remain accessible by file. A program may revoke access by number where Yama
+// restricts ptrace.
 func TestProcessOfAnotherUser(t *testing.T) {
 	defer func(n uint64) { small = n }(small)
 	small = 0
 	testutil.NeedRoot(t, "to run a process as another user")
 	c := startChild(t, "plain")
 	if c.Bound() {
-		t.Fatal("the process is not accessed by number")
+		t.Fatal("Bound before the change of the user: got true, want false")
 	}
 	testutil.AsUser(t, 65534, func() {
 		if err := c.ReadV([][]byte{make([]byte, 1)}, c.base); err != nil {
-			t.Errorf("read through the file opened before: %v", err)
+			t.Errorf("read through the file opened before: got %v, want nil", err)
 		}
 		if _, err := OpenProcess(c.PID()); !errors.Is(err, ErrAccess) || !errors.Is(err, syscall.EPERM) {
 			t.Errorf("open: got %v, want %v", err, ErrAccess)
 		}
 	})
 	if !c.Bound() {
-		t.Error("it is still accessed by number")
+		t.Error("Bound after the change of the user: got false, want true")
 	}
 }
 
@@ -749,7 +752,7 @@ func TestProcessDataPathDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	p.trusting = true // so that access by number is used, too
+	p.trusting = true // makes the test use access by number as well
 	mem := make([]byte, 8*small)
 	few, many, large := split(make([]byte, 4096), 3), split(make([]byte, 4096), 40), split(make([]byte, 8*small), 16)
 	if n := testing.AllocsPerRun(100, func() {
@@ -758,7 +761,7 @@ func TestProcessDataPathDoesNotAllocate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if p.ReadV(v, 1) != ErrFault {
-				t.Fatal("read of page 0 does not fail")
+				t.Fatal("read of page 0: got another error, want ErrFault")
 			}
 		}
 	}); n != 0 {
@@ -878,7 +881,7 @@ func TestLocal(t *testing.T) {
 		t.Errorf("read %q, %v", got, err)
 	}
 	if !bytes.Equal(gap, make([]byte, len(gap))) {
-		t.Errorf("bytes that were not added have changed")
+		t.Errorf("bytes that were not added: got them changed, want them unchanged")
 	}
 
 	if err := l.Remove(addrA + 1); !errors.Is(err, syscall.ENOENT) {
@@ -891,7 +894,7 @@ func TestLocal(t *testing.T) {
 		t.Errorf("after removal: %v", err)
 	}
 	if err := l.Check(addrB, 150, false); err != nil {
-		t.Errorf("the other buffer went too: %v", err)
+		t.Errorf("check of the other buffer after Remove: got %v, want nil", err)
 	}
 }
 
@@ -911,7 +914,7 @@ func TestRegion(t *testing.T) {
 	}
 	want := (addr+2*PageSize-1)/PageSize - addr/PageSize + 1
 	if r.Pages() != want || acct.Pages() != want {
-		t.Errorf("%d pages charged, account holds %d, want %d", r.Pages(), acct.Pages(), want)
+		t.Errorf("pages: got %d in the region and %d in the account, want %d", r.Pages(), acct.Pages(), want)
 	}
 	for _, test := range []struct {
 		iova, length uint64
@@ -925,10 +928,10 @@ func TestRegion(t *testing.T) {
 		}
 	}
 	if err := r.WriteV([][]byte{{1, 2, 3}}, iova+10); err != nil || mem[11] != 2 {
-		t.Errorf("write at an offset: %v, %v", err, mem[10:13])
+		t.Errorf("write at an offset: got error %v and memory %v, want nil and the written bytes", err, mem[10:13])
 	}
 	if err := r.ReadV([][]byte{make([]byte, 2)}, iova+2*PageSize-1); !errors.Is(err, ErrRange) {
-		t.Errorf("read over the end: %v", err)
+		t.Errorf("read past the end: got %v, want ErrRange", err)
 	}
 
 	limit = acct.Pages() * PageSize
@@ -937,7 +940,7 @@ func TestRegion(t *testing.T) {
 	}
 	limit = Unlimited
 	if _, err := Get(l, acct, 8, 1, 0, false); !errors.Is(err, ErrFault) {
-		t.Errorf("memory that is not there: %v", err)
+		t.Errorf("Get of unmapped memory: got %v, want ErrFault", err)
 	}
 	for _, bad := range [][3]uint64{{math.MaxUint64, 2, 0}, {addr, PageSize, math.MaxUint64},
 		{math.MaxUint64 - 10, 5, 0}} {
@@ -951,7 +954,7 @@ func TestRegion(t *testing.T) {
 	}
 }
 
-// TestOnDemand checks that a region on demand is not charged, and is checked only when it is used.
+// TestOnDemand checks that a region on demand is not charged, and that it is checked only when it is used.
 func TestOnDemand(t *testing.T) {
 	mem := make([]byte, 3*PageSize)
 	l := NewLocal()
@@ -964,12 +967,12 @@ func TestOnDemand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	readOnly := 2 * PageSize // the offset of a page
+	readOnly := 2 * PageSize // offset of a page
 	if err := theirs.Prefetch(readOnly, PageSize, false); err != nil {
-		t.Errorf("prefetch a read-only page for reading: %v", err)
+		t.Errorf("prefetch of a read-only page for reading: got %v, want nil", err)
 	}
 	if err := theirs.Prefetch(readOnly, PageSize, true); !errors.Is(err, ErrFault) {
-		t.Errorf("prefetch a read-only page for writing: %v, want %v", err, ErrFault)
+		t.Errorf("prefetch of a read-only page for writing: got %v, want %v", err, ErrFault)
 	}
 	r, err := OnDemand(l, addr-PageSize, 5*PageSize, 0x7000)
 	if err != nil {
@@ -1009,7 +1012,7 @@ func TestOnDemand(t *testing.T) {
 		t.Errorf("%d pages", r.Pages())
 	}
 	if _, err := OnDemand(l, 8, Everything, 8); !errors.Is(err, ErrRange) {
-		t.Errorf("a range that wraps around: %v", err)
+		t.Errorf("OnDemand with a range that wraps around: got %v, want ErrRange", err)
 	}
 	r.Release()
 }
@@ -1028,7 +1031,7 @@ func TestLockLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Get(c, acct, c.base, 2*PageSize, c.base, true); !errors.Is(err, ErrLimit) {
-		t.Errorf("the same pages a second time: %v, want %v", err, ErrLimit)
+		t.Errorf("second registration of the same pages: got %v, want %v", err, ErrLimit)
 	}
 	r.Release()
 	c.kill()
@@ -1040,7 +1043,8 @@ func TestLockLimit(t *testing.T) {
 	}
 }
 
-// TestLockLimitInNamespace: the creator of a user namespace has all capabilities in it.
+// TestLockLimitInNamespace checks a process in a new user namespace, where its creator has all capabilities. They must
+// not count.
 func TestLockLimitInNamespace(t *testing.T) {
 	testutil.NeedRoot(t, "for CAP_IPC_LOCK")
 	c := startChild(t, "namespace")
