@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// TestAddressHandleDomain checks that a datagram with an address handle of another domain fails (IBA 10.2.3).
+// TestAddressHandleDomain checks that a datagram fails if its address handle belongs to another domain (IBA 10.2.3).
 func TestAddressHandleDomain(t *testing.T) {
 	w := newWorld(t, ib.QPTypeUD, false, 64, nil)
 	defer w.close(t)

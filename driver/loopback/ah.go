@@ -14,7 +14,7 @@ type AH struct {
 	attr ib.AHAttr
 }
 
-// addresser is the interface of an address handle for queue pairs.
+// addresser is the interface through which queue pairs use an address handle.
 type addresser interface {
 	address() ib.AHAttr
 	domain() *pd

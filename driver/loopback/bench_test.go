@@ -9,9 +9,9 @@ import (
 	"verbena/umem"
 )
 
-const grhLen = 40 // precedes a datagram in the receive buffer
+const grhLen = 40 // length of the header before a datagram in the receive buffer
 
-// world is a device with a connected queue pair and its peer, which complete on one queue.
+// world is a device with a connected queue pair and its peer. Both complete on one queue.
 type world struct {
 	core   *ib.Core
 	dev    *ib.Device
@@ -21,10 +21,10 @@ type world struct {
 	sgl    []ib.SGE
 	addr   uint64
 	to     ib.SendWR      // destination of datagrams
-	free   []func() error // in reverse order of calls
+	free   []func() error // called in reverse order
 }
 
-// must is used as must(f())(t): it returns the result of f, and fails the test on an error.
+// must is called as must(f())(t). It returns the result of f, and fails the test on an error.
 func must[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
@@ -135,7 +135,7 @@ func BenchmarkMessage(b *testing.B) {
 	}
 }
 
-// BenchmarkDatagram measures the same by UD, whose work requests name an address handle.
+// BenchmarkDatagram measures the same for UD. The work requests name an address handle.
 func BenchmarkDatagram(b *testing.B) {
 	w := newWorld(b, ib.QPTypeUD, false, 64, nil)
 	recv, send, wc := w.work()
@@ -146,7 +146,7 @@ func BenchmarkDatagram(b *testing.B) {
 	w.close(b)
 }
 
-// BenchmarkHandler measures the same up to a handler that polls and re-arms.
+// BenchmarkHandler measures the same with a handler that polls and re-arms.
 func BenchmarkHandler(b *testing.B) {
 	for _, mode := range []struct {
 		name  string

@@ -16,21 +16,22 @@ type CQ struct {
 	mu    sync.Mutex
 	wcs   ring[ib.WC]
 	armed ib.NotifyFlags // 0: not armed
-	lost  bool           // a completion was lost by an overrun: no more are accepted
+	lost  bool           // an overrun has lost a completion, and no more completions are accepted
 	ended bool           // destroyed
 
-	// moderation, under mu
+	// The next fields are for moderation and are protected by mu.
 	count  int
 	period time.Duration
 	timer  *time.Timer
-	due    int // completions since the queue was armed that require a notification
+	due    int // number of completions since the queue was armed that require a notification
 }
 
-// completer is the interface of a completion queue for queue pairs.
+// completer is the interface through which queue pairs use a completion queue.
 type completer interface {
-	// post adds a completion. It returns false if the queue is full, or has overrun before.
+	// post adds a completion. It returns false if the queue is full or has overrun.
 	post(wc ib.WC, solicited bool) bool
-	// forget removes the queue pair, which is being destroyed, from its completions. They keep its number.
+	// forget removes a queue pair from its completions before the queue pair is destroyed. The completions keep the
+	// number of the queue pair.
 	forget(qp *ib.QP)
 	// gone reports whether the queue has been destroyed.
 	gone() bool
@@ -76,7 +77,7 @@ func (c *CQ) forget(qp *ib.QP) {
 	}
 }
 
-// notify reports to the midlayer, now or as moderation requires.
+// notify reports a completion to the midlayer, either now or as moderation requires.
 //
 //verbena:held mu
 func (c *CQ) notify() {

@@ -9,7 +9,7 @@ import (
 	"verbena/ib"
 )
 
-// Limits of a device.
+// The next constants are the limits of a device.
 const (
 	maxSGE       = 16
 	maxInline    = 512     // bytes
@@ -19,9 +19,9 @@ const (
 	maxMsgSize   = 1 << 30
 	maxMRSize    = 1 << 40
 	mtu          = ib.MTU4096
-	firstQPN     = 16 // the lower numbers are reserved
+	firstQPN     = 16 // lower numbers are reserved
 	maxQP        = 1 << 16
-	grhLen       = 40 // bytes before the data of a datagram
+	grhLen       = 40 // number of bytes before the data of a datagram
 	multicastQPN = 0xffffff
 )
 
@@ -30,27 +30,27 @@ type Device struct {
 	obj *ib.DeviceHandle
 	gid ib.GID
 
-	// Lock order: mu, then the locks of CQs. Memory is copied with mu held, so a process that blocks accesses to its
-	// pages blocks the device. This is acceptable for tests. A driver for untrusted programs copies without locks, as
-	// package rxe does.
+	// Lock order: mu, then the locks of CQs. Memory is copied with mu held. A process that blocks accesses to its pages
+	// therefore blocks the device. This is acceptable for tests. A driver for untrusted programs copies without locks,
+	// as package rxe does.
 	//verbena:program a device for tests, whose consumers' memory answers
 	mu      sync.Mutex
 	qps     map[uint32]*QP
 	nextQPN uint32
-	reuse   bool            // a new queue pair takes the lowest free number
+	reuse   bool            // a new queue pair receives the lowest free number
 	srqs    map[uint32]*SRQ // for XRC
 	nextSRQ uint32
-	keys    map[uint32]*key // by their upper 24 bits
+	keys    map[uint32]*key // by the upper 24 bits of their numbers
 	nextKey uint32
 	groups  map[ib.GID][]*QP
 	blocked []*QP // queue pairs with a first send that waits for a receive
-	failed  bool  // a queue pair has entered ERR: its peers may have to give up
-	dead    bool  // the device is in error
+	failed  bool  // a queue pair has entered ERR, and its peers may have to stop waiting
+	dead    bool  // the device is in the error state
 	copier  copier
 }
 
-// New returns a device that is ready for registration. logf may be nil, as for ib.NewDevice. Its only GID, at index 0
-// of port 1, is fd00::1.
+// New returns a device that is ready for registration. logf may be nil, as in ib.NewDevice. Its only GID, at index 0 of
+// port 1, is fd00::1.
 func New(name string, logf func(format string, args ...any)) *Device {
 	d := &Device{
 		gid:     ib.GIDFromAddr(netip.MustParseAddr("fd00::1")),
@@ -69,7 +69,7 @@ func New(name string, logf func(format string, args ...any)) *Device {
 // ReuseNumbers implements ib.NumberReuser.
 func (d *Device) ReuseNumbers() { d.reuse = true }
 
-// Handle returns the device for registration.
+// Handle returns the driver's handle of the device, for registration.
 func (d *Device) Handle() *ib.DeviceHandle { return d.obj }
 
 // IB returns the device for consumers.
@@ -118,7 +118,7 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	return 0xffff, nil
 }
 
-// EnterError implements ib.Driver: no more requests are processed.
+// EnterError implements ib.Driver. From then on no requests are processed.
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,7 +131,7 @@ func (d *Device) EnterError() {
 }
 
 // Disassociate implements ib.Disassociator. A driver that shares queues or doorbells with the process must stop reading
-// them here; this one shares none.
+// them here. This driver does not share any.
 func (d *Device) Disassociate(c ib.UserContext) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -140,10 +140,10 @@ func (d *Device) Disassociate(c ib.UserContext) {
 			q.toError()
 		}
 	}
-	d.unblock() // for peers that wait for these queue pairs
+	d.unblock() // peers may wait for these queue pairs
 }
 
-// pd is a protection domain. It has only an identity.
+// pd is a protection domain. Its only property is its identity.
 type pd struct{ dev *Device }
 
 func (*pd) Dealloc() error { return nil }
@@ -151,7 +151,7 @@ func (*pd) Dealloc() error { return nil }
 // AllocPD implements ib.Driver.
 func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, nil }
 
-// freeNumber returns the next unused number from 1 to 0xfffffe, with wrap-around. mu must be held.
+// freeNumber returns the next unused number from 1 to 0xfffffe and wraps around. mu must be held.
 func freeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint32 {
 	for {
 		n := *next
@@ -167,12 +167,13 @@ func freeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint32 {
 // checkAddress rejects an address that cannot belong to this device.
 func (d *Device) checkAddress(a *ib.AHAttr) error {
 	if a.Port != 1 || !a.HasGRH || a.GRH.SGIDIndex != 0 {
-		return fmt.Errorf("address with port %d, GRH %v, GID index %d: %w", a.Port, a.HasGRH, a.GRH.SGIDIndex, syscall.EINVAL)
+		return fmt.Errorf("invalid address: port %d, GRH %v, GID index %d: %w",
+			a.Port, a.HasGRH, a.GRH.SGIDIndex, syscall.EINVAL)
 	}
 	return nil
 }
 
-// ring is a queue with a fixed number of reused slots.
+// ring is a queue with a fixed number of slots, which are reused.
 type ring[T any] struct {
 	slots   []T
 	head, n int
@@ -180,7 +181,7 @@ type ring[T any] struct {
 
 func newRing[T any](size int) ring[T] { return ring[T]{slots: make([]T, size)} }
 
-// push returns the slot to fill, or nil if all are in use.
+// push returns the slot that the caller must fill, or nil if all slots are in use.
 func (r *ring[T]) push() *T {
 	if r.n == len(r.slots) {
 		return nil
@@ -192,13 +193,13 @@ func (r *ring[T]) push() *T {
 
 func (r *ring[T]) front() *T { return &r.slots[r.head] }
 
-// unpop returns the slot that was popped last to the front.
+// unpop puts the last popped slot back at the front.
 func (r *ring[T]) unpop() {
 	r.head = (r.head + len(r.slots) - 1) % len(r.slots)
 	r.n++
 }
 
-// pop removes and returns the front, whose contents stay valid until the slot is pushed again.
+// pop removes and returns the front slot. The contents of the slot remain valid until the slot is pushed again.
 func (r *ring[T]) pop() *T {
 	s := r.front()
 	r.head = (r.head + 1) % len(r.slots)

@@ -1,7 +1,8 @@
-// Package loopback is a driver whose network is its own memory: queue pairs of a device reach only each other. It needs
-// no threads, timers or sockets, and keeps the whole contract of package ib. It is a template for new drivers.
+// Package loopback is a driver with its own memory as the network: queue pairs of a device reach only each other. The
+// driver needs no threads, timers or sockets, and meets the whole contract of package ib. It is a template for new
+// drivers.
 //
-// How it works, and what a driver for real hardware does differently:
+// The driver works as follows. The list also states the differences of a driver for real hardware:
 //
 //   - [New] returns a device that is ready for ib.Core.Register. A real driver starts its hardware first. This one has
 //     no Close because it has nothing to free. A real driver calls its Close after Unregister has returned.
@@ -17,6 +18,6 @@
 //   - Queue pairs use other objects through interfaces where possible (see completer), so that a driver that embeds
 //     this one can wrap some of them.
 //
-// Each optional feature has its own file, so a driver without the feature omits the file: ah.go, mcast.go, srq.go,
-// xrc.go, mw.go, fastreg.go.
+// Each optional feature has its own file: ah.go, mcast.go, srq.go, xrc.go, mw.go, fastreg.go. A driver without a
+// feature omits the file.
 package loopback

@@ -8,7 +8,8 @@ import (
 	"verbena/ib"
 )
 
-// A driver keeps the handle of its device, for registration and for reports. Consumers receive the device only.
+// A driver stores the handle of its device. It uses the handle for registration and for reports. Consumers receive only
+// the device.
 func Example() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)

@@ -11,7 +11,7 @@ import (
 // fastMR is a region that work requests register.
 type fastMR struct {
 	*key
-	mapped *umem.Region // under Device.mu; nil: none yet
+	mapped *umem.Region // under Device.mu; nil if Map was not called yet
 }
 
 // AllocMR implements ib.FastRegDriver.

@@ -7,8 +7,8 @@ import (
 	"verbena/umem"
 )
 
-// TestFastRegRights checks that a work request cannot register memory with remote but without local write access; RegMR
-// cannot either.
+// TestFastRegRights checks that a work request cannot register memory with remote write access but without local write
+// access. RegMR has the same rule.
 func TestFastRegRights(t *testing.T) {
 	w := newWorld(t, ib.QPTypeRC, false, 64, nil)
 	defer w.close(t)

@@ -2,8 +2,8 @@ package loopback
 
 import "verbena/ib"
 
-// flush executes WRFlush. Written data are in memory already, so only the rights are checked (IBA A19.4). No region has
-// the right to flush to persistent memory.
+// flush executes WRFlush. Written data are already in memory. The operation therefore only checks the rights (IBA
+// A19.4). No region has the right to flush to persistent memory.
 //
 //verbena:held q.dev.mu
 func (q *QP) flush(w *sendWQE) (status ib.WCStatus, wait bool) {

@@ -5,7 +5,7 @@ import (
 	"verbena/umem"
 )
 
-// memory is the checked source or destination of a message: parts of regions, or inline data.
+// memory is the checked source or destination of a message. It consists of parts of regions, or of inline data.
 type memory struct {
 	parts  []part
 	inline []byte
@@ -27,14 +27,15 @@ func (m *memory) add(r *umem.Region, addr, n uint64) {
 	}
 }
 
-// copier copies messages. All objects of a device share its buffers; the lock of the device must be held.
+// copier copies messages. All objects of a device share the buffers of its copier. The caller must hold the lock of the
+// device.
 type copier struct {
 	src, dst memory
 	buf      [16 << 10]byte
 	vec      [1][]byte
 }
 
-// side is the side on which a copy failed.
+// side identifies the side on which a copy has failed.
 type side uint8
 
 const (
@@ -43,7 +44,7 @@ const (
 	atTarget
 )
 
-// move copies the first n bytes of src to dst, starting at offset skip of dst.
+// move copies the first n bytes of src to dst, starting at offset skip in dst.
 func (c *copier) move(dst, src *memory, skip, n uint64) side {
 	for off := uint64(0); off < n; {
 		chunk := min(n-off, uint64(len(c.buf)))
@@ -88,7 +89,7 @@ func (c *copier) access(m *memory, off uint64, b []byte, write bool) bool {
 	return len(b) == 0
 }
 
-// local checks a scatter or gather list of a consumer in the domain, and stores it in m.
+// local checks the scatter/gather list of a consumer in the domain, and stores the memory of the list in m.
 func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags) bool {
 	m.reset()
 	for _, s := range sgl {

@@ -8,27 +8,27 @@ import (
 	"verbena/umem"
 )
 
-// key is the object of an lkey or rkey: a region or a window. All fields are under Device.mu.
+// key is the object that an lkey or rkey identifies. It is a region or a window. All fields are under Device.mu.
 //
 //	region:  made --RegMR--> valid --Dereg--> (gone)
 //	AllocMR: made --WRRegMR--> valid --LocalInv, SendWithInv--> made
 //	window:  made --WRBindMW--> valid --LocalInv, SendWithInv, unbind--> made
 type key struct {
 	dev    *Device
-	num    uint32 // 24 bits of index, 8 bits chosen by the consumer
+	num    uint32 // 24 bits of index, and 8 bits chosen by the consumer
 	valid  bool
 	pd     *pd
 	region *umem.Region
 	access ib.AccessFlags
-	first  uint64 // the range, in the addresses of the key's users
+	first  uint64 // the range, in the addresses that users of the key use
 	n      uint64
-	shift  uint64 // difference to the region's addresses
+	shift  uint64 // difference from the region's addresses
 	fast   bool   // created by AllocMR
 	bound  int    // number of windows bound to this region
 
 	mw *window // nil: a region
 	of *key    // the region to which the window is bound
-	qp *QP     // the queue pair that peers must use; nil: any
+	qp *QP     // the queue pair that peers must use; nil if any may be used
 }
 
 // domain returns the driver's side of a protection domain.
@@ -37,7 +37,7 @@ func domain(p ib.DriverPD) *pd {
 	return d
 }
 
-// newKey creates a key that is not valid yet.
+// newKey creates a key that is not yet valid.
 //
 //verbena:held mu
 func (d *Device) newKey(p ib.DriverPD) *key {
@@ -47,7 +47,7 @@ func (d *Device) newKey(p ib.DriverPD) *key {
 	return k
 }
 
-// key returns the valid key with a number, or nil.
+// key returns the valid key with the given number, or nil.
 //
 //verbena:held mu
 func (d *Device) key(num uint32) *key {
@@ -120,7 +120,7 @@ func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.
 	return nil
 }
 
-// Dereg implements ib.DriverMR. Accesses hold the lock, so none is in flight.
+// Dereg implements ib.DriverMR. Accesses hold the lock. Therefore no access is in flight.
 func (k *key) Dereg() error {
 	k.dev.mu.Lock()
 	defer k.dev.mu.Unlock()

@@ -49,7 +49,7 @@ func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 	num := win.num&^0xff | b.RKey&0xff
 	type2 := win.kind == ib.MWType2
 	switch {
-	case type2 && win.valid, num == win.num: // it must be invalidated first; the key must change
+	case type2 && win.valid, num == win.num: // the window must be invalidated first, or the key must change
 		return ib.WCMWBindErr
 	case !type2 && b.Access&ib.AccessZeroBased != 0: // o10-36.2.2
 		return ib.WCMWBindErr

@@ -13,35 +13,35 @@ type QP struct {
 	dev    *Device
 	obj    ib.QPHandle
 	pd     *pd
-	xrcd   *xrcd           // for an XRC target
-	user   ib.UserContext  // nil: a consumer in this process
+	xrcd   *xrcd           // the domain of an XRC target
+	user   ib.UserContext  // nil for a consumer in this process
 	init   ib.DriverQPInit // with the actual capacities
-	sendCQ completer       // nil: an XRC target
+	sendCQ completer       // nil for an XRC target
 	recvCQ completer       // nil: XRC
 
-	// under Device.mu
+	// The next fields are protected by Device.mu.
 	state   ib.QPState
 	attr    ib.QPAttr
 	sq      ring[sendWQE]
 	own     recvQueue
-	rq      *recvQueue  // its own, or the shared one
-	waiting bool        // the first send has begun, and waits for a receive, or for the peer to leave INIT
-	busy    bool        // a send that has been removed from sq is being executed
-	usedCQs []completer // an XRC target: CQs of the shared receive queues that it has used
+	rq      *recvQueue  // the queue pair's own receive queue, or the shared one
+	waiting bool        // the first send has begun, and waits for a receive or until the peer leaves INIT
+	busy    bool        // a send that was removed from sq is being executed
+	usedCQs []completer // for an XRC target: CQs of the shared receive queues that it has used
 }
 
-// sendWQE is an accepted send work request. The slices belong to the slot.
+// sendWQE is an accepted send work request. The slices belong to the slot and are reused.
 type sendWQE struct {
-	wr     ib.SendWR // without the memory that it refers to
+	wr     ib.SendWR // without the memory to which it refers
 	sges   []ib.SGE
 	inline []byte
 	ah     ib.AHAttr
-	ahPD   *pd // nil: no address handle
+	ahPD   *pd // nil if there is no address handle
 	bind   ib.BindMW
 	window *window // for a bind
-	region uint32  // for a bind: the key of its region
+	region uint32  // for a bind: the key of the region
 	reg    ib.FastReg
-	fast   *fastMR // for a registration; nil: the region is not for fast registration
+	fast   *fastMR // for a registration; nil if the region is not for fast registration
 }
 
 // recvWQE is an accepted receive work request.
@@ -50,7 +50,7 @@ type recvWQE struct {
 	sges []ib.SGE
 }
 
-// recvQueue is the receive queue of a queue pair, or a shared one. It is guarded by Device.mu.
+// recvQueue is the receive queue of a queue pair, or a shared receive queue. It is protected by Device.mu.
 type recvQueue struct {
 	ring[recvWQE]
 	maxSGE uint32
@@ -59,7 +59,7 @@ type recvQueue struct {
 	srq   *SRQ // nil: not shared
 	limit uint32
 	xrcd  *xrcd
-	cq    completer // XRC: replaces the CQ of the queue pair
+	cq    completer // for XRC: used in place of the CQ of the queue pair
 }
 
 // CreateQP implements ib.Driver.
@@ -76,7 +76,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	}
 	q := &QP{dev: d, obj: obj, pd: domain(init.PD), init: *init, sq: newRing[sendWQE](int(c.MaxSendWR))}
 	if u != nil {
-		q.user = u.Context // its queues are here too: it posts by commands
+		q.user = u.Context // the queues are in this process as well: a user context posts by commands
 	}
 	q.sendCQ, _ = ib.As[completer](init.SendCQ)
 	q.recvCQ, _ = ib.As[completer](init.RecvCQ)
@@ -129,7 +129,7 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		return err
 	}
 	if mask&ib.QPAttrState != 0 {
-		q.attr.EnSQDAsyncNotify = false // it holds for one transition
+		q.attr.EnSQDAsyncNotify = false // the flag applies to one transition only
 	}
 	q.attr.Set(attr, mask)
 	switch {
@@ -143,7 +143,7 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		q.run()
 		q.drained()
 	}
-	d.unblock() // queue pairs that wait for this one may have to give up
+	d.unblock() // queue pairs that wait for this one may have to stop waiting
 	return nil
 }
 
@@ -195,8 +195,8 @@ func (q *QP) toError() {
 	}
 }
 
-// flushSends flushes the send queue. A queue pair that is connected to itself may be executing a send; this one
-// completes first, and run does the rest.
+// flushSends flushes the send queue. A queue pair that is connected to itself may be executing a send. This send must
+// complete first, and run then flushes the rest.
 //
 //verbena:held q.dev.mu
 func (q *QP) flushSends() {
@@ -256,7 +256,7 @@ func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	return n, err
 }
 
-// take copies a work request to the queue.
+// take copies a work request to the send queue.
 //
 //verbena:held q.dev.mu
 func (q *QP) take(wr *ib.SendWR) error {
@@ -267,15 +267,15 @@ func (q *QP) take(wr *ib.SendWR) error {
 	case len(wr.SGList) > int(c.MaxSendSGE):
 		return fmt.Errorf("%d gather elements exceed %d: %w", len(wr.SGList), c.MaxSendSGE, syscall.EINVAL)
 	case wr.Flags&ib.SendInline != 0 && fetches(wr.Opcode):
-		return fmt.Errorf("opcode %d cannot be inline: %w", wr.Opcode, syscall.EINVAL)
+		return fmt.Errorf("opcode %d does not allow inline data: %w", wr.Opcode, syscall.EINVAL)
 	case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(c.MaxInlineData):
-		return fmt.Errorf("%d bytes of inline data exceed %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
+		return fmt.Errorf("%d bytes of inline data exceed the limit %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
 	}
 	var ah addresser
 	if wr.AH != nil {
 		var ok bool
 		if ah, ok = ib.As[addresser](q.obj.AH(wr.AH)); !ok {
-			return fmt.Errorf("the address handle is destroyed or of another device: %w", syscall.EINVAL)
+			return fmt.Errorf("the address handle is destroyed or belongs to another device: %w", syscall.EINVAL)
 		}
 	}
 	win, bound, fast, err := q.named(wr)
@@ -306,8 +306,8 @@ func (q *QP) take(wr *ib.SendWR) error {
 	return nil
 }
 
-// named returns the driver's side of the objects of a bind or a registration: the window, the key of its region, and
-// the region to register.
+// named returns the driver's side of the objects that a bind or a registration names. They are the window, the key of
+// its region, and the region to register.
 func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err error) {
 	const gone = "the %s is destroyed or of another device: %w"
 	switch b := wr.Bind; {
@@ -338,7 +338,7 @@ func fetches(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
-// knows reports whether the service supports the operation, and the request has the required fields.
+// knows reports whether the service supports the operation, and whether the request has the required fields.
 func (q *QP) knows(wr *ib.SendWR) bool {
 	rc := q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit
 	switch wr.Opcode {
@@ -368,7 +368,7 @@ func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if q.rq != &q.own || q.recvCQ == nil {
-		return 0, fmt.Errorf("post receive on a queue pair without a receive queue of its own: %w", syscall.EINVAL)
+		return 0, fmt.Errorf("post receive on a queue pair without its own receive queue: %w", syscall.EINVAL)
 	}
 	if q.state == ib.QPReset {
 		return 0, fmt.Errorf("post receive in state %v: %w", q.state, syscall.EINVAL)
@@ -381,7 +381,7 @@ func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	return n, err
 }
 
-// post copies work requests to the queue; mu must be held.
+// post copies work requests to the queue. mu must be held.
 func (r *recvQueue) post(wrs []ib.RecvWR) (n int, err error) {
 	for ; n < len(wrs); n++ {
 		if len(wrs[n].SGList) > int(r.maxSGE) {
@@ -406,7 +406,8 @@ func (q *QP) block() {
 	}
 }
 
-// unblock continues the waiting queue pairs. A queue pair that fails meanwhile may end the wait of others.
+// unblock continues the waiting queue pairs. A queue pair that fails during this call may end the wait of other queue
+// pairs.
 //
 //verbena:held mu
 func (d *Device) unblock() {
@@ -422,7 +423,7 @@ func (d *Device) unblockOnce() {
 		q := d.blocked[0]
 		d.blocked = slices.Delete(d.blocked, 0, 1)
 		if !q.waiting {
-			continue // it has given up
+			continue // the queue pair no longer waits
 		}
 		if q.waiting = false; q.step() {
 			q.run()

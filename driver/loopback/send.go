@@ -66,7 +66,7 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 		}
 	}
 	switch {
-	case lost: // in both queues (11.6.3.1)
+	case lost: // in both queues (IBA 11.6.3.1)
 		q.toError()
 	case !failed || over:
 	case q.init.Type == ib.QPTypeUD || q.init.Type == ib.QPTypeUC:
@@ -85,7 +85,8 @@ var opcodes = [...]ib.WCOpcode{
 	ib.WRFlush: ib.WCFlush, ib.WRAtomicWrite: ib.WCAtomicWrite,
 }
 
-// completeRecv completes the first receive work request of r, on q, with wc, whose remaining fields it sets.
+// completeRecv completes the first receive work request of r on q. The completion is wc, and completeRecv sets its
+// remaining fields.
 //
 //verbena:held q.dev.mu
 func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
@@ -106,7 +107,7 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	r.checkLimit()
 }
 
-// used records a CQ that is not the queue pair's own, for Destroy.
+// used records a CQ that is not the queue pair's own, for use by Destroy.
 //
 //verbena:held q.dev.mu
 func (q *QP) used(cq completer) {
@@ -115,8 +116,8 @@ func (q *QP) used(cq completer) {
 	}
 }
 
-// execute executes a work request on both sides. n is the number of bytes received. If there is no receive yet, or the
-// peer is in INIT, execute does nothing and wait is true.
+// execute executes a work request on both sides. n is the number of received bytes. If there is no receive yet, or the
+// peer is in INIT, execute does nothing and returns wait as true.
 //
 //verbena:held q.dev.mu
 func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
@@ -185,7 +186,7 @@ func (q *QP) peer() *QP {
 	return p
 }
 
-// destination returns the queue pair that q sends to, in any state.
+// destination returns the queue pair to which q sends, in any state.
 func (q *QP) destination() *QP {
 	p, want := q.dev.qps[q.attr.DestQPN], q.init.Type
 	if want == ib.QPTypeXRCInit {
@@ -197,8 +198,9 @@ func (q *QP) destination() *QP {
 	return p
 }
 
-// unanswered returns the result of a request without a peer. A queue pair in INIT may be about to be connected. Retries
-// would wait for that; they take no time here, so they never end.
+// unanswered returns the result of a request without a responding peer. A peer in INIT may be about to be connected.
+// With real hardware, retries would wait for the connection. In this driver retries take no time, and therefore never
+// end.
 func (q *QP) unanswered() (status ib.WCStatus, wait bool) {
 	if p := q.destination(); p != nil && p.state == ib.QPInit && q.init.Type != ib.QPTypeUC {
 		return 0, true
@@ -208,7 +210,7 @@ func (q *QP) unanswered() (status ib.WCStatus, wait bool) {
 
 func (q *QP) receives() bool { return q.state >= ib.QPRTR && q.state <= ib.QPSQE }
 
-// fail moves the responder to the error state. It raises the event if no completion reports the failure.
+// fail moves the responder to the error state. It raises the event e if no completion reports the failure.
 func (p *QP) fail(e ib.EventType) {
 	if p.init.Type != ib.QPTypeUC {
 		p.obj.Raise(e)
@@ -234,10 +236,10 @@ func (q *QP) incoming(w *sendWQE, p *QP) (rq *recvQueue, status ib.WCStatus, wai
 	case q.attr.RNRRetry == 0:
 		return nil, ib.WCRNRRetryExcErr, false
 	}
-	return nil, ib.WCSuccess, true // retries take no time here, so they never end
+	return nil, ib.WCSuccess, true // retries take no time in this driver, and therefore never end
 }
 
-// send executes a SEND of the source to p.
+// send executes a SEND from q to p.
 func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	rq, status, wait := q.incoming(w, p)
 	if rq == nil {
@@ -251,11 +253,11 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	case !d.local(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite):
 		wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
 	case dst.n < src.n && q.init.Type == ib.QPTypeUC:
-		return ib.WCSuccess, false // lost; the receive stays (class D of IBA 9.9.3)
+		return ib.WCSuccess, false // the message is lost and the receive remains (class D of IBA 9.9.3)
 	case dst.n < src.n:
 		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
 	case w.wr.Opcode == ib.WRSendWithInv && !d.mayInvalidate(w.wr.InvalidateRKey, p):
-		wc.Status, status = ib.WCMWBindErr, ib.WCRetryExcErr // as without a response
+		wc.Status, status = ib.WCMWBindErr, ib.WCRetryExcErr // the sender receives no response
 	default:
 		switch d.copier.move(dst, src, 0, src.n) {
 		case atSource:
@@ -281,7 +283,7 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	return q.unreliable(status), false
 }
 
-// write executes an RDMA WRITE of the source to p. A rejected request consumes no receive (IBA 9.9.3).
+// write executes an RDMA WRITE from q to p. A rejected request consumes no receive (IBA 9.9.3).
 func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
@@ -320,8 +322,8 @@ func (w *sendWQE) atomic() bool {
 }
 
 // access checks a request for n bytes of p's memory, and stores the memory in m. An operation that the queue pair does
-// not allow is an invalid request, as is a misaligned atomic; one that the memory does not allow is an access error
-// (IBA 9.9.3).
+// not allow is an invalid request, and so is a misaligned atomic operation. An operation that the memory does not allow
+// is an access error (IBA 9.9.3).
 func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFlags) ib.WCStatus {
 	switch {
 	case p.attr.AccessFlags&need != need, w.atomic() && w.wr.RemoteAddr%8 != 0:
@@ -334,7 +336,7 @@ func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFl
 	return ib.WCSuccess
 }
 
-// fetch executes an RDMA READ or an atomic operation: data of p are stored in the list of the work request.
+// fetch executes an RDMA READ or an atomic operation. Data of p are stored in the memory of the work request's list.
 func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
@@ -371,7 +373,7 @@ func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	return ib.WCSuccess, n, false
 }
 
-// atomic modifies the 8 bytes of the source, which are in host byte order, and stores the old value in the target.
+// atomic modifies the 8 bytes of the source, in host byte order, and stores the old value in the target.
 func (q *QP) atomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool) {
 	c := &q.dev.copier
 	old := c.buf[:8]
@@ -397,7 +399,7 @@ func (q *QP) atomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool)
 	return ib.WCSuccess, 8, false
 }
 
-// datagram sends the source to a queue pair, or to a group. The sender is not notified of losses.
+// datagram sends the source to a queue pair or to a multicast group. The sender is not notified of losses.
 func (q *QP) datagram(w *sendWQE) ib.WCStatus {
 	d := q.dev
 	dgid := w.ah.GRH.DGID
@@ -418,7 +420,7 @@ func (q *QP) datagram(w *sendWQE) ib.WCStatus {
 // deliver copies the source to p. It returns false if the source cannot be read.
 func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	qkey := w.wr.RemoteQKey
-	if qkey&(1<<31) != 0 { // controlled: the sender's own is used (IBA 10.2.5)
+	if qkey&(1<<31) != 0 { // controlled Q_Key: the sender's own Q_Key is used (IBA 10.2.5)
 		qkey = q.attr.QKey
 	}
 	if p.init.Type != ib.QPTypeUD || !p.receives() || p.attr.QKey != qkey || p.rq.n == 0 {
@@ -434,7 +436,7 @@ func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	case !d.local(dst, p.rq.front().sges, p.rq.pd, ib.AccessLocalWrite):
 		wc.Status = ib.WCLocProtErr
 	case dst.n < grhLen+src.n:
-		return true // lost; the receive stays (class D of IBA 9.9.3)
+		return true // the message is lost and the receive remains (class D of IBA 9.9.3)
 	default:
 		switch d.copier.move(dst, src, grhLen, src.n) {
 		case atSource:
@@ -453,7 +455,7 @@ func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	return true
 }
 
-// grh returns the global route header that precedes the data of a datagram in the receiver's buffer (IBA 8.3).
+// grh returns the global route header. It precedes the data of a datagram in the receiver's buffer (IBA 8.3).
 func (d *Device) grh(w *sendWQE, n uint64) []byte {
 	h := d.copier.buf[:grhLen]
 	clear(h)

@@ -14,7 +14,7 @@ type SRQ struct {
 	rq  recvQueue // under Device.mu
 }
 
-// receiver is the interface of a shared receive queue for queue pairs.
+// receiver is the interface through which queue pairs use a shared receive queue.
 type receiver interface{ queue() *recvQueue }
 
 func (s *SRQ) queue() *recvQueue { return &s.rq }
@@ -22,7 +22,7 @@ func (s *SRQ) queue() *recvQueue { return &s.rq }
 // CreateSRQ implements ib.SRQDriver.
 func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
 	if init.Attr.MaxWR > maxWR || init.Attr.MaxSGE > maxSGE || u != nil {
-		return nil, fmt.Errorf("invalid capacity of %d work requests of %d elements: %w", init.Attr.MaxWR, init.Attr.MaxSGE,
+		return nil, fmt.Errorf("invalid capacity of %d work requests with %d elements: %w", init.Attr.MaxWR, init.Attr.MaxSGE,
 			syscall.EINVAL)
 	}
 	s := &SRQ{dev: d, obj: obj}
@@ -51,7 +51,7 @@ func (s *SRQ) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 		room = attr.MaxWR
 	}
 	if room == 0 || room > maxWR || int(room) < s.rq.n || mask&ib.SRQAttrLimit != 0 && attr.Limit > room {
-		return fmt.Errorf("invalid capacity %d or limit %d with %d work requests queued: %w", room, attr.Limit, s.rq.n,
+		return fmt.Errorf("invalid capacity %d or limit %d for a queue with %d work requests: %w", room, attr.Limit, s.rq.n,
 			syscall.EINVAL)
 	}
 	if int(room) != len(s.rq.slots) {
@@ -80,11 +80,11 @@ func (s *SRQ) Destroy() error {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	s.dev.removeXRC(s)
-	s.dev.unblock() // for a sender that waits for a receive in the queue
+	s.dev.unblock() // a sender may wait for a receive in the queue
 	return nil
 }
 
-// checkLimit raises the event if the limit has been reached; mu must be held.
+// checkLimit raises the event if the limit has been reached. mu must be held.
 func (r *recvQueue) checkLimit() {
 	if r.srq != nil && uint32(r.n) < r.limit {
 		r.limit = 0

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// TestUnreliableTooLong checks that a message longer than its receive is lost without an error on either side, and that
-// the receive stays (class D of IBA 9.9.3).
+// TestUnreliableTooLong checks a message that is longer than its receive. It must be lost without an error on either
+// side, and the receive must remain (class D of IBA 9.9.3).
 func TestUnreliableTooLong(t *testing.T) {
 	w := newWorld(t, ib.QPTypeUD, false, 64, nil)
 	defer w.close(t)
@@ -16,7 +16,7 @@ func TestUnreliableTooLong(t *testing.T) {
 	must(w.qps[1].PostRecv(recv...))(t)
 	must(w.qps[0].PostSend(send...))(t)
 	if n := must(w.cq.Poll(wc))(t); n != 1 || wc[0].Opcode != ib.WCSend || wc[0].Status != ib.WCSuccess {
-		t.Fatalf("Poll: got %d completions, %+v, want one of the send", n, wc[0])
+		t.Fatalf("Poll: got %d completions, %+v, want the completion of the send", n, wc[0])
 	}
 	send[0].SGList[0].Length = 63
 	must(w.qps[0].PostSend(send...))(t)

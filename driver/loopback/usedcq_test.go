@@ -2,7 +2,7 @@ package loopback
 
 import "testing"
 
-// TestUsedCQs tests that a queue pair releases destroyed completion queues of shared receive queues.
+// TestUsedCQs checks that a queue pair releases references to destroyed completion queues of shared receive queues.
 func TestUsedCQs(t *testing.T) {
 	d := New("loop0", nil)
 	d.mu.Lock()
@@ -19,6 +19,6 @@ func TestUsedCQs(t *testing.T) {
 	q.used(kept)
 	q.used(kept)
 	if len(q.usedCQs) != 1 || q.usedCQs[0] != completer(kept) {
-		t.Errorf("used: got %d completion queues, want the only one that is left", len(q.usedCQs))
+		t.Errorf("used completion queues: got %d, want only the remaining one", len(q.usedCQs))
 	}
 }

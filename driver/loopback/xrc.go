@@ -2,7 +2,7 @@ package loopback
 
 import "verbena/ib"
 
-// xrcd is an XRC domain. It has only an identity.
+// xrcd is an XRC domain. Its only property is its identity.
 type xrcd struct{ dev *Device }
 
 func (*xrcd) Dealloc() error { return nil }
@@ -10,7 +10,8 @@ func (*xrcd) Dealloc() error { return nil }
 // AllocXRCD implements ib.XRCDriver.
 func (d *Device) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{d}, nil }
 
-// addXRC assigns a number to an XRC queue, and sets the domain and the completion queue of its messages.
+// addXRC assigns a number to an XRC queue. It also sets the domain of the queue, and the completion queue of its
+// messages.
 //
 //verbena:held mu
 func (d *Device) addXRC(s *SRQ, init *ib.DriverSRQInit) {
@@ -30,7 +31,7 @@ func (d *Device) removeXRC(s *SRQ) {
 	}
 }
 
-// xrcQueue returns the receive queue of an XRC message, or nil.
+// xrcQueue returns the receive queue for an XRC message, or nil.
 //
 //verbena:held q.dev.mu
 func (q *QP) xrcQueue(srqn uint32) *recvQueue {
