@@ -31,7 +31,7 @@ type Interface struct {
 	Running  bool             // up and with a carrier
 	Loopback bool
 	// Addrs contains IPv4 addresses first, then IPv6 addresses, then link-local IPv6 addresses with the interface's
-	// name as the zone. Within each kind the order is the kernel's.
+	// name as the zone. Within each kind the addresses are in the order of the kernel.
 	Addrs []netip.Addr
 }
 

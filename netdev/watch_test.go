@@ -19,7 +19,7 @@ import (
 func TestWatch(t *testing.T) {
 	testutil.NeedRoot(t, "for a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
-		t.Skip("this test needs the command ip: apt-get install iproute2")
+		t.Skip("needs the command ip: apt-get install iproute2")
 	}
 	done := make(chan struct{})
 	go func() {

@@ -607,7 +607,7 @@ func TestMappingsWithoutQuery(t *testing.T) {
 	}
 }
 
-// TestCopies checks that blocked accesses of a user block only further accesses of the same user.
+// TestCopies checks that accesses that are blocked block further accesses, but only those of the same user.
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err error

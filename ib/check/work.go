@@ -462,7 +462,7 @@ func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*req
 		}
 		k.report(Violation{
 			Rule: RuleInFlight,
-			What: fmt.Sprintf("%s while an outstanding work request on a %v names the region", what, w.o.kind),
+			What: fmt.Sprintf("%s while a work request that names the region is outstanding on a %v", what, w.o.kind),
 			Stacks: []Stack{{what, trace(at)}, {"the work request posted at", trace(r.at)},
 				{fmt.Sprintf("the %v made at", w.o.kind), trace(w.o.made)}},
 		}, d, at)
