@@ -26,8 +26,8 @@ type Driver interface {
 	Open(Config) Hardware
 	// MinQueueMemory returns the minimum Config.QueueMemory, in bytes, with which a device can be created.
 	MinQueueMemory() uint64
-	// QueueLimits returns the maximum lengths, in entries, of a work queue and a completion queue. They apply to a
-	// device with the given Config.QueueMemory. It returns ENOMEM if memory is below MinQueueMemory.
+	// QueueLimits returns the maximum lengths, in entries, of a work queue and a completion queue. The lengths apply to
+	// a device with the given Config.QueueMemory. QueueLimits returns ENOMEM if memory is below MinQueueMemory.
 	QueueLimits(memory uint64) (work, completions int, err error)
 }
 
@@ -70,7 +70,7 @@ type Hardware interface {
 	Device() Device
 	State() State
 	// BeforeWorkRequest calls f just before the device executes the n-th send work request from now. f must not sleep.
-	// A second call replaces the first one. n 0 cancels it. It returns false if there is no device.
+	// A second call replaces the first one. n 0 cancels it. BeforeWorkRequest returns false if there is no device.
 	BeforeWorkRequest(n uint64, f func()) bool
 	// Hang stops the adapter until its next reset or probe.
 	Hang()
@@ -98,29 +98,31 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
 
-// Device is one device of a Hardware. It exists from Probe to Close. After Close, methods succeed but have no effect.
+// Device is one device of a Hardware. A Device exists from Probe to Close. After Close, methods succeed but have no
+// effect.
 type Device interface {
 	slot.Device
 	// SetInterface updates the device to the state of its interface, and to the addresses to use. The update also
-	// applies to later devices of the adapter. It reports whether anything has changed. It may sleep.
+	// applies to later devices of the adapter. SetInterface reports whether anything has changed. SetInterface may
+	// sleep.
 	SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed bool)
 	// Endpoints returns the device's endpoints in the network.
 	Endpoints() []link.Endpoint
-	// Stats returns the counters by name. It may sleep.
+	// Stats returns the counters by name. Stats may sleep.
 	Stats() map[string]uint64
 
-	// QPStatuses lists the queue pairs. It does not wait for the memory of a program. It may sleep.
+	// QPStatuses lists the queue pairs. QPStatuses does not wait for the memory of a program. QPStatuses may sleep.
 	QPStatuses() []qpinfo.Status
-	// QPTrace returns the latest protocol events of a queue pair, oldest first. It returns ENOENT if the queue pair
-	// does not exist. It may sleep.
+	// QPTrace returns the latest protocol events of a queue pair, oldest first. QPTrace returns ENOENT if the queue
+	// pair does not exist. QPTrace may sleep.
 	QPTrace(num uint32) (qpinfo.Trace, error)
-	// TraceQP starts or ends the trace of a queue pair. It returns ENOENT if the queue pair does not exist, ENOSPC if
-	// too many queue pairs are traced, and EAGAIN if the memory of the queue pair's program does not respond. It may
-	// sleep.
+	// TraceQP starts or ends the trace of a queue pair. TraceQP returns ENOENT if the queue pair does not exist, ENOSPC
+	// if too many queue pairs are traced, and EAGAIN if the memory of the queue pair's program does not respond.
+	// TraceQP may sleep.
 	TraceQP(num uint32, on bool) error
 
-	// RaiseQP raises an event of a queue pair. It does not change the state of the queue pair. It returns false if the
-	// queue pair does not exist. It may not sleep.
+	// RaiseQP raises an event of a queue pair. RaiseQP does not change the state of the queue pair. RaiseQP returns
+	// false if the queue pair does not exist. RaiseQP may not sleep.
 	RaiseQP(num uint32, e ib.EventType) bool
 	// RaiseCQ and RaiseSRQ are the equivalents of RaiseQP for queues. The queue must not be destroyed during the call.
 	RaiseCQ(cq *ib.CQ, e ib.EventType) bool

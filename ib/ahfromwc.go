@@ -9,9 +9,9 @@ import (
 
 // AddressOfSender returns the address for a reply to a datagram: the source and destination of the datagram are
 // swapped. grh holds the first 40 bytes of the receive buffer, wc is the completion, and port is the port of arrival.
-// It returns EINVAL if the completion has no GRH or if the datagram was sent to a multicast group, which cannot be a
-// source address. On Ethernet the returned service level is 0, because the SL of the completion holds the packet type.
-// It may sleep. (ib_init_ah_attr_from_wc)
+// AddressOfSender returns EINVAL if the completion has no GRH or if the datagram was sent to a multicast group, which
+// cannot be a source address. On Ethernet the returned service level is 0, because the SL of the completion holds the
+// packet type. AddressOfSender may sleep. (ib_init_ah_attr_from_wc)
 func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
 	defer d.sleeps("Device.AddressOfSender").leave()
 	fail := func(why string) (AHAttr, error) {

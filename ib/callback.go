@@ -88,14 +88,14 @@ func (c *callbacks) init() { c.idle.L = &c.mu }
 
 func (c *callbacks) runningNow() int { return c.running[0] + c.running[1] }
 
-// pushHandler queues a completion handler. It may not sleep.
+// pushHandler queues a completion handler. pushHandler may not sleep.
 func (c *callbacks) pushHandler(cq *CQ) {
 	c.mu.Lock()
 	c.due.push(cq)
 	c.unlockAndServe()
 }
 
-// pushEvent queues an asynchronous event. It may not sleep.
+// pushEvent queues an asynchronous event. pushEvent may not sleep.
 func (c *callbacks) pushEvent(cb callback) {
 	c.mu.Lock()
 	if cb.on == nil || !c.closed {
@@ -110,7 +110,7 @@ func (c *callbacks) pushEvent(cb callback) {
 //verbena:held mu
 func (c *callbacks) ready() bool { return c.due.len() > 0 || c.events.len() > 0 && !c.inEvent }
 
-// unlockAndServe releases mu. It starts a worker if callbacks are due and no thread will run them.
+// unlockAndServe releases mu. unlockAndServe starts a worker if callbacks are due and no thread will run them.
 //
 //verbena:held mu
 func (c *callbacks) unlockAndServe() {
@@ -212,8 +212,8 @@ func (c *callbacks) leave(worker bool) {
 	c.unlockAndServe()
 }
 
-// runOne runs a due callback, either on a worker or on a thread that holds callbacks. It returns with mu held. If the
-// callback panics or calls runtime.Goexit, the worker or the hold ends, and another thread runs the remaining
+// runOne runs a due callback, either on a worker or on a thread that holds callbacks. runOne returns with mu held. If
+// the callback panics or calls runtime.Goexit, the worker or the hold ends, and another thread runs the remaining
 // callbacks.
 //
 //verbena:held mu
@@ -253,14 +253,14 @@ func (c *callbacks) runOne(worker bool) {
 	returned = true
 }
 
-// eventRan records that the event function has returned. It returns with mu held.
+// eventRan records that the event function has returned. eventRan returns with mu held.
 func (c *callbacks) eventRan(epoch uint) {
 	c.mu.Lock()
 	c.inEvent = false
 	c.ran(epoch)
 }
 
-// handlerRan records that the handler of cq has returned. It returns with mu held.
+// handlerRan records that the handler of cq has returned. handlerRan returns with mu held.
 func (c *callbacks) handlerRan(epoch uint, cq *CQ) {
 	again := cq.notify.step(notify.Notice.Return)
 	c.mu.Lock()
@@ -293,8 +293,8 @@ func (c *callbacks) drain() {
 	}
 }
 
-// waitFor blocks until done returns true. It calls done with mu held, first at once and then each time a callback has
-// returned.
+// waitFor blocks until done returns true. waitFor calls done with mu held, first at once and then each time a callback
+// has returned.
 func (c *callbacks) waitFor(done func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -308,10 +308,10 @@ func (c *callbacks) waitFor(done func() bool) {
 const runBatch = 256
 
 // HoldCallbacks announces that the calling thread will soon call RunCallbacks. Until that call, due callbacks wait for
-// this thread and do not wake a worker. This saves a context switch between a doorbell or a packet and the completion
-// handler. The caller must not sleep before RunCallbacks. If callbacks have waited for 10 ms, a worker runs them.
-// HoldCallbacks may not be called from a consumer's callback or from a driver's method. HoldCallbacks itself may not
-// sleep.
+// this thread and do not wake a worker. The hold saves a context switch between a doorbell or a packet and the
+// completion handler. The caller must not sleep before RunCallbacks. If callbacks have waited for 10 ms, a worker runs
+// them. HoldCallbacks may not be called from a consumer's callback or from a driver's method. HoldCallbacks itself may
+// not sleep.
 func (h *DeviceHandle) HoldCallbacks() { h.dev.holdCallbacks(nil) }
 
 // holdCallbacks begins a hold. If by is not nil, the hold belongs to by.
@@ -323,8 +323,8 @@ func (d *Device) holdCallbacks(by *Hold) {
 }
 
 // RunCallbacks runs the due callbacks and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
-// could need, and must not be in the callchain of a consumer's call. It may not sleep; the callbacks may not sleep
-// either.
+// could need, and must not be in the callchain of a consumer's call. RunCallbacks may not sleep; the callbacks may not
+// sleep either.
 func (h *DeviceHandle) RunCallbacks() { h.dev.runCallbacks(nil, runBatch) }
 
 // runCallbacks runs at most most due callbacks and ends the hold. The hold ends even if a callback does not return.
@@ -341,9 +341,9 @@ func (d *Device) runCallbacks(by *Hold, most int) {
 }
 
 // Hold is a set of devices. One thread will run the callbacks of all these devices. A Hold has the effect of
-// [DeviceHandle.HoldCallbacks] on each device of the set. The zero Hold is empty and ready for use. It is not safe for
-// concurrent use, and must not be copied. It may be reused after Run has returned, and does not allocate for up to four
-// devices.
+// [DeviceHandle.HoldCallbacks] on each device of the set. The zero Hold is empty and ready for use. A Hold is not safe
+// for concurrent use, and must not be copied. A Hold may be reused after Run has returned, and does not allocate for up
+// to four devices.
 type Hold struct {
 	devices []*Device
 	first   [4]*Device // initial backing array of devices
@@ -363,7 +363,7 @@ func (h *Hold) OnStall(s Staller) { h.stall = s }
 // Stalled reports that deferred work is blocked on unresponsive memory. A driver must not call Stalled on the thread of
 // Run. By then the caller of Run has finished its own work, and the threads that wait for the caller can continue.
 // Deferred work must not continue before Stalled has returned. Stalled may be called more than once, and does nothing
-// for a nil Hold. It may not sleep.
+// for a nil Hold. Stalled may not sleep.
 func (h *Hold) Stalled() {
 	if h != nil && h.stall != nil {
 		h.stall.Stalled()
@@ -375,7 +375,7 @@ type Work interface{ Run() }
 
 // Defer makes Run execute w first, on the thread that calls Run. A method defers work for other objects. The caller's
 // own objects then need not wait for that work. Defer may be called wherever Add may be called, but h must not be nil.
-// It may not sleep.
+// Defer may not sleep.
 func (h *Hold) Defer(w Work) {
 	if h.work == nil {
 		h.work = h.some[:0]
@@ -413,9 +413,9 @@ func (h *Hold) Rest() (w Work) {
 	return w
 }
 
-// Add holds the callbacks of a device until Run, as HoldCallbacks does. It does nothing if h is nil or contains the
+// Add holds the callbacks of a device until Run, as HoldCallbacks does. Add does nothing if h is nil or contains the
 // device already. The thread that calls Add must also call Run. Add may not be called from a consumer's callback or
-// from a driver's method. The exception is [UserQP].Doorbell, which may call Add on its Hold argument. It may not
+// from a driver's method. The exception is [UserQP].Doorbell, which may call Add on its Hold argument. Add may not
 // sleep.
 func (h *Hold) Add(d *DeviceHandle) {
 	if h == nil {
@@ -435,7 +435,7 @@ func (h *Hold) Add(d *DeviceHandle) {
 
 // Run executes the deferred work, runs the due callbacks of each device in the order of Add, and ends the holds.
 // Afterwards the set is empty. The rules of [DeviceHandle.RunCallbacks] apply. If a callback panics or calls
-// runtime.Goexit, workers run the remaining callbacks of all devices. It may not sleep.
+// runtime.Goexit, workers run the remaining callbacks of all devices. Run may not sleep.
 func (h *Hold) Run() {
 	next := 0
 	defer func() {

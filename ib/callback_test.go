@@ -33,7 +33,7 @@ func onStack(suffix string) bool {
 }
 
 // TestCallbackIsNotInCallchain checks that a completion raised inside PostSend is not delivered in the callchain of
-// PostSend. It runs with and without a thread that holds callbacks.
+// PostSend. The test runs with and without a thread that holds callbacks.
 func TestCallbackIsNotInCallchain(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) { // in a synctest bubble holds do not become stale

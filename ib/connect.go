@@ -26,9 +26,9 @@ type Local struct {
 	MTU      MTU
 }
 
-// Local returns the first address of a port that other hosts can reach. It prefers addresses that are not link-local,
-// and among these RoCE v2 addresses. Otherwise it returns the first address. It returns EADDRNOTAVAIL if the port has
-// no address. It may sleep.
+// Local returns the first address of a port that other hosts can reach. Local prefers addresses that are not
+// link-local, and among these RoCE v2 addresses. Otherwise it returns the first address. Local returns EADDRNOTAVAIL if
+// the port has no address. Local may sleep.
 func (d *Device) Local(port int) (Local, error) {
 	defer d.sleeps("Device.Local").leave()
 	p, err := d.QueryPort(port)
@@ -58,8 +58,8 @@ func (d *Device) Local(port int) (Local, error) {
 	return best, nil
 }
 
-// Endpoint returns the endpoint of a queue pair that will be connected from l. The initial PSN is random. It may not
-// sleep.
+// Endpoint returns the endpoint of a queue pair that will be connected from l. The initial PSN is random. Endpoint may
+// not sleep.
 func (l Local) Endpoint(qp *QP) Endpoint {
 	return Endpoint{GID: l.GID, QPN: qp.Num(), PSN: rand.Uint32N(1 << 24), MTU: l.MTU}
 }
@@ -80,8 +80,8 @@ type Path struct {
 
 // Prepare moves a connected queue pair (RC or UC) from RESET to INIT. In INIT receives can be posted. Receives should
 // be posted before Connect: the peer may send as soon as its own Connect has returned, possibly before the local
-// Connect returns. access is the set of operations that the peer may perform; regions have their own access rights. It
-// may sleep.
+// Connect returns. access is the set of operations that the peer may perform; regions have their own access rights.
+// Prepare may sleep.
 func (qp *QP) Prepare(l Local, access AccessFlags) error {
 	defer qp.sleeps("QP.Prepare").leave()
 	return qp.Modify(QPAttr{State: QPInit, Port: uint8(l.Port), AccessFlags: access},
@@ -90,8 +90,8 @@ func (qp *QP) Prepare(l Local, access AccessFlags) error {
 
 // Connect moves a connected queue pair (RC or UC) to RTS, towards peer. The initial state is INIT (see Prepare) or
 // RESET. own must be the endpoint that was sent to the peer. After an error the queue pair may be in any state up to
-// RTR. The caller must move the queue pair to RESET or destroy it. Connect makes the transitions of IBA 11.2.5.2. It
-// may sleep.
+// RTR. The caller must move the queue pair to RESET or destroy it. Connect makes the transitions of IBA 11.2.5.2.
+// Connect may sleep.
 func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 	defer qp.sleeps("QP.Connect").leave()
 	fail := func(err error) error {
@@ -142,7 +142,7 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 }
 
 // ConnectDatagram moves a datagram queue pair from RESET to RTS. The queue pair receives only datagrams with the Q_Key
-// of own. It may sleep.
+// of own. ConnectDatagram may sleep.
 func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
 	defer qp.sleeps("QP.ConnectDatagram").leave()
 	if qp.Type() != QPTypeUD {
@@ -164,14 +164,14 @@ func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
 	return nil
 }
 
-// AddressTo returns the address of a peer, for [PD.CreateAH]. It may not sleep.
+// AddressTo returns the address of a peer, for [PD.CreateAH]. AddressTo may not sleep.
 func (l Local) AddressTo(peer GID) AHAttr {
 	return AHAttr{HasGRH: true, Port: uint8(l.Port), GRH: GlobalRoute{DGID: peer, SGIDIndex: uint8(l.GIDIndex),
 		HopLimit: 64}}
 }
 
-// ConnectPair connects two queue pairs with each other: a at address l and b at address m. They may belong to one
-// device, or to devices that can reach each other. It may sleep.
+// ConnectPair connects two queue pairs with each other: a at address l and b at address m. The queue pairs may belong
+// to one device, or to devices that can reach each other. ConnectPair may sleep.
 func ConnectPair(a, b *QP, l, m Local, p Path) error {
 	defer a.sleeps("ConnectPair").leave()
 	x, y := l.Endpoint(a), m.Endpoint(b)

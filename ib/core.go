@@ -21,16 +21,16 @@ type Core struct {
 	observer observer // for devices registered later; may be nil
 }
 
-// Client is a consumer that is attached to every device (struct ib_client). Its fields must not change after
-// RegisterClient.
+// Client is a consumer that is attached to every device (struct ib_client). The fields of a Client must not change
+// after RegisterClient.
 type Client struct {
 	Name string
 	// Add is called for each present and future device. d belongs to this client until Remove returns. The client may
 	// use the device at once. Remove receives the data that Add returned. If Add fails, Remove is not called for this
-	// device. It may sleep.
+	// device. Add may sleep.
 	Add func(d *Device) (data any, err error)
 	// Remove is called when the device or the client is unregistered. Before Remove returns, it must free every object
-	// that the client has created on the device. It may sleep.
+	// that the client has created on the device. Remove may sleep.
 	Remove func(d *Device, data any)
 
 	// The next fields are protected by Core.mu.
@@ -66,7 +66,7 @@ func (c *Core) lock() {
 
 // Register adds the device to the registry. Before Register returns, it calls Add of every client, in the order of
 // client registration. If Add fails, Register logs the error (with the logf of NewDevice) and skips the client. The
-// device must be ready for use. It may sleep. (ib_register_device)
+// device must be ready for use. Register may sleep. (ib_register_device)
 func (c *Core) Register(h *DeviceHandle) error {
 	d := h.dev
 	o, s := c.observing(), observe.Subject(nil)
@@ -99,14 +99,14 @@ func (c *Core) Register(h *DeviceHandle) error {
 	return nil
 }
 
-// Unregister removes the device. It calls Remove of every client in the reverse order of Add. After Unregister has
-// returned, no client uses the device. If clients have not destroyed their objects, Unregister returns an error that
-// names the objects. The device is unregistered nevertheless. A second call waits for the first one and returns the
-// same result. It may sleep, and must not be called from Add, Remove or a callback. (ib_unregister_device)
+// Unregister removes the device. Unregister calls Remove of every client in the reverse order of Add. After Unregister
+// has returned, no client uses the device. If clients have not destroyed their objects, Unregister returns an error
+// that names the objects. The device is unregistered nevertheless. A second call waits for the first one and returns
+// the same result. Unregister may sleep, and must not be called from Add, Remove or a callback. (ib_unregister_device)
 func (c *Core) Unregister(h *DeviceHandle) error { return c.unregisterIn(context.Background(), h) }
 
 // UnregisterContext is Unregister with a limit for the wait. When ctx ends, unregistration continues, and another call
-// can join it. It may sleep.
+// can join it. UnregisterContext may sleep.
 func (c *Core) UnregisterContext(ctx context.Context, h *DeviceHandle) error {
 	return c.unregisterIn(ctx, h)
 }
@@ -177,8 +177,8 @@ func (c *Core) detachAll(d *Device) {
 	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
 }
 
-// RegisterClient adds the client to the registry. It calls Add for every registered device before it returns. It may
-// sleep. (ib_register_client)
+// RegisterClient adds the client to the registry. RegisterClient calls Add for every registered device before it
+// returns. RegisterClient may sleep. (ib_register_client)
 func (c *Core) RegisterClient(cl *Client) error {
 	in, _ := registers(c.observing(), "Core.RegisterClient", cl)
 	defer in.leave()
@@ -195,12 +195,12 @@ func (c *Core) RegisterClient(cl *Client) error {
 	return nil
 }
 
-// UnregisterClient removes the client. It calls Remove for every device to which the client was added, in reverse
-// order. A second call waits for the first one. It may sleep. (ib_unregister_client)
+// UnregisterClient removes the client. UnregisterClient calls Remove for every device to which the client was added, in
+// reverse order. A second call waits for the first one. UnregisterClient may sleep. (ib_unregister_client)
 func (c *Core) UnregisterClient(cl *Client) { _ = c.unregisterClientIn(context.Background(), cl) }
 
 // UnregisterClientContext is UnregisterClient with a limit for the wait. When ctx ends, it returns an error.
-// Unregistration then continues, and another call can join it. It may sleep.
+// Unregistration then continues, and another call can join it. UnregisterClientContext may sleep.
 func (c *Core) UnregisterClientContext(ctx context.Context, cl *Client) error {
 	return c.unregisterClientIn(ctx, cl)
 }
@@ -258,14 +258,14 @@ func (c *Core) removeClient(cl *Client, e *ending) {
 	c.clients = slices.DeleteFunc(c.clients, func(o *Client) bool { return o == cl })
 }
 
-// Devices returns the registered devices in the order of registration. It may not sleep.
+// Devices returns the registered devices in the order of registration. Devices may not sleep.
 func (c *Core) Devices() []*Device {
 	c.lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.devices)
 }
 
-// Device returns the registered device with this name, or nil. It may not sleep.
+// Device returns the registered device with this name, or nil. Device may not sleep.
 func (c *Core) Device(name string) *Device {
 	c.lock()
 	defer c.mu.Unlock()

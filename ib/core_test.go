@@ -189,7 +189,7 @@ func TestUnregisterNamesWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestUnregisterWaits checks each call that unregisters a device or a client. Such a call returns only after Add and
+// TestUnregisterWaits checks each call that unregisters a device or a client. The call must return only after Add and
 // Remove have returned, even if another call has called them.
 func TestUnregisterWaits(t *testing.T) {
 	for _, test := range []struct {

@@ -47,7 +47,7 @@ const (
 	CQIgnoreOverrun       = uapi.CQFlagsIgnoreOverrun
 )
 
-// CreateCQ makes a completion queue. It may sleep. (ib_create_cq)
+// CreateCQ makes a completion queue. CreateCQ may sleep. (ib_create_cq)
 func (d *Device) CreateCQ(init CQInit) (*CQ, error) {
 	defer d.sleeps("Device.CreateCQ").leave()
 	return d.createCQ(init, nil)
@@ -80,15 +80,14 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 // Entries returns the capacity of the queue.
 func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
 
-// Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It may not sleep.
-// (ib_poll_cq)
+// Poll moves up to len(wc) completions, oldest first, into wc and returns how many. Poll may not sleep. (ib_poll_cq)
 func (cq *CQ) Poll(wc []WC) (int, error) { return cq.queue.Poll(wc) }
 
-// ReqNotify arms the queue for one call of the handler; see [DriverCQ]. It may not sleep. (ib_req_notify_cq)
+// ReqNotify arms the queue for one call of the handler; see [DriverCQ]. ReqNotify may not sleep. (ib_req_notify_cq)
 func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.queue.ReqNotify(flags) }
 
 // Completed reports a completion on an armed queue. A thread without locks calls the handler later. The driver may
-// therefore hold any lock. It may not sleep. (ib_cq.comp_handler)
+// therefore hold any lock. Completed may not sleep. (ib_cq.comp_handler)
 func (h CQHandle) Completed() {
 	if h.completed != nil {
 		h.completed()
@@ -103,7 +102,7 @@ func (h CQHandle) Completed() {
 	}
 }
 
-// Raise reports an asynchronous error of the queue (EventCQErr). It may not sleep.
+// Raise reports an asynchronous error of the queue (EventCQErr). Raise may not sleep.
 func (h CQHandle) Raise(e EventType) {
 	cq := h.cq
 	note(cq.subject, observe.Raised, nil)
@@ -116,7 +115,8 @@ func (cq *CQ) callEvent(e EventType) {
 	callBack(cq.subject, observe.Callback, "the event function of a CQ", e, func() { cq.event(cq, e) })
 }
 
-// Resize changes the capacity. It returns EOPNOTSUPP if the driver lacks the method. It may sleep. (ib_resize_cq)
+// Resize changes the capacity. Resize returns EOPNOTSUPP if the driver lacks the method. Resize may sleep.
+// (ib_resize_cq)
 func (cq *CQ) Resize(entries int) error {
 	defer cq.sleeps("CQ.Resize").leave()
 	return cq.resizeTo(entries, nil)
@@ -140,8 +140,8 @@ func (cq *CQ) resizeTo(entries int, u *Udata) error {
 }
 
 // Moderate delays notifications. A notification is sent when count completions have arrived, or when period has passed
-// since the first of them. A period of 0 and a count of 0 or 1 turn moderation off. It returns EOPNOTSUPP if the driver
-// lacks the method. It may sleep. (rdma_set_cq_moderation)
+// since the first of them. A period of 0 and a count of 0 or 1 turn moderation off. Moderate returns EOPNOTSUPP if the
+// driver lacks the method. Moderate may sleep. (rdma_set_cq_moderation)
 func (cq *CQ) Moderate(count int, period time.Duration) error {
 	defer cq.sleeps("CQ.Moderate").leave()
 	m, ok := As[CQModerator](cq.drv)
@@ -161,13 +161,13 @@ func (cq *CQ) Moderate(count int, period time.Duration) error {
 	return nil
 }
 
-// Destroy frees the queue. It returns EBUSY while a queue pair uses the queue. After Destroy has returned, the handler
-// is not running and will not run again. Destroy must therefore not be called from the handler. It may sleep.
-// (ib_destroy_cq)
+// Destroy frees the queue. Destroy returns EBUSY while a queue pair uses the queue. After Destroy has returned, the
+// handler is not running and will not run again. Destroy must therefore not be called from the handler. Destroy may
+// sleep. (ib_destroy_cq)
 func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
 
 // DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue then rejects all
-// calls except another Destroy, which joins the destruction. It may sleep.
+// calls except another Destroy, which joins the destruction. DestroyContext may sleep.
 func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
 
 func (cq *CQ) destroyIn(ctx context.Context) error {

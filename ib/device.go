@@ -83,7 +83,7 @@ func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *
 	return &d.handle
 }
 
-// Same reports whether d and o refer to the same device. It may not sleep.
+// Same reports whether d and o refer to the same device. Same may not sleep.
 func (d *Device) Same(o *Device) bool { return o != nil && d.device == o.device }
 
 // Name returns the name of the device, such as rxe0.
@@ -93,7 +93,7 @@ func (d *Device) Name() string { return d.name }
 func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 
 // SetError moves an active device to the error state and calls Driver.EnterError. The caller must not hold a lock that
-// EnterError takes. It may not sleep and may be called from any context.
+// EnterError takes. SetError may not sleep and may be called from any context.
 func (h *DeviceHandle) SetError() {
 	d := h.dev
 	if !states.Step(&d.state, states.Device.Fail) {
@@ -104,9 +104,9 @@ func (h *DeviceHandle) SetError() {
 	d.drv.EnterError()
 }
 
-// Fail reports that the state of the device is unreliable, for example after a panic. It calls the function set by
+// Fail reports that the state of the device is unreliable, for example after a panic. Fail calls the function set by
 // OnFailure, which resets the device. Without this function the device enters the error state. Later calls have no
-// effect. It may not sleep and may be called from any context.
+// effect. Fail may not sleep and may be called from any context.
 func (h *DeviceHandle) Fail(why error) {
 	d := h.dev
 	if d.broken.Swap(true) {
@@ -127,8 +127,9 @@ func (h *DeviceHandle) Fail(why error) {
 // Register.
 func (h *DeviceHandle) OnFailure(f func(why error)) { h.dev.onFailure.Store(&f) }
 
-// AtHandler makes the device call f once, directly before the next completion handler and on the same thread. It is for
-// tests that act at that moment. f may not sleep. A second call replaces f; nil removes it. It may not sleep.
+// AtHandler makes the device call f once, directly before the next completion handler and on the same thread. AtHandler
+// is for tests that act at that moment. f may not sleep. A second call replaces f; nil removes it. AtHandler may not
+// sleep.
 func (h *DeviceHandle) AtHandler(f func()) {
 	d := h.dev
 	if f == nil {
@@ -162,8 +163,8 @@ func (d *Device) begin() error {
 func (d *Device) end() { d.making.Add(-1) }
 
 // Dealloc announces that the driver is about to free the resources of the device, such as memory, threads and sockets.
-// The driver calls Dealloc after Unregister has returned, or without Unregister if it has not called Register. It
-// returns EBUSY while the device is registered. In that case the driver must not free anything. It may not sleep.
+// The driver calls Dealloc after Unregister has returned, or without Unregister if it has not called Register. Dealloc
+// returns EBUSY while the device is registered. In that case the driver must not free anything. Dealloc may not sleep.
 // (ib_dealloc_device)
 func (h *DeviceHandle) Dealloc() error {
 	d := h.dev
@@ -175,32 +176,32 @@ func (h *DeviceHandle) Dealloc() error {
 		d.name, d.State(), syscall.EBUSY)
 }
 
-// QueryDevice returns the attributes of the device. It may sleep. (ib_query_device)
+// QueryDevice returns the attributes of the device. QueryDevice may sleep. (ib_query_device)
 func (d *Device) QueryDevice() (DeviceAttr, error) {
 	defer d.sleeps("Device.QueryDevice").leave()
 	return d.drv.QueryDevice()
 }
 
-// QueryPort returns the state of a port; ports are numbered from 1. It may sleep. (ib_query_port)
+// QueryPort returns the state of a port; ports are numbered from 1. QueryPort may sleep. (ib_query_port)
 func (d *Device) QueryPort(port int) (PortAttr, error) {
 	defer d.sleeps("Device.QueryPort").leave()
 	return d.drv.QueryPort(port)
 }
 
-// QueryGID reports an entry of a port's GID table. It may sleep. (rdma_query_gid)
+// QueryGID reports an entry of a port's GID table. QueryGID may sleep. (rdma_query_gid)
 func (d *Device) QueryGID(port, index int) (GIDEntry, error) {
 	defer d.sleeps("Device.QueryGID").leave()
 	return d.drv.QueryGID(port, index)
 }
 
-// QueryPKey returns an entry of a port's P_Key table. It may sleep. (ib_query_pkey)
+// QueryPKey returns an entry of a port's P_Key table. QueryPKey may sleep. (ib_query_pkey)
 func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	defer d.sleeps("Device.QueryPKey").leave()
 	return d.drv.QueryPKey(port, index)
 }
 
-// FindGID returns the port and the table index of a GID with the given type. It returns ENOENT if no port has the GID.
-// It may sleep. (ib_find_gid)
+// FindGID returns the port and the table index of a GID with the given type. FindGID returns ENOENT if no port has the
+// GID. FindGID may sleep. (ib_find_gid)
 func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
 	defer d.sleeps("Device.FindGID").leave()
 	a, err := d.drv.QueryDevice()
@@ -220,8 +221,9 @@ func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
 	return 0, 0, fmt.Errorf("find gid %v on %s: %w", gid, d.name, err)
 }
 
-// FindPKey returns the table index of a P_Key. It returns ENOENT if the table does not contain the P_Key. It ignores
-// the membership bit (15) of pkey. It prefers an entry with full membership. It may sleep. (ib_find_pkey)
+// FindPKey returns the table index of a P_Key. FindPKey returns ENOENT if the table does not contain the P_Key.
+// FindPKey ignores the membership bit (15) of pkey. FindPKey prefers an entry with full membership. FindPKey may sleep.
+// (ib_find_pkey)
 func (d *Device) FindPKey(port int, pkey uint16) (index int, err error) {
 	defer d.sleeps("Device.FindPKey").leave()
 	const member = 0x8000
@@ -248,7 +250,7 @@ func (d *Device) FindPKey(port int, pkey uint16) (index int, err error) {
 	return found, nil
 }
 
-// Attached reports whether the client has been added to the device. It may not sleep.
+// Attached reports whether the client has been added to the device. Attached may not sleep.
 func (d *Device) Attached(cl *Client) bool {
 	core := d.core.Load()
 	if core == nil {
@@ -261,7 +263,7 @@ func (d *Device) Attached(cl *Client) bool {
 }
 
 // ClientData returns the data that the client's Add returned for the device. ClientData returns nil before Add has
-// returned and after Remove was called. It may not sleep. (ib_get_client_data)
+// returned and after Remove was called. ClientData may not sleep. (ib_get_client_data)
 func (d *Device) ClientData(cl *Client) any {
 	core := d.core.Load()
 	if core == nil {
@@ -351,7 +353,7 @@ type object struct {
 // Device returns the device of the object.
 func (o *object) Device() *Device { return o.dev }
 
-// Uses returns the number of objects that refer to o. It may not sleep. (usecnt of struct ib_pd, ib_cq and others)
+// Uses returns the number of objects that refer to o. Uses may not sleep. (usecnt of struct ib_pd, ib_cq and others)
 func (o *object) Uses() int { return int(max(o.uses.Load(), 0)) }
 
 // bind initialises o before the driver's create method is called, because this method may report events of the object
@@ -394,10 +396,10 @@ func (o *object) get(d *Device) error {
 
 func (o *object) put() { states.Step(&o.uses, states.Object.Put) }
 
-// Abandon excludes the object from the device's counts. Unregister then does not report the object. It is for a
+// Abandon excludes the object from the device's counts. Unregister then does not report the object. Abandon is for a
 // consumer that cannot destroy the object before its Remove returns: a call on the object is blocked on the memory of
 // an unresponsive process. The consumer must still destroy the object when the call has returned, possibly after
-// Unregister. Until then the driver keeps the resources of the object. It may not sleep.
+// Unregister. Until then the driver keeps the resources of the object. Abandon may not sleep.
 func (o *object) Abandon() {
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)

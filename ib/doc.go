@@ -1,5 +1,5 @@
 // Package ib is the midlayer between low-level drivers ([Driver]) and their consumers: upper-level protocols in this
-// process, and user programs through package uverbs. It mirrors
+// process, and user programs through package uverbs. Package ib mirrors
 // drivers/infiniband/core/{device,verbs,cq,cache,roce_gid_mgmt}.c and include/rdma/ib_verbs.h.
 //
 // A [Core] is a registry of devices and clients. A driver creates a device, registers it and reports events through its

@@ -11,8 +11,8 @@ import (
 )
 
 // TestEveryFunctionSaysWhetherItSleeps checks that the comment of each exported function states whether it may sleep,
-// except for functions that only compute or return a field. It also checks that checked mode observes each function
-// that may sleep.
+// except for functions that only compute or return a field. The test also checks that checked mode observes each
+// function that may sleep.
 func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 	fset := token.NewFileSet()
 	names, err := filepath.Glob("*.go")

@@ -11,16 +11,16 @@ import (
 // Driver is the method table of a low-level driver (struct ib_device_ops). One value serves one device.
 //
 // Every method is fully reentrant, because the midlayer serialises no calls. A method may sleep unless its comment
-// forbids it. Methods that may not sleep are called from any context, including completion handlers. They must not
-// block on an event that a consumer, a peer or the kernel may delay without limit (see the package comment). No method
-// calls a consumer from its callchain. Methods report events through [CQHandle.Completed], [QPHandle.Raise] and
+// forbids it. Methods that may not sleep are called from any context, including completion handlers. These methods must
+// not block on an event that a consumer, a peer or the kernel may delay without limit (see the package comment). No
+// method calls a consumer from its callchain. Methods report events through [CQHandle.Completed], [QPHandle.Raise] and
 // [DeviceHandle.DispatchEvent], which defer the callback.
 //
-// A Create method receives a handle of the midlayer's object, which has the operations for drivers only. It also
-// receives the driver's side of each object that the new object refers to. It returns the driver's side of the new
-// object. The midlayer has made the checks that do not depend on the driver: the device is active, and all objects
-// belong to this device. The midlayer holds a use count on each object that the new object refers to. None of these
-// objects can therefore be destroyed during the call.
+// A Create method receives a handle of the midlayer's object, which has the operations for drivers only. The method
+// also receives the driver's side of each object that the new object refers to. A Create method returns the driver's
+// side of the new object. The midlayer has made the checks that do not depend on the driver: the device is active, and
+// all objects belong to this device. The midlayer holds a use count on each object that the new object refers to. None
+// of these objects can therefore be destroyed during the call.
 //
 // Optional features are separate interfaces: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver], [FastRegDriver],
 // [XRCDriver], [Disassociator], [UserContexter], [MethodDriver], [NumberReuser]; and, for objects, [ReregMR],
@@ -28,77 +28,77 @@ import (
 // midlayer returns EOPNOTSUPP. Methods also return EOPNOTSUPP for unsupported types and opcodes. The midlayer finds the
 // interfaces with [As]. A wrapper of a driver or of an object therefore has all features of the wrapped value.
 type Driver interface {
-	// QueryDevice returns the attributes and limits of the device. It may sleep.
+	// QueryDevice returns the attributes and limits of the device. QueryDevice may sleep.
 	QueryDevice() (DeviceAttr, error)
-	// QueryPort returns the state of a port; ports are numbered from 1. It may sleep.
+	// QueryPort returns the state of a port; ports are numbered from 1. QueryPort may sleep.
 	QueryPort(port int) (PortAttr, error)
-	// QueryGID returns one entry of a port's GID table. It returns EINVAL for an index outside the table. An empty
-	// entry has the zero GID. It may sleep.
+	// QueryGID returns one entry of a port's GID table. QueryGID returns EINVAL for an index outside the table. An
+	// empty entry has the zero GID. QueryGID may sleep.
 	QueryGID(port, index int) (GIDEntry, error)
-	// QueryPKey returns one entry of a port's P_Key table. It returns EINVAL for an index outside the table. It may
-	// sleep.
+	// QueryPKey returns one entry of a port's P_Key table. QueryPKey returns EINVAL for an index outside the table.
+	// QueryPKey may sleep.
 	QueryPKey(port, index int) (uint16, error)
 
 	// AllocPD creates a protection domain. The result must compare unequal to every other domain. Pointers to a type of
-	// size zero may compare equal and are not suitable. It may sleep.
+	// size zero may compare equal and are not suitable. AllocPD may sleep.
 	AllocPD(u *Udata) (DriverPD, error)
-	// RegMR creates a memory region for r. The midlayer has checked r and charged its pages. It releases r after
-	// DriverMR.Dereg. With AccessZeroBased the IOVA is 0. access is consistent: a remote write right implies the local
-	// write right. The driver must reject rights that it does not support. AccessOnDemand is set only if DeviceAttr.ODP
-	// includes the access. The driver sets the keys with mr.SetKeys. It may sleep.
+	// RegMR creates a memory region for r. The midlayer has checked r and charged its pages. The midlayer releases r
+	// after DriverMR.Dereg. With AccessZeroBased the IOVA is 0. access is consistent: a remote write right implies the
+	// local write right. The driver must reject rights that it does not support. AccessOnDemand is set only if
+	// DeviceAttr.ODP includes the access. The driver sets the keys with mr.SetKeys. RegMR may sleep.
 	RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error)
 	// CreateCQ creates a completion queue of at least attr.Entries entries, and reports the actual number with
-	// cq.SetEntries. attr.Vector is a hint. It returns EOPNOTSUPP for unsupported flags. It may sleep.
+	// cq.SetEntries. attr.Vector is a hint. CreateCQ returns EOPNOTSUPP for unsupported flags. CreateCQ may sleep.
 	CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error)
-	// CreateQP creates a queue pair in state RESET. The driver passes the number to qp.SetNum. It stores the actual
-	// capacities, which are at least the requested ones, in init.Cap. The queues and domains in init are results of the
-	// Create methods, or wrappers of these results. A driver finds its own type with As. It may sleep.
+	// CreateQP creates a queue pair in state RESET. The driver passes the number to qp.SetNum. CreateQP stores the
+	// actual capacities, which are at least the requested ones, in init.Cap. The queues and domains in init are results
+	// of the Create methods, or wrappers of these results. A driver finds its own type with As. CreateQP may sleep.
 	CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error)
 
 	// EnterError is called once, when [DeviceHandle.SetError] moves the device to the error state. The driver must stop
 	// processing new work requests. Work requests in flight complete with a flush error. Affected queue pairs move to
 	// ERR; queue pairs in RESET remain there. The midlayer rejects later calls, but earlier calls may still be inside
-	// the driver. The driver must therefore check the state again under its lock. It may not sleep.
+	// the driver. The driver must therefore check the state again under its lock. EnterError may not sleep.
 	EnterError()
 }
 
 // DriverPD is the driver's side of a protection domain.
 type DriverPD interface {
-	// Dealloc frees the domain. The midlayer calls Dealloc only when no object uses the domain. It may sleep.
+	// Dealloc frees the domain. The midlayer calls Dealloc only when no object uses the domain. Dealloc may sleep.
 	Dealloc() error
 }
 
 // DriverMR is the driver's side of a memory region.
 type DriverMR interface {
-	// Dereg invalidates the keys. It returns when no access with the keys is in flight. It may sleep.
+	// Dereg invalidates the keys. Dereg returns when no access with the keys is in flight. Dereg may sleep.
 	Dereg() error
 }
 
 // DriverCQ is the driver's side of a completion queue.
 type DriverCQ interface {
-	// Poll moves up to len(wc) completions, oldest first, into wc and returns their number. It writes every field of
+	// Poll moves up to len(wc) completions, oldest first, into wc and returns their number. Poll writes every field of
 	// each element, because the caller may have used wc before. Concurrent calls are allowed: no completion is lost or
-	// returned twice. It may not sleep. (struct ib_device_ops.poll_cq)
+	// returned twice. Poll may not sleep. (struct ib_device_ops.poll_cq)
 	Poll(wc []WC) (int, error)
 	// ReqNotify arms the queue: CQHandle.Completed reports the next completion once. With NotifySolicited it reports
 	// the next solicited or failed completion. With NotifyReportMissed ReqNotify returns true if the queue holds
 	// completions that may never be reported. The caller must then poll again. A driver may return EOVERFLOW if the
-	// queue is empty and has lost a completion. It may not sleep. (req_notify_cq)
+	// queue is empty and has lost a completion. ReqNotify may not sleep. (req_notify_cq)
 	ReqNotify(flags NotifyFlags) (missed bool, err error)
-	// Destroy frees the queue and the completions in it. It may sleep.
+	// Destroy frees the queue and the completions in it. Destroy may sleep.
 	Destroy() error
 }
 
 // CQResizer is implemented by a DriverCQ that can change its capacity. (resize_cq)
 type CQResizer interface {
-	// Resize changes the capacity to at least entries. It returns EINVAL if the queue holds more completions than
-	// entries. The driver calls CQHandle.SetEntries under the lock that protects the capacity. It may sleep.
+	// Resize changes the capacity to at least entries. Resize returns EINVAL if the queue holds more completions than
+	// entries. The driver calls CQHandle.SetEntries under the lock that protects the capacity. Resize may sleep.
 	Resize(entries int, u *Udata) error
 }
 
 // CQCounter is implemented by a DriverCQ that can count its completions. Checked mode calls it after each handler.
 type CQCounter interface {
-	// Waiting returns the number of completions that have not been polled. It may not sleep.
+	// Waiting returns the number of completions that have not been polled. Waiting may not sleep.
 	Waiting() int
 }
 
@@ -107,21 +107,22 @@ type CQCounter interface {
 type DriverQP interface {
 	// PostSend queues work requests in order and returns the number accepted. If n < len(wrs), err is the reason for
 	// the rejection of wrs[n]: ENOMEM means a full queue, EINVAL a wrong state or an invalid request. PostSend does not
-	// retain wrs or any memory that wrs refers to. It may not sleep. (post_send)
+	// retain wrs or any memory that wrs refers to. PostSend may not sleep. (post_send)
 	PostSend(wrs []SendWR) (n int, err error)
-	// PostRecv is the equivalent of PostSend for the receive queue. It may not sleep. (post_recv)
+	// PostRecv is the equivalent of PostSend for the receive queue. PostRecv may not sleep. (post_recv)
 	PostRecv(wrs []RecvWR) (n int, err error)
 	// Modify changes the attributes named by mask. The driver holds the lock that protects the state, and checks with
-	// NextState that mask suits the type and the transition. It then checks the values. After an error the attributes
-	// are unchanged. A Modify to ERR or RESET must not wait for another blocked Modify. It may sleep. (modify_qp)
+	// NextState that mask suits the type and the transition. Modify then checks the values. After an error the
+	// attributes are unchanged. A Modify to ERR or RESET must not wait for another blocked Modify. Modify may sleep.
+	// (modify_qp)
 	Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error
-	// State returns the current state. It may not sleep.
+	// State returns the current state. State may not sleep.
 	State() QPState
-	// Query returns the current attributes. It may sleep. (query_qp)
+	// Query returns the current attributes. Query may sleep. (query_qp)
 	Query(mask QPAttrMask) (QPAttr, error)
-	// Destroy stops the queue pair and drops outstanding work requests without completions. It returns when no work of
-	// the queue pair is in flight. Completions of the queue pair may remain in a CQ. The driver sets their WC.QP to
-	// nil. It may sleep. (destroy_qp)
+	// Destroy stops the queue pair and drops outstanding work requests without completions. Destroy returns when no
+	// work of the queue pair is in flight. Completions of the queue pair may remain in a CQ. The driver sets their
+	// WC.QP to nil. Destroy may sleep. (destroy_qp)
 	Destroy() error
 }
 
@@ -136,19 +137,19 @@ type UserQP interface {
 	// device for which it makes callbacks due, so that no other thread needs to be woken. If h is nil, Add has no
 	// effect, and another thread runs the callbacks. The driver may defer its work for other queue pairs to h (see
 	// Hold.Defer). The queue pair itself may be destroyed as soon as Doorbell has returned. The driver does not call
-	// Run, and does not retain h. It may not sleep.
+	// Run, and does not retain h. Doorbell may not sleep.
 	Doorbell(h *Hold)
 	// Posted reports, at low cost, whether Doorbell would find posted work requests. The value at changes when more
-	// requests are posted, except by coincidence. It may not sleep.
+	// requests are posted, except by coincidence. Posted may not sleep.
 	Posted() (at uint32, some bool)
-	// TakeBack removes the user's posted work requests from a queue pair that cannot send yet. It may sleep.
+	// TakeBack removes the user's posted work requests from a queue pair that cannot send yet. TakeBack may sleep.
 	TakeBack()
 }
 
 // QPPeeker is implemented by a DriverQP that can report its connection without waiting for its work. The memory of a
 // program may delay this work. Without QPPeeker, [QP.Peek] reports only the state.
 type QPPeeker interface {
-	// Peek returns recent values of State, DestQPN, RQPSN and SQPSN. It may not sleep.
+	// Peek returns recent values of State, DestQPN, RQPSN and SQPSN. Peek may not sleep.
 	Peek() QPAttr
 }
 
@@ -156,13 +157,13 @@ type QPPeeker interface {
 // GIDs. An index in use is therefore not reused for another GID. (rdma_cap_roce_gid_table)
 type GIDDriver interface {
 	// GIDTable returns the table of a port, or nil if the port does not exist. All calls for a port return the same
-	// table. It may not sleep.
+	// table. GIDTable may not sleep.
 	GIDTable(port int) *GIDTable
 }
 
 // AHDriver is implemented by a Driver with datagram service.
 type AHDriver interface {
-	// CreateAH makes an address handle. It may not sleep.
+	// CreateAH makes an address handle. CreateAH may not sleep.
 	CreateAH(pd DriverPD, attr *AHAttr, u *Udata) (DriverAH, error)
 }
 
@@ -175,99 +176,99 @@ type DriverAH interface {
 
 // CQModerator is implemented by a DriverCQ that can delay notifications. (modify_cq)
 type CQModerator interface {
-	// Moderate implements [CQ.Moderate]. It may sleep.
+	// Moderate implements [CQ.Moderate]. Moderate may sleep.
 	Moderate(count int, period time.Duration) error
 }
 
 // McastQP is implemented by a DriverQP that can join multicast groups. The midlayer has checked that the queue pair is
 // a datagram QP and that the address is a multicast address. (attach_mcast, detach_mcast)
 type McastQP interface {
-	// AttachMcast joins a group. It returns EINVAL if the queue pair is already a member. It returns EADDRNOTAVAIL if
-	// the device has no address of the group's family, and ENOMEM if there are too many groups or members. It may
-	// sleep.
+	// AttachMcast joins a group. AttachMcast returns EINVAL if the queue pair is already a member. AttachMcast returns
+	// EADDRNOTAVAIL if the device has no address of the group's family, and ENOMEM if there are too many groups or
+	// members. AttachMcast may sleep.
 	AttachMcast(gid GID, lid uint16) error
-	// DetachMcast leaves a group. It returns EINVAL if the queue pair is not a member. It may sleep.
+	// DetachMcast leaves a group. DetachMcast returns EINVAL if the queue pair is not a member. DetachMcast may sleep.
 	DetachMcast(gid GID, lid uint16) error
 }
 
 // SRQDriver is implemented by a Driver with shared receive queues.
 type SRQDriver interface {
 	// CreateSRQ creates a shared receive queue. The driver stores the actual capacities, which are at least the
-	// requested ones, in init.Attr. For XRC it passes the number to srq.SetNum. It may sleep.
+	// requested ones, in init.Attr. For XRC it passes the number to srq.SetNum. CreateSRQ may sleep.
 	CreateSRQ(srq SRQHandle, init *DriverSRQInit, u *Udata) (DriverSRQ, error)
 }
 
 // DriverSRQ is the driver's side of a shared receive queue.
 type DriverSRQ interface {
-	// PostRecv queues receive work requests like DriverQP.PostRecv. It may not sleep. (post_srq_recv)
+	// PostRecv queues receive work requests like DriverQP.PostRecv. PostRecv may not sleep. (post_srq_recv)
 	PostRecv(wrs []RecvWR) (n int, err error)
-	// Modify changes the attributes named by mask. It returns EINVAL for a capacity below the number of queued work
+	// Modify changes the attributes named by mask. Modify returns EINVAL for a capacity below the number of queued work
 	// requests. Setting a limit arms EventSRQLimitReached. If the queue already holds fewer work requests than the
-	// limit, the event is raised at once or when the next work request is consumed. It may sleep.
+	// limit, the event is raised at once or when the next work request is consumed. Modify may sleep.
 	Modify(attr *SRQAttr, mask SRQAttrMask, u *Udata) error
-	// Query returns the current attributes. It may sleep.
+	// Query returns the current attributes. Query may sleep.
 	Query() (SRQAttr, error)
-	// Destroy drops the remaining work requests. It may sleep.
+	// Destroy drops the remaining work requests. Destroy may sleep.
 	Destroy() error
 }
 
 // MRAdviser is implemented by a Driver that accepts advice about memory registered on demand.
 type MRAdviser interface {
-	// AdviseMR prefetches the memory of sgl, or otherwise prepares it. The errors are those of PD.AdviseMR. It may
-	// sleep. (advise_mr)
+	// AdviseMR prefetches the memory of sgl, or otherwise prepares it. The errors are those of PD.AdviseMR. AdviseMR
+	// may sleep. (advise_mr)
 	AdviseMR(pd DriverPD, advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error
 }
 
 // MWDriver is implemented by a Driver with memory windows.
 type MWDriver interface {
-	// AllocMW creates an unbound window. The driver sets the key with mw.SetRKey. It may sleep.
+	// AllocMW creates an unbound window. The driver sets the key with mw.SetRKey. AllocMW may sleep.
 	AllocMW(mw MWHandle, pd DriverPD, kind MWType, u *Udata) (DriverMW, error)
 }
 
 // DriverMW is the driver's side of a memory window.
 type DriverMW interface {
-	// Dealloc unbinds the window. It returns when no access through the window is in flight. It may sleep.
+	// Dealloc unbinds the window. Dealloc returns when no access through the window is in flight. Dealloc may sleep.
 	Dealloc() error
 }
 
 // FastRegDriver is implemented by a Driver that registers memory by work requests.
 type FastRegDriver interface {
 	// AllocMR creates a region without valid keys. The DriverMR implements FastMR. The driver passes the keys to
-	// mr.SetKeys. They are equal except for the part that the consumer may choose. It may sleep.
+	// mr.SetKeys. The keys are equal except for the part that the consumer may choose. AllocMR may sleep.
 	AllocMR(mr MRHandle, pd DriverPD, maxPages int) (DriverMR, error)
 }
 
 // FastMR is the DriverMR of a region made by AllocMR.
 type FastMR interface {
 	DriverMR
-	// Map sets the memory that the next WRRegMR registers. It returns EBUSY while the region is registered. The
-	// midlayer releases the previous memory once Map has returned. It may sleep. (map_mr_sg)
+	// Map sets the memory that the next WRRegMR registers. Map returns EBUSY while the region is registered. The
+	// midlayer releases the previous memory once Map has returned. Map may sleep. (map_mr_sg)
 	Map(r *umem.Region) error
 }
 
 // XRCDriver is implemented by a Driver with extended reliable connections.
 type XRCDriver interface {
-	// AllocXRCD creates an XRC domain. It may sleep.
+	// AllocXRCD creates an XRC domain. AllocXRCD may sleep.
 	AllocXRCD(u *Udata) (DriverXRCD, error)
 }
 
 // DriverXRCD is the driver's side of an XRC domain.
 type DriverXRCD interface {
-	// Dealloc frees the domain. It may sleep.
+	// Dealloc frees the domain. Dealloc may sleep.
 	Dealloc() error
 }
 
 // UserContexter is implemented by a Driver that has state for each user context. (alloc_ucontext, dealloc_ucontext)
 type UserContexter interface {
-	// AllocUserContext is called for each new context. It may sleep.
+	// AllocUserContext is called for each new context. AllocUserContext may sleep.
 	AllocUserContext(u *Udata) error
-	// DeallocUserContext is called after every object of the context has been destroyed. It may sleep.
+	// DeallocUserContext is called after every object of the context has been destroyed. DeallocUserContext may sleep.
 	DeallocUserContext(c UserContext)
 }
 
 // MethodDriver is implemented by a Driver with its own ioctl methods. (struct ib_device_ops, driver_def)
 type MethodDriver interface {
-	// Methods returns the methods. They must not change. It may not sleep.
+	// Methods returns the methods. The methods must not change. Methods may not sleep.
 	Methods() []DriverMethod
 }
 
@@ -284,7 +285,8 @@ type DriverMethod struct {
 	Run func(MethodCall) error
 }
 
-// MethodCall is a call of a driver's method. It is valid until Run returns. Package uverbs implements MethodCall.
+// MethodCall is a call of a driver's method. A MethodCall is valid until Run returns. Package uverbs implements
+// MethodCall.
 type MethodCall interface {
 	// Context returns the context of the caller.
 	Context() UserContext
@@ -294,8 +296,8 @@ type MethodCall interface {
 	Number(id uapi.AttrID) uint64
 	// Bytes returns an input attribute, or nil if the caller did not pass it.
 	Bytes(id uapi.AttrID) []byte
-	// Object returns the driver's side of the object that an attribute names, such as a DriverMR. It returns nil if the
-	// caller did not pass the attribute. The object cannot be destroyed before Run returns.
+	// Object returns the driver's side of the object that an attribute names, such as a DriverMR. Object returns nil if
+	// the caller did not pass the attribute. The object cannot be destroyed before Run returns.
 	Object(id uapi.AttrID) any
 	// Output sets an output attribute, truncated to the caller's buffer. The attribute is copied to the caller if Run
 	// succeeds.
@@ -309,21 +311,23 @@ type Disassociator interface {
 	// Disassociate completes all outstanding work requests of the context's queue pairs with a flush error. After
 	// Disassociate has returned, the driver does not read the memory that it shares with the process. The memory
 	// remains mapped in the process, but writes and doorbells of the process have no effect. The objects of the context
-	// are destroyed next. Until then their methods work as before. It may sleep, but must not wait for the process.
+	// are destroyed next. Until then their methods work as before. Disassociate may sleep, but must not wait for the
+	// process.
 	Disassociate(c UserContext)
 }
 
 // NumberReuser is implemented by a Driver that can reuse the numbers of destroyed queue pairs at once. By default
 // numbers are reused as late as possible.
 type NumberReuser interface {
-	// ReuseNumbers makes new queue pairs take the lowest free number. It is called before the device is registered.
+	// ReuseNumbers makes new queue pairs take the lowest free number. ReuseNumbers is called before the device is
+	// registered.
 	ReuseNumbers()
 }
 
 // UserContext is the open device file that owns an object. Package uverbs implements UserContext.
 type UserContext interface {
 	// AllocShared returns zeroed memory of at least size bytes, rounded up to whole pages, that the user can map. The
-	// driver owns the memory until Shared.Free. AllocShared returns ENOMEM if there is no space. It may sleep.
+	// driver owns the memory until Shared.Free. AllocShared returns ENOMEM if there is no space. AllocShared may sleep.
 	AllocShared(size int) (Shared, error)
 }
 
@@ -341,13 +345,14 @@ const (
 
 // LibraryFaulter is implemented by a UserContext that reports faults of the library to its user.
 type LibraryFaulter interface {
-	// LibraryFault is called each time the driver detects the fault. The driver may hold locks. It may not sleep.
+	// LibraryFault is called each time the driver detects the fault. The driver may hold locks. LibraryFault may not
+	// sleep.
 	LibraryFault(LibraryFault)
 }
 
 // Shared is memory shared between a driver and a user process. The user may write any value into the memory at any
-// time, and may truncate the file behind the memory. A driver must read each field once and validate the value. It must
-// survive a memory fault on access (see runtime/debug.SetPanicOnFault).
+// time, and may truncate the file behind the memory. A driver must read each field once and validate the value. The
+// driver must survive a memory fault on access (see runtime/debug.SetPanicOnFault).
 type Shared struct {
 	// Mem is the driver's mapping.
 	Mem []byte

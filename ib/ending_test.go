@@ -134,8 +134,8 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	rec.left(t)
 }
 
-// TestUnregisterContext checks that Modify and Unregister continue after their contexts have ended. It also checks that
-// a second Unregister joins the first one.
+// TestUnregisterContext checks that Modify and Unregister continue after their contexts have ended. The test also
+// checks that a second Unregister joins the first one.
 func TestUnregisterContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil, nil, nil)

@@ -13,7 +13,7 @@ import (
 // GID is a port's address (package roce).
 type GID = roce.GID
 
-// GIDFromAddr returns the GID of an IP address. It may not sleep.
+// GIDFromAddr returns the GID of an IP address. GIDFromAddr may not sleep.
 func GIDFromAddr(a netip.Addr) GID { return roce.GIDFromAddr(a) }
 
 // MTU is a path MTU, encoded as on the wire (package roce).

@@ -67,7 +67,7 @@ func (h *eventHandlers) run(x *eventHandler, e Event) {
 	callBack(s, observe.Callback, fmt.Sprintf("the function for the event %q", e.Type), e.Type, func() { x.f(e) })
 }
 
-// end removes x. It returns when the function is not running and will not run again. If the function itself calls end,
+// end removes x. end returns when the function is not running and will not run again. If the function itself calls end,
 // end does not wait.
 func (h *eventHandlers) end(x *eventHandler) {
 	h.mu.Lock()
@@ -117,7 +117,7 @@ func (n *EventCounts) add(t EventType) {
 }
 
 // Events returns the number of events raised by the device, its ports and its queues. Events of an object that belongs
-// to a consumer are counted only if the consumer has an event function. It may not sleep and may be called from any
+// to a consumer are counted only if the consumer has an event function. Events may not sleep and may be called from any
 // context, even after the device has been unregistered.
 func (h *DeviceHandle) Events() EventCounts {
 	c := &h.dev.callbacks
@@ -127,7 +127,7 @@ func (h *DeviceHandle) Events() EventCounts {
 }
 
 // DispatchEvent delivers an event of the device or of a port to the functions of OnEvent. The calls are deferred.
-// Events of an unregistered device are dropped. It may not sleep and may be called from any context.
+// Events of an unregistered device are dropped. DispatchEvent may not sleep and may be called from any context.
 // (ib_dispatch_event)
 func (h *DeviceHandle) DispatchEvent(t EventType, port int) {
 	d := h.dev

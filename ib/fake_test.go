@@ -13,12 +13,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeDriver is a minimal driver. Its objects do nothing, except for its completion queues, which count completions.
+// fakeDriver is a minimal driver. The objects of a fakeDriver do nothing, except for its completion queues, which count
+// completions.
 type fakeDriver struct {
 	fail  func(what string) error // makes a method fail; may be nil
 	nextQ atomic.Uint32
 	calls atomic.Int32 // number of calls of destroy methods
-	// The next fields are additional actions of the methods of the same name. They may be nil.
+	// The next fields are additional actions of the methods of the same name. These actions may be nil.
 	onPost, onPoll, onNotify, onQuery, onDestroy func()
 }
 

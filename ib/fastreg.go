@@ -17,7 +17,8 @@ type FastReg struct {
 
 // AllocMR creates a region without memory, which work requests can register repeatedly. The steps of one use are
 // MR.Map, a posted WRRegMR, access to the memory, and a posted WRLocalInv. maxPages is the maximum number of pages of a
-// mapping. It returns EOPNOTSUPP if the driver lacks the method. It may sleep. (ib_alloc_mr, IB_MR_TYPE_MEM_REG)
+// mapping. AllocMR returns EOPNOTSUPP if the driver lacks the method. AllocMR may sleep. (ib_alloc_mr,
+// IB_MR_TYPE_MEM_REG)
 func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	d := pd.dev
 	defer pd.sleeps("PD.AllocMR").leave()
@@ -52,9 +53,9 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 
 // Map sets the memory that the next WRRegMR registers. The memory consists of the ranges of list in order, and is
 // addressed contiguously from iova. The ranges must be writable, and may have any alignment. Map does not retain list.
-// The pages are charged to acct, which may be nil, until the next Map or Dereg. It returns EINVAL if the ranges have
-// more pages than AllocMR allowed. It returns EBUSY while the last registration has not been invalidated, or while
-// another call changes the region. It may sleep. (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
+// The pages are charged to acct, which may be nil, until the next Map or Dereg. Map returns EINVAL if the ranges have
+// more pages than AllocMR allowed. Map returns EBUSY while the last registration has not been invalidated, or while
+// another call changes the region. Map may sleep. (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
 func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova uint64) error {
 	defer mr.sleeps("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
@@ -91,7 +92,7 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova 
 }
 
 // UpdateKey changes the low 8 bits of the keys, which the consumer may choose. The next registration then has different
-// keys. No work request with the region may be posted concurrently. It may not sleep. (ib_update_fast_reg_key)
+// keys. No work request with the region may be posted concurrently. UpdateKey may not sleep. (ib_update_fast_reg_key)
 func (mr *MR) UpdateKey(variant uint8) {
 	mr.lkey = mr.lkey&^0xff | uint32(variant)
 	mr.rkey = mr.rkey&^0xff | uint32(variant)

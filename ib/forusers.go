@@ -3,7 +3,7 @@ package ib
 import "verbena/internal/gate"
 
 // ForUser returns the calls for user contexts. Only package uverbs acts as a user context. internal/layers checks that
-// no other package imports the key. It may not sleep.
+// no other package imports the key. ForUser may not sleep.
 func ForUser(k gate.Key) UserSide {
 	k.Check()
 	return UserSide{k}
@@ -13,96 +13,97 @@ func ForUser(k gate.Key) UserSide {
 // other is unmodified addresses, because a program may register a region at address 0. The zero UserSide panics.
 type UserSide struct{ key gate.Key }
 
-// AllocPD is [Device.AllocPD]. It may sleep.
+// AllocPD is [Device.AllocPD]. AllocPD may sleep.
 func (s UserSide) AllocPD(d *Device, u *Udata) (*PD, error) {
 	s.key.Check()
 	defer d.sleeps("user.AllocPD").leave()
 	return d.allocPD(u)
 }
 
-// RegMR is [PD.RegMR], but does not change init.IOVA. It may sleep.
+// RegMR is [PD.RegMR], but does not change init.IOVA. RegMR may sleep.
 func (s UserSide) RegMR(pd *PD, init MRInit, u *Udata) (*MR, error) {
 	s.key.Check()
 	defer pd.sleeps("user.RegMR").leave()
 	return pd.regMR(init, u)
 }
 
-// ReregMR is [MR.Rereg], but does not change to.IOVA. It may sleep.
+// ReregMR is [MR.Rereg], but does not change to.IOVA. ReregMR may sleep.
 func (s UserSide) ReregMR(mr *MR, flags MRChangeFlags, to MRChange, u *Udata) error {
 	s.key.Check()
 	defer mr.sleeps("user.ReregMR").leave()
 	return mr.reregister(flags, to, u)
 }
 
-// AllocMW is [PD.AllocMW]. It may sleep.
+// AllocMW is [PD.AllocMW]. AllocMW may sleep.
 func (s UserSide) AllocMW(pd *PD, kind MWType, u *Udata) (*MW, error) {
 	s.key.Check()
 	defer pd.sleeps("user.AllocMW").leave()
 	return pd.allocMW(kind, u)
 }
 
-// CreateCQ is [Device.CreateCQ]. It may sleep.
+// CreateCQ is [Device.CreateCQ]. CreateCQ may sleep.
 func (s UserSide) CreateCQ(d *Device, init CQInit, u *Udata) (*CQ, error) {
 	s.key.Check()
 	defer d.sleeps("user.CreateCQ").leave()
 	return d.createCQ(init, u)
 }
 
-// ResizeCQ is [CQ.Resize]. It may sleep.
+// ResizeCQ is [CQ.Resize]. ResizeCQ may sleep.
 func (s UserSide) ResizeCQ(cq *CQ, entries int, u *Udata) error {
 	s.key.Check()
 	defer cq.sleeps("user.ResizeCQ").leave()
 	return cq.resizeTo(entries, u)
 }
 
-// CreateQP is [PD.CreateQP]. It may sleep.
+// CreateQP is [PD.CreateQP]. CreateQP may sleep.
 func (s UserSide) CreateQP(pd *PD, init QPInitAttr, u *Udata) (*QP, error) {
 	s.key.Check()
 	defer pd.sleeps("user.CreateQP").leave()
 	return pd.createQP(init, u)
 }
 
-// ModifyQP is [QP.Modify]. It may sleep.
+// ModifyQP is [QP.Modify]. ModifyQP may sleep.
 func (s UserSide) ModifyQP(qp *QP, attr QPAttr, mask QPAttrMask, u *Udata) error {
 	s.key.Check()
 	defer qp.sleeps("user.ModifyQP").leave()
 	return qp.change(attr, mask, u)
 }
 
-// CreateSRQ is [PD.CreateSRQ]. It may sleep.
+// CreateSRQ is [PD.CreateSRQ]. CreateSRQ may sleep.
 func (s UserSide) CreateSRQ(pd *PD, init SRQInitAttr, u *Udata) (*SRQ, error) {
 	s.key.Check()
 	defer pd.sleeps("user.CreateSRQ").leave()
 	return pd.createSRQ(init, u)
 }
 
-// ModifySRQ is [SRQ.Modify]. It may sleep.
+// ModifySRQ is [SRQ.Modify]. ModifySRQ may sleep.
 func (s UserSide) ModifySRQ(srq *SRQ, attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	s.key.Check()
 	defer srq.sleeps("user.ModifySRQ").leave()
 	return srq.change(attr, mask, u)
 }
 
-// CreateAH is [PD.CreateAH]. It may not sleep.
+// CreateAH is [PD.CreateAH]. CreateAH may not sleep.
 func (s UserSide) CreateAH(pd *PD, attr *AHAttr, u *Udata) (*AH, error) {
 	s.key.Check()
 	return pd.createAH(attr, u)
 }
 
-// AllocXRCD is [Device.AllocXRCD]. It may sleep.
+// AllocXRCD is [Device.AllocXRCD]. AllocXRCD may sleep.
 func (s UserSide) AllocXRCD(d *Device, u *Udata) (*XRCD, error) {
 	s.key.Check()
 	defer d.sleeps("user.AllocXRCD").leave()
 	return d.allocXRCD(u)
 }
 
-// Driver returns the driver of the device, for [As]. It may not sleep.
+// Driver returns the driver of the device, for [As]. Driver may not sleep.
 func (s UserSide) Driver(d *Device) Driver {
 	s.key.Check()
 	return d.drv
 }
 
-// DriverSide returns the driver's side of an object of package ib, such as the [DriverMR] of an [MR]. It may not sleep.
+// DriverSide returns the driver's side of an object of package ib, such as the [DriverMR] of an [MR]. DriverSide may
+// not sleep.
 func (s UserSide) DriverSide(o any) any {
 	s.key.Check()
 	return o.(driverSide).driverSide()
@@ -120,20 +121,20 @@ func (qp *QP) driverSide() any  { return qp.drv }
 func (s *SRQ) driverSide() any  { return s.drv }
 func (x *XRCD) driverSide() any { return x.drv }
 
-// Queue returns the send queue that the queue pair shares with the program. It may not sleep.
+// Queue returns the send queue that the queue pair shares with the program. Queue may not sleep.
 func (s UserSide) Queue(qp *QP) (UserQP, bool) {
 	s.key.Check()
 	return As[UserQP](qp.queue)
 }
 
-// HoldCallbacks adds the device to h ([Hold.Add]) on behalf of the thread that executes a program's call. It may not
-// sleep.
+// HoldCallbacks adds the device to h ([Hold.Add]) on behalf of the thread that executes a program's call. HoldCallbacks
+// may not sleep.
 func (s UserSide) HoldCallbacks(d *Device, h *Hold) {
 	s.key.Check()
 	h.Add(&d.handle)
 }
 
-// Fail is [DeviceHandle.Fail], for a panic in a program's call. It may not sleep.
+// Fail is [DeviceHandle.Fail], for a panic in a program's call. Fail may not sleep.
 func (s UserSide) Fail(d *Device, why error) {
 	s.key.Check()
 	d.handle.Fail(why)

@@ -47,15 +47,15 @@ func NewGIDTable(size int) *GIDTable {
 	return t
 }
 
-// Len returns the number of entries (PortAttr.GIDTableLen). It may not sleep.
+// Len returns the number of entries (PortAttr.GIDTableLen). Len may not sleep.
 func (t *GIDTable) Len() int { return t.size }
 
 // Entries returns the entries up to the highest index used so far. An empty entry is zero. The slice is immutable:
-// Update stores a new slice. It may not sleep.
+// Update stores a new slice. Entries may not sleep.
 func (t *GIDTable) Entries() []GIDEntry { return *t.shown.Load() }
 
-// Query returns one entry, for a driver's QueryGID. An empty entry is zero. It returns EINVAL for an index outside the
-// table. It may not sleep.
+// Query returns one entry, for a driver's QueryGID. An empty entry is zero. Query returns EINVAL for an index outside
+// the table. Query may not sleep.
 func (t *GIDTable) Query(index int) (GIDEntry, error) {
 	if index < 0 || index >= t.size {
 		return GIDEntry{}, fmt.Errorf("GID index %d exceeds the table of %d entries: %w", index, t.size, syscall.EINVAL)
@@ -66,10 +66,10 @@ func (t *GIDTable) Query(index int) (GIDEntry, error) {
 	return GIDEntry{}, nil
 }
 
-// Update sets the entries to the default GID of an interface and to the GIDs of addrs, as RoCE v2. It returns the
+// Update sets the entries to the default GID of an interface and to the GIDs of addrs, as RoCE v2. Update returns the
 // number of changed entries. The driver dispatches EventGIDChange for each changed entry. Index 0 is the default GID,
 // derived from the MAC address. A GID that is already in the table keeps its index. A new GID takes the first empty
-// index, IPv4 before IPv6. GIDs beyond the capacity of the table are omitted. It may not sleep.
+// index, IPv4 before IPv6. GIDs beyond the capacity of the table are omitted. Update may not sleep.
 // (enum_all_gids_of_dev_cb)
 func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int) {
 	t.mu.Lock()
@@ -125,7 +125,7 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 	return changed
 }
 
-// set stores a valid entry. It returns 1 if queries see a change, otherwise 0.
+// set stores a valid entry. set returns 1 if queries see a change, otherwise 0.
 func (s *gidSlot) set(e GIDEntry) int {
 	if s.entry == e && !s.leaving {
 		return 0
@@ -134,8 +134,8 @@ func (s *gidSlot) set(e GIDEntry) int {
 	return 1
 }
 
-// clear empties the entry, either at once or after the release of the last reference. It reports whether queries see a
-// change.
+// clear empties the entry, either at once or after the release of the last reference. clear reports whether queries see
+// a change.
 func (s *gidSlot) clear() bool {
 	if s.leaving {
 		return false
@@ -164,7 +164,7 @@ type gidHold struct {
 	entry GIDEntry
 }
 
-// hold takes a reference to an entry. It returns EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
+// hold takes a reference to an entry. hold returns EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
 func (t *GIDTable) hold(index int) (*gidHold, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,8 +188,8 @@ func (h *gidHold) put() {
 	}
 }
 
-// holdGID takes a reference to the source GID of an address vector. It returns nil if the driver has no GIDTable. In
-// that case the driver checks the index.
+// holdGID takes a reference to the source GID of an address vector. holdGID returns nil if the driver has no GIDTable.
+// In that case the driver checks the index.
 func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
 	drv, ok := As[GIDDriver](d.drv)
 	if !ok || !a.HasGRH {
@@ -211,8 +211,8 @@ type GIDRef struct {
 	held        *gidHold // nil if the driver has no GIDTable, whose GIDs never change
 }
 
-// GetGID returns a reference to a GID. The client must release the reference with Put before its Remove returns. It
-// returns EINVAL if the entry is empty. It may sleep. (rdma_get_gid_attr)
+// GetGID returns a reference to a GID. The client must release the reference with Put before its Remove returns. GetGID
+// returns EINVAL if the entry is empty. GetGID may sleep. (rdma_get_gid_attr)
 func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 	defer d.sleeps("Device.GetGID").leave()
 	fail := func(err error) (*GIDRef, error) {
@@ -246,7 +246,7 @@ func (r *GIDRef) unhold() error {
 	return nil
 }
 
-// Put releases the reference. A second call returns EINVAL. It may not sleep. (rdma_put_gid_attr)
+// Put releases the reference. A second call returns EINVAL. Put may not sleep. (rdma_put_gid_attr)
 func (r *GIDRef) Put() error {
 	f, err := r.atomically("GIDRef.Put")
 	defer f.leave()

@@ -204,7 +204,7 @@ func TestGIDReferences(t *testing.T) {
 	attr := func(index uint8) QPAttr { return QPAttr{State: QPRTR, AH: route(index), PathMTU: MTU1024, DestQPN: 1} }
 	for _, test := range []struct {
 		name string
-		// take takes a reference to index 1. It returns a function that releases the reference.
+		// take takes a reference to index 1. take returns a function that releases the reference.
 		take func(t *testing.T, b *bench) (put func() error)
 	}{
 		{"a consumer", func(t *testing.T, b *bench) func() error {

@@ -16,11 +16,11 @@ func (h *DeviceHandle) Device() *Device { return h.dev }
 // it (see [As]). The owner of the device calls Wrap before Register.
 func (h *DeviceHandle) Wrap(f func(Driver) Driver) { h.dev.drv = f(h.dev.drv) }
 
-// The following methods return the driver's side of an object. They return nil for a nil object or an object of another
-// device. [As] finds the driver's own type, even behind wrappers. [QPHandle] has the equivalent methods for the objects
-// of work requests.
+// The following methods return the driver's side of an object. The methods return nil for a nil object or an object of
+// another device. [As] finds the driver's own type, even behind wrappers. [QPHandle] has the equivalent methods for the
+// objects of work requests.
 
-// PD returns the driver's side of a protection domain. It may not sleep.
+// PD returns the driver's side of a protection domain. PD may not sleep.
 func (h *DeviceHandle) PD(pd *PD) DriverPD {
 	if pd == nil || !pd.dev.Same(h.dev) {
 		return nil
@@ -28,7 +28,7 @@ func (h *DeviceHandle) PD(pd *PD) DriverPD {
 	return pd.drv
 }
 
-// MR returns the driver's side of a memory region. It may not sleep.
+// MR returns the driver's side of a memory region. MR may not sleep.
 func (h *DeviceHandle) MR(mr *MR) DriverMR {
 	if mr == nil || !mr.dev.Same(h.dev) {
 		return nil
@@ -36,7 +36,7 @@ func (h *DeviceHandle) MR(mr *MR) DriverMR {
 	return mr.drv
 }
 
-// MW returns the driver's side of a memory window. It may not sleep.
+// MW returns the driver's side of a memory window. MW may not sleep.
 func (h *DeviceHandle) MW(mw *MW) DriverMW {
 	if mw == nil || !mw.dev.Same(h.dev) {
 		return nil
@@ -44,7 +44,7 @@ func (h *DeviceHandle) MW(mw *MW) DriverMW {
 	return mw.drv
 }
 
-// CQ returns the driver's side of a completion queue. It may not sleep.
+// CQ returns the driver's side of a completion queue. CQ may not sleep.
 func (h *DeviceHandle) CQ(cq *CQ) DriverCQ {
 	if cq == nil || !cq.dev.Same(h.dev) {
 		return nil
@@ -52,7 +52,7 @@ func (h *DeviceHandle) CQ(cq *CQ) DriverCQ {
 	return cq.drv
 }
 
-// QP returns the driver's side of a queue pair. It may not sleep.
+// QP returns the driver's side of a queue pair. QP may not sleep.
 func (h *DeviceHandle) QP(qp *QP) DriverQP {
 	if qp == nil || !qp.dev.Same(h.dev) {
 		return nil
@@ -60,7 +60,7 @@ func (h *DeviceHandle) QP(qp *QP) DriverQP {
 	return qp.drv
 }
 
-// SRQ returns the driver's side of a shared receive queue. It may not sleep.
+// SRQ returns the driver's side of a shared receive queue. SRQ may not sleep.
 func (h *DeviceHandle) SRQ(srq *SRQ) DriverSRQ {
 	if srq == nil || !srq.dev.Same(h.dev) {
 		return nil
@@ -68,7 +68,7 @@ func (h *DeviceHandle) SRQ(srq *SRQ) DriverSRQ {
 	return srq.drv
 }
 
-// AH returns the driver's side of an address handle. It may not sleep.
+// AH returns the driver's side of an address handle. AH may not sleep.
 func (h *DeviceHandle) AH(ah *AH) DriverAH {
 	if ah == nil || !ah.dev.Same(h.dev) {
 		return nil
@@ -76,7 +76,7 @@ func (h *DeviceHandle) AH(ah *AH) DriverAH {
 	return ah.drv
 }
 
-// XRCD returns the driver's side of an XRC domain. It may not sleep.
+// XRCD returns the driver's side of an XRC domain. XRCD may not sleep.
 func (h *DeviceHandle) XRCD(x *XRCD) DriverXRCD {
 	if x == nil || !x.dev.Same(h.dev) {
 		return nil
@@ -90,7 +90,8 @@ type MRHandle struct {
 	set func(lkey, rkey uint32) // called in place of the midlayer; see Redirect
 }
 
-// SetKeys sets the local and the remote key of the region. RegMR, AllocMR and Rereg call SetKeys. It may not sleep.
+// SetKeys sets the local and the remote key of the region. RegMR, AllocMR and Rereg call SetKeys. SetKeys may not
+// sleep.
 func (h MRHandle) SetKeys(lkey, rkey uint32) {
 	if h.set != nil {
 		h.set(lkey, rkey)
@@ -112,8 +113,8 @@ func (h MRHandle) Redirect(f func(lkey, rkey uint32)) MRHandle {
 // MWHandle is a driver's handle of a memory window.
 type MWHandle struct{ mw *MW }
 
-// SetRKey sets the key of the window. The driver calls SetRKey in AllocMW and at the completion of a bind. It may not
-// sleep.
+// SetRKey sets the key of the window. The driver calls SetRKey in AllocMW and at the completion of a bind. SetRKey may
+// not sleep.
 func (h MWHandle) SetRKey(k uint32) { h.mw.rkey.Store(k) }
 
 // CQHandle is a driver's handle of a completion queue.
@@ -154,12 +155,12 @@ func (h QPHandle) SetNum(n uint32) { h.qp.num = n }
 // Num returns the number of the queue pair.
 func (h QPHandle) Num() uint32 { return h.qp.num }
 
-// The following methods return the driver's side of an object of a work request. They return nil for an object that is
-// nil, destroyed, or on another device than the queue pair. They may be called under the driver's locks. The object can
-// be destroyed after the call. A driver that retains the result until it executes the request must therefore check the
-// object again.
+// The following methods return the driver's side of an object of a work request. The methods return nil for an object
+// that is nil, destroyed, or on another device than the queue pair. The methods may be called under the driver's locks.
+// The object can be destroyed after the call. A driver that retains the result until it executes the request must
+// therefore check the object again.
 
-// AH returns the driver's side of an address handle. It may not sleep.
+// AH returns the driver's side of an address handle. AH may not sleep.
 func (h QPHandle) AH(ah *AH) DriverAH {
 	if ah == nil || !ah.now().Alive() {
 		return nil
@@ -169,7 +170,7 @@ func (h QPHandle) AH(ah *AH) DriverAH {
 
 // CopyAH returns a copy of an address handle. Driver d creates the driver's side of the copy. Changes to ah, and its
 // destruction, do not affect the copy. A wrapper uses the copy in a work request that it posts to d later. Afterwards
-// the wrapper destroys the driver's side of the copy. It may not sleep.
+// the wrapper destroys the driver's side of the copy. CopyAH may not sleep.
 func (h QPHandle) CopyAH(ah *AH, d AHDriver) (*AH, error) {
 	side := h.AH(ah)
 	if side == nil {
@@ -184,7 +185,7 @@ func (h QPHandle) CopyAH(ah *AH, d AHDriver) (*AH, error) {
 	return twin, err
 }
 
-// MR returns the driver's side of a memory region. It may not sleep.
+// MR returns the driver's side of a memory region. MR may not sleep.
 func (h QPHandle) MR(mr *MR) DriverMR {
 	if mr == nil || !mr.now().Alive() {
 		return nil
@@ -192,7 +193,7 @@ func (h QPHandle) MR(mr *MR) DriverMR {
 	return h.qp.dev.handle.MR(mr)
 }
 
-// MW returns the driver's side of a memory window. It may not sleep.
+// MW returns the driver's side of a memory window. MW may not sleep.
 func (h QPHandle) MW(mw *MW) DriverMW {
 	if mw == nil || !mw.now().Alive() {
 		return nil

@@ -84,8 +84,8 @@ func (w *holdWorld) free() {
 	w.rec.left(w.T)
 }
 
-// TestHoldOfSeveralDevices checks the callbacks of the devices that Doorbell adds. They must run on the calling thread,
-// in the order of Add, after Doorbell has returned.
+// TestHoldOfSeveralDevices checks the callbacks of the devices that Doorbell adds. The callbacks must run on the
+// calling thread, in the order of Add, after Doorbell has returned.
 func TestHoldOfSeveralDevices(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		t.Run("observed="+strconv.FormatBool(observed), func(t *testing.T) {

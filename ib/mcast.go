@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// AttachMcast adds the datagram queue pair to a multicast group. A queue pair may be a member of several groups. It
-// must leave all groups before it is destroyed. It returns EOPNOTSUPP if the driver lacks the method. It may sleep.
-// (ib_attach_mcast)
+// AttachMcast adds the datagram queue pair to a multicast group. A queue pair may be a member of several groups. The
+// queue pair must leave all groups before it is destroyed. AttachMcast returns EOPNOTSUPP if the driver lacks the
+// method. AttachMcast may sleep. (ib_attach_mcast)
 func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 	defer qp.sleeps("QP.AttachMcast").leave()
 	m, err := qp.mcast(gid)
@@ -28,7 +28,7 @@ func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 	return nil
 }
 
-// DetachMcast removes the queue pair from a multicast group. It may sleep. (ib_detach_mcast)
+// DetachMcast removes the queue pair from a multicast group. DetachMcast may sleep. (ib_detach_mcast)
 func (qp *QP) DetachMcast(gid GID, lid uint16) error {
 	defer qp.sleeps("QP.DetachMcast").leave()
 	m, err := qp.mcast(gid)

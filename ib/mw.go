@@ -37,8 +37,8 @@ type BindMW struct {
 	Access       AccessFlags
 }
 
-// AllocMW creates an unbound memory window. It returns EOPNOTSUPP if the driver lacks the method. It may sleep.
-// (ib_alloc_mw)
+// AllocMW creates an unbound memory window. AllocMW returns EOPNOTSUPP if the driver lacks the method. AllocMW may
+// sleep. (ib_alloc_mw)
 func (pd *PD) AllocMW(kind MWType) (*MW, error) {
 	defer pd.sleeps("PD.AllocMW").leave()
 	return pd.allocMW(kind, nil)
@@ -85,11 +85,11 @@ func (mw *MW) Type() MWType { return mw.kind }
 func (mw *MW) RKey() uint32 { return mw.rkey.Load() }
 
 // Dealloc frees the window, whether it is bound or not. After Dealloc has returned, no peer can access memory with the
-// window's key. It may sleep. (ib_dealloc_mw)
+// window's key. Dealloc may sleep. (ib_dealloc_mw)
 func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
 
 // DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The window then rejects
-// all calls except another Dealloc, which joins the deallocation. It may sleep.
+// all calls except another Dealloc, which joins the deallocation. DeallocContext may sleep.
 func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
 
 func (mw *MW) destroyIn(ctx context.Context) error {

@@ -16,7 +16,7 @@ type PD struct {
 	drv DriverPD
 }
 
-// AllocPD creates a protection domain. It may sleep. (ib_alloc_pd)
+// AllocPD creates a protection domain. AllocPD may sleep. (ib_alloc_pd)
 func (d *Device) AllocPD() (*PD, error) {
 	defer d.sleeps("Device.AllocPD").leave()
 	return d.allocPD(nil)
@@ -42,11 +42,12 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 	return pd, nil
 }
 
-// Dealloc frees the domain. It returns EBUSY while other objects use the domain. It may sleep. (ib_dealloc_pd)
+// Dealloc frees the domain. Dealloc returns EBUSY while other objects use the domain. Dealloc may sleep.
+// (ib_dealloc_pd)
 func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
 
 // DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The domain then rejects
-// all calls except another Dealloc, which joins the deallocation. It may sleep.
+// all calls except another Dealloc, which joins the deallocation. DeallocContext may sleep.
 func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
 
 func (pd *PD) destroyIn(ctx context.Context) error {
@@ -86,11 +87,11 @@ type MRInit struct {
 	Access AccessFlags
 }
 
-// RegMR registers memory. It returns EFAULT if the memory is not mapped with the rights that Access implies, and ENOMEM
-// if the account's limit is exceeded. It returns EINVAL for inconsistent rights (remote write or atomics without local
-// write). With AccessOnDemand no pages are charged, and the memory is mapped on access. In this case, Addr 0 with
-// Length umem.Everything registers all memory. RegMR returns EOPNOTSUPP or EINVAL if the device lacks on-demand paging
-// (DeviceAttr.ODP). It may sleep. (ib_reg_user_mr)
+// RegMR registers memory. RegMR returns EFAULT if the memory is not mapped with the rights that Access implies, and
+// ENOMEM if the account's limit is exceeded. RegMR returns EINVAL for inconsistent rights (remote write or atomics
+// without local write). With AccessOnDemand no pages are charged, and the memory is mapped on access. In this case,
+// Addr 0 with Length umem.Everything registers all memory. RegMR returns EOPNOTSUPP or EINVAL if the device lacks
+// on-demand paging (DeviceAttr.ODP). RegMR may sleep. (ib_reg_user_mr)
 func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	defer pd.sleeps("PD.RegMR").leave()
 	if init.IOVA == 0 {
@@ -101,7 +102,7 @@ func (pd *PD) RegMR(init MRInit) (*MR, error) {
 
 // RegBytes registers b, a slice of memory of this process. The region references b until deregistration. [MR.Addr]
 // returns the address of b. For atomics the address of b must be a multiple of 8. make ensures this for slices of 8
-// bytes or more. The errors are those of RegMR. It may sleep.
+// bytes or more. The errors are those of RegMR. RegBytes may sleep.
 func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 	defer pd.sleeps("PD.RegBytes").leave()
 	space := umem.NewLocal()
@@ -166,10 +167,10 @@ func (d *Device) region(init MRInit) (*umem.Region, error) {
 	return umem.OnDemand(init.Space, init.Addr, init.Length, init.IOVA)
 }
 
-// AdviseMR announces the use of memory registered on demand. The elements of sgl name the memory by local keys. It
-// returns EOPNOTSUPP if the device does not support advice, or this kind of advice. It returns EINVAL if the region
-// does not exist or is not on demand, EPERM for write access to a read-only region, and EFAULT for unmapped memory. It
-// may sleep. (ib_device_ops.advise_mr)
+// AdviseMR announces the use of memory registered on demand. The elements of sgl name the memory by local keys.
+// AdviseMR returns EOPNOTSUPP if the device does not support advice, or this kind of advice. AdviseMR returns EINVAL if
+// the region does not exist or is not on demand, EPERM for write access to a read-only region, and EFAULT for unmapped
+// memory. AdviseMR may sleep. (ib_device_ops.advise_mr)
 func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	d := pd.dev
 	defer pd.sleeps("PD.AdviseMR").leave()
@@ -207,7 +208,7 @@ func (mr *MR) Region() *umem.Region {
 	return mr.region
 }
 
-// Addr returns the address of the first byte in work requests, or 0 before MR.Map. It may not sleep.
+// Addr returns the address of the first byte in work requests, or 0 before MR.Map. Addr may not sleep.
 func (mr *MR) Addr() uint64 {
 	if mr.region == nil {
 		return 0
@@ -218,12 +219,12 @@ func (mr *MR) Addr() uint64 {
 // Access returns the access rights of the registration.
 func (mr *MR) Access() AccessFlags { return mr.access }
 
-// Dereg ends the registration. After Dereg has returned, no peer can access the memory. It returns EBUSY while a window
-// is bound to the region, or while another call changes the region. It may sleep. (ib_dereg_mr)
+// Dereg ends the registration. After Dereg has returned, no peer can access the memory. Dereg returns EBUSY while a
+// window is bound to the region, or while another call changes the region. Dereg may sleep. (ib_dereg_mr)
 func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
 
 // DeregContext is Dereg with a limit for the wait. When ctx ends, deregistration continues. The region then rejects all
-// calls except another Dereg, which joins the deregistration. It may sleep.
+// calls except another Dereg, which joins the deregistration. DeregContext may sleep.
 func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
 
 func (mr *MR) destroyIn(ctx context.Context) error {
@@ -274,8 +275,8 @@ type AH struct {
 	gid atomic.Pointer[gidHold] // source GID
 }
 
-// CreateAH creates an address handle. It returns EOPNOTSUPP if the driver lacks datagram service. It may not sleep.
-// (rdma_create_ah)
+// CreateAH creates an address handle. CreateAH returns EOPNOTSUPP if the driver lacks datagram service. CreateAH may
+// not sleep. (rdma_create_ah)
 func (pd *PD) CreateAH(attr *AHAttr) (*AH, error) { return pd.createAH(attr, nil) }
 
 func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
@@ -319,7 +320,7 @@ func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 // PD returns the domain of the handle.
 func (ah *AH) PD() *PD { return ah.pd }
 
-// Modify changes the address. It may not sleep. (rdma_modify_ah)
+// Modify changes the address. Modify may not sleep. (rdma_modify_ah)
 func (ah *AH) Modify(attr *AHAttr) error {
 	f, err := ah.atomically("AH.Modify")
 	defer f.leave()
@@ -341,7 +342,7 @@ func (ah *AH) Modify(attr *AHAttr) error {
 	return nil
 }
 
-// Query returns the address. It may not sleep. (rdma_query_ah)
+// Query returns the address. Query may not sleep. (rdma_query_ah)
 func (ah *AH) Query() (AHAttr, error) {
 	f, err := ah.atomically("AH.Query")
 	defer f.leave()
@@ -351,7 +352,7 @@ func (ah *AH) Query() (AHAttr, error) {
 	return ah.drv.Query()
 }
 
-// Destroy frees the handle. It may not sleep. (rdma_destroy_ah)
+// Destroy frees the handle. Destroy may not sleep. (rdma_destroy_ah)
 func (ah *AH) Destroy() error {
 	f, err := ah.atomically("AH.Destroy")
 	defer f.leave()

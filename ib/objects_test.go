@@ -10,7 +10,7 @@ import (
 	"verbena/umem"
 )
 
-// TestUseCounts checks that an object in use cannot be destroyed. It also checks that the use ends when the using
+// TestUseCounts checks that an object in use cannot be destroyed. The test also checks that the use ends when the using
 // object is destroyed.
 func TestUseCounts(t *testing.T) {
 	b := newBench(t, nil, nil, nil)

@@ -280,8 +280,8 @@ func TestFindGIDAndPKey(t *testing.T) {
 	b.free(t)
 }
 
-// TestEnterError checks that the driver's EnterError is called once, even with an observer. It is not called for a
-// device that is not active.
+// TestEnterError checks that the driver's EnterError is called once, even with an observer. EnterError is not called
+// for a device that is not active.
 func TestEnterError(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		rec, core, drv, calls := &recording{}, &Core{}, &fakeDriver{}, 0

@@ -26,7 +26,8 @@ type QP struct {
 	UserData any
 }
 
-// CreateQP creates a queue pair in state RESET. QP.Init returns the actual capacities. It may sleep. (ib_create_qp)
+// CreateQP creates a queue pair in state RESET. QP.Init returns the actual capacities. CreateQP may sleep.
+// (ib_create_qp)
 func (pd *PD) CreateQP(init QPInitAttr) (*QP, error) {
 	defer pd.sleeps("PD.CreateQP").leave()
 	return pd.createQP(init, nil)
@@ -145,15 +146,15 @@ func (qp *QP) Init() QPInitAttr { return qp.init }
 // Type returns the transport service type.
 func (qp *QP) Type() QPType { return qp.init.Type }
 
-// Modify changes the attributes named by mask, including the state. It returns EINVAL if mask does not suit the type
-// and the transition, or if a value is invalid. It may sleep. (ib_modify_qp)
+// Modify changes the attributes named by mask, including the state. Modify returns EINVAL if mask does not suit the
+// type and the transition, or if a value is invalid. Modify may sleep. (ib_modify_qp)
 func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 	defer qp.sleeps("QP.Modify").leave()
 	return qp.change(attr, mask, nil)
 }
 
 // ModifyContext is Modify with a limit for the wait. When ctx ends, the call continues in the driver. A later Modify
-// may then be executed first. It may sleep.
+// may then be executed first. ModifyContext may sleep.
 func (qp *QP) ModifyContext(ctx context.Context, attr QPAttr, mask QPAttrMask) error {
 	defer qp.sleeps("QP.ModifyContext").leave()
 	return inContext(ctx, func() error {
@@ -194,7 +195,7 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	return nil
 }
 
-// Query returns the current attributes. It may sleep. (ib_query_qp)
+// Query returns the current attributes. Query may sleep. (ib_query_qp)
 func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 	defer qp.sleeps("QP.Query").leave()
 	var a QPAttr
@@ -209,7 +210,7 @@ func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 }
 
 // Peek returns the state and, if the driver implements [QPPeeker], recent values of DestQPN, RQPSN and SQPSN. Unlike
-// Query it does not wait for the work of the queue pair. It may not sleep.
+// Query it does not wait for the work of the queue pair. Peek may not sleep.
 func (qp *QP) Peek() QPAttr {
 	if p, ok := As[QPPeeker](qp.drv); ok {
 		return p.Peek()
@@ -217,17 +218,17 @@ func (qp *QP) Peek() QPAttr {
 	return QPAttr{State: qp.drv.State()}
 }
 
-// State returns the current state. It may not sleep.
+// State returns the current state. State may not sleep.
 func (qp *QP) State() QPState { return qp.drv.State() }
 
-// PostSend queues work requests and returns the number accepted; see [DriverQP]. It may not sleep. (ib_post_send)
+// PostSend queues work requests and returns the number accepted; see [DriverQP]. PostSend may not sleep. (ib_post_send)
 func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.queue.PostSend(wrs) }
 
-// PostRecv queues receive work requests and returns the number accepted. It may not sleep. (ib_post_recv)
+// PostRecv queues receive work requests and returns the number accepted. PostRecv may not sleep. (ib_post_recv)
 func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.queue.PostRecv(wrs) }
 
-// Raise reports an asynchronous event of the queue pair. A thread without locks calls the consumer's function later. It
-// may not sleep. (ib_qp.event_handler)
+// Raise reports an asynchronous event of the queue pair. A thread without locks calls the consumer's function later.
+// Raise may not sleep. (ib_qp.event_handler)
 func (h QPHandle) Raise(e EventType) {
 	if h.raise != nil {
 		h.raise(e)
@@ -246,13 +247,13 @@ func (qp *QP) callEvent(e EventType) {
 	callBack(qp.subject, observe.Callback, "the event function of a QP", e, func() { qp.init.Event(qp, e) })
 }
 
-// Destroy frees the queue pair. It returns EBUSY while the queue pair is a member of a multicast group. After Destroy
-// has returned, no work of the queue pair is in flight, and its event function will not run again. It may sleep.
-// (ib_destroy_qp)
+// Destroy frees the queue pair. Destroy returns EBUSY while the queue pair is a member of a multicast group. After
+// Destroy has returned, no work of the queue pair is in flight, and its event function will not run again. Destroy may
+// sleep. (ib_destroy_qp)
 func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
 
 // DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue pair then
-// rejects all calls except another Destroy, which joins the destruction. It may sleep.
+// rejects all calls except another Destroy, which joins the destruction. DestroyContext may sleep.
 func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
 
 func (qp *QP) destroyIn(ctx context.Context) error {
@@ -271,7 +272,7 @@ func (qp *QP) destroyIn(ctx context.Context) error {
 }
 
 // The callbacks end first, because they may use the driver's queue pair. If the driver's method fails, an event may be
-// lost. This is acceptable because the consumer wants to destroy the queue pair.
+// lost. The loss is acceptable because the consumer wants to destroy the queue pair.
 func (qp *QP) destroy() error {
 	qp.dead.Store(true)
 	qp.dev.callbacks.waitFor(func() bool { return qp.pending.Load() == 0 })

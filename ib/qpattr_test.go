@@ -53,8 +53,8 @@ func TestSetQPAttr(t *testing.T) {
 	}
 }
 
-// TestQPAttrFits checks that the largest value of a field fits, and that the next larger value does not. It also checks
-// that Fits ignores attributes that are not in the mask.
+// TestQPAttrFits checks that the largest value of a field fits, and that the next larger value does not. The test also
+// checks that Fits ignores attributes that are not in the mask.
 func TestQPAttrFits(t *testing.T) {
 	for _, tt := range []struct {
 		bit  QPAttrMask

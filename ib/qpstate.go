@@ -126,10 +126,10 @@ func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 	return nil
 }
 
-// NextState returns the state of a queue pair of type t after a Modify with attr and mask in state now. It returns
-// EINVAL if the transition does not exist or mask does not suit the transition. It also returns EINVAL if mask names
-// CurState and attr.CurState differs from now. NextState is for a driver's Modify, which calls it under the lock that
-// protects the state. It may not sleep. (ib_modify_qp_is_ok)
+// NextState returns the state of a queue pair of type t after a Modify with attr and mask in state now. NextState
+// returns EINVAL if the transition does not exist or mask does not suit the transition. NextState also returns EINVAL
+// if mask names CurState and attr.CurState differs from now. NextState is for a driver's Modify, which calls it under
+// the lock that protects the state. NextState may not sleep. (ib_modify_qp_is_ok)
 func NextState(now QPState, t QPType, attr *QPAttr, mask QPAttrMask) (QPState, error) {
 	from := now
 	if mask&QPAttrCurState != 0 {

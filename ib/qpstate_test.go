@@ -47,8 +47,8 @@ func qpType(t testing.TB, name string) QPType {
 	return 0
 }
 
-// TestQPTransitions checks every transition of every type. It uses the attributes of the table, then leaves out each
-// one, and then adds each other attribute.
+// TestQPTransitions checks every transition of every type. The test uses the attributes of the table, then leaves out
+// each one, and then adds each other attribute.
 func TestQPTransitions(t *testing.T) {
 	for from, fromName := range qptable.States {
 		for to, toName := range qptable.States {
@@ -136,8 +136,8 @@ func stateOf(name string) QPState {
 	panic("no state " + name)
 }
 
-// TestQPModify checks that Modify starts from the driver's state unless the caller asserts a state. It also checks that
-// the state does not change if mask names no new state.
+// TestQPModify checks that Modify starts from the driver's state unless the caller asserts a state. The test also
+// checks that the state does not change if mask names no new state.
 func TestQPModify(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	steps := []struct {

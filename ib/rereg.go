@@ -31,17 +31,17 @@ type MRChange struct {
 type ReregMR interface {
 	DriverMR
 	// Rereg sets the memory, the domain and the rights of the region. The three arguments are the new values, even if
-	// they are unchanged. It returns when no access with the former properties is in flight. If r differs from the
-	// former memory, the midlayer then releases the former memory. The keys may change (MRHandle.SetKeys). It returns
-	// EBUSY while a window is bound to the region. After an error the region is unchanged. It may sleep.
+	// they are unchanged. Rereg returns when no access with the former properties is in flight. If r differs from the
+	// former memory, the midlayer then releases the former memory. The keys may change (MRHandle.SetKeys). Rereg
+	// returns EBUSY while a window is bound to the region. After an error the region is unchanged. Rereg may sleep.
 	Rereg(r *umem.Region, pd DriverPD, access AccessFlags, u *Udata) error
 }
 
 // Rereg changes the memory, the domain or the rights of a region, or several of these. The region exists throughout the
 // call. The keys may change. The caller must not use the region concurrently. After an error the region is unchanged.
-// It returns EINVAL for invalid flags and for a region of AllocMR. It returns EBUSY while a window is bound to the
-// region or another call changes the region, and EOPNOTSUPP if the driver lacks the method. Other errors are those of
-// RegMR. It may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
+// Rereg returns EINVAL for invalid flags and for a region of AllocMR. Rereg returns EBUSY while a window is bound to
+// the region or another call changes the region, and EOPNOTSUPP if the driver lacks the method. Other errors are those
+// of RegMR. Rereg may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
 func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	defer mr.changes("MR.Rereg").leave()
 	if to.IOVA == 0 {

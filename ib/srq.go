@@ -39,7 +39,7 @@ type SRQInitAttr struct {
 	Attr SRQAttr
 	XRCD *XRCD // SRQXRC
 	CQ   *CQ   // SRQXRC: the completion queue
-	// Event is called for asynchronous events of the queue. It may not sleep. May be nil.
+	// Event is called for asynchronous events of the queue. Event may not sleep. May be nil.
 	Event func(srq *SRQ, e EventType)
 }
 
@@ -59,8 +59,8 @@ type SRQ struct {
 	UserData any
 }
 
-// CreateSRQ creates a shared receive queue. SRQ.Init returns the actual capacities. It returns EOPNOTSUPP if the driver
-// lacks the method. It may sleep. (ib_create_srq)
+// CreateSRQ creates a shared receive queue. SRQ.Init returns the actual capacities. CreateSRQ returns EOPNOTSUPP if the
+// driver lacks the method. CreateSRQ may sleep. (ib_create_srq)
 func (pd *PD) CreateSRQ(init SRQInitAttr) (*SRQ, error) {
 	defer pd.sleeps("PD.CreateSRQ").leave()
 	return pd.createSRQ(init, nil)
@@ -125,7 +125,7 @@ func (srq *SRQ) PD() *PD { return srq.pd }
 // Init returns the parameters of CreateSRQ, with the actual capacities.
 func (srq *SRQ) Init() SRQInitAttr { return srq.init }
 
-// Modify changes the attributes named by mask. It may sleep. (ib_modify_srq)
+// Modify changes the attributes named by mask. Modify may sleep. (ib_modify_srq)
 func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask) error {
 	defer srq.sleeps("SRQ.Modify").leave()
 	return srq.change(attr, mask, nil)
@@ -148,7 +148,7 @@ func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	return nil
 }
 
-// Query returns the current attributes. The limit is 0 after it has been reached. It may sleep. (ib_query_srq)
+// Query returns the current attributes. The limit is 0 after it has been reached. Query may sleep. (ib_query_srq)
 func (srq *SRQ) Query() (SRQAttr, error) {
 	defer srq.sleeps("SRQ.Query").leave()
 	var a SRQAttr
@@ -162,12 +162,12 @@ func (srq *SRQ) Query() (SRQAttr, error) {
 	return a, nil
 }
 
-// PostRecv queues receive work requests and returns the number accepted; see [DriverSRQ]. It may not sleep.
+// PostRecv queues receive work requests and returns the number accepted; see [DriverSRQ]. PostRecv may not sleep.
 // (ib_post_srq_recv)
 func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.queue.PostRecv(wrs) }
 
-// Raise reports an asynchronous event of the queue. A thread without locks calls the consumer's function later. It may
-// not sleep. (ib_srq.event_handler)
+// Raise reports an asynchronous event of the queue. A thread without locks calls the consumer's function later. Raise
+// may not sleep. (ib_srq.event_handler)
 func (h SRQHandle) Raise(e EventType) {
 	srq := h.srq
 	note(srq.subject, observe.Raised, nil)
@@ -182,13 +182,13 @@ func (srq *SRQ) callEvent(e EventType) {
 	callBack(srq.subject, observe.Callback, "the event function of an SRQ", e, func() { srq.init.Event(srq, e) })
 }
 
-// Destroy frees the queue. It returns EBUSY while a queue pair uses the queue. After Destroy has returned, the event
-// function of the queue will not run again. Destroy must therefore not be called from the event function. It may sleep.
-// (ib_destroy_srq)
+// Destroy frees the queue. Destroy returns EBUSY while a queue pair uses the queue. After Destroy has returned, the
+// event function of the queue will not run again. Destroy must therefore not be called from the event function. Destroy
+// may sleep. (ib_destroy_srq)
 func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
 
 // DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue then rejects all
-// calls except another Destroy, which joins the destruction. It may sleep.
+// calls except another Destroy, which joins the destruction. DestroyContext may sleep.
 func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
 
 func (srq *SRQ) destroyIn(ctx context.Context) error {

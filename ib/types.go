@@ -106,7 +106,7 @@ type QPInitAttr struct {
 	Port           uint8 // GSI only
 	SRQ            *SRQ  // source of the receive work requests in place of PostRecv; may be nil
 	XRCD           *XRCD // domain of a QPTypeXRCTgt, which has no queues
-	// Event is called for asynchronous events of the queue pair. It may not sleep. May be nil.
+	// Event is called for asynchronous events of the queue pair. Event may not sleep. May be nil.
 	Event func(qp *QP, e EventType)
 }
 
@@ -157,7 +157,7 @@ type SendWR struct {
 	InvalidateRKey uint32
 
 	// RDMA and atomics. Atomics operate on 8 bytes in host byte order at RemoteAddr, which must be a multiple of 8.
-	// They store the previous value in SGList.
+	// Atomics store the previous value in SGList.
 	RemoteAddr       uint64
 	RKey             uint32
 	CompareAdd, Swap uint64

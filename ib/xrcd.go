@@ -14,7 +14,8 @@ type XRCD struct {
 	drv DriverXRCD
 }
 
-// AllocXRCD creates an XRC domain. It returns EOPNOTSUPP if the driver lacks the method. It may sleep. (ib_alloc_xrcd)
+// AllocXRCD creates an XRC domain. AllocXRCD returns EOPNOTSUPP if the driver lacks the method. AllocXRCD may sleep.
+// (ib_alloc_xrcd)
 func (d *Device) AllocXRCD() (*XRCD, error) {
 	defer d.sleeps("Device.AllocXRCD").leave()
 	return d.allocXRCD(nil)
@@ -42,11 +43,12 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	return x, nil
 }
 
-// Dealloc frees the domain. It returns EBUSY while other objects use the domain. It may sleep. (ib_dealloc_xrcd)
+// Dealloc frees the domain. Dealloc returns EBUSY while other objects use the domain. Dealloc may sleep.
+// (ib_dealloc_xrcd)
 func (x *XRCD) Dealloc() error { return x.destroyIn(context.Background()) }
 
 // DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The domain then rejects
-// all calls except another Dealloc, which joins the deallocation. It may sleep.
+// all calls except another Dealloc, which joins the deallocation. DeallocContext may sleep.
 func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyIn(ctx) }
 
 func (x *XRCD) destroyIn(ctx context.Context) error {

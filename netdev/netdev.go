@@ -69,8 +69,8 @@ func All() ([]Interface, error) {
 	return list, nil
 }
 
-// readTable returns the content of a file, or "" if it cannot be read. It does not follow symbolic links, because the
-// seccomp filter of a confined process forbids them.
+// readTable returns the content of a file, or "" if it cannot be read. readTable does not follow symbolic links,
+// because the seccomp filter of a confined process forbids them.
 func readTable(path string) string {
 	f, err := os.OpenFile(path, syscall.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -88,9 +88,9 @@ type indexed struct {
 }
 
 // unusable returns the addresses to which no socket can be bound. An address is tentative during duplicate address
-// detection (RFC 4862, 5.4). It is permanently unusable if the detection fails. table is the text of
-// /proc/net/if_inet6. Its fields are address, index, prefix length, scope and flags, in hexadecimal. The kernel
-// announces an address again when the address is no longer tentative.
+// detection (RFC 4862, 5.4). The address is permanently unusable if the detection fails. table is the text of
+// /proc/net/if_inet6. The fields of a line are address, index, prefix length, scope and flags, in hexadecimal. The
+// kernel announces an address again when the address is no longer tentative.
 func unusable(table string) map[indexed]bool {
 	set := map[indexed]bool{}
 	for line := range strings.Lines(table) {
@@ -159,8 +159,9 @@ func rank(a netip.Addr) int {
 	return rankIPv6
 }
 
-// FirstUsable returns the default interface. This is the first interface, by index, that is up and has a carrier and a
-// global unicast address. IPv4 is preferred to IPv6. If there is no such interface, it returns the loopback interface.
+// FirstUsable returns the default interface. The default is the first interface, by index, that is up and has a carrier
+// and a global unicast address. IPv4 is preferred to IPv6. If there is no such interface, it returns the loopback
+// interface.
 func FirstUsable() (*Interface, error) {
 	list, err := All()
 	if err != nil {

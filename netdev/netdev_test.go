@@ -152,7 +152,7 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestUnusable checks addresses to which no socket can be bound. They are tentative or duplicate.
+// TestUnusable checks addresses to which no socket can be bound. Such addresses are tentative or duplicate.
 func TestUnusable(t *testing.T) {
 	const table = `fe800000000000002c2d35fffe4ea3f0 02 40 20 c0    veth0
 fd770000000000000000000000000001 02 40 00 80    veth0

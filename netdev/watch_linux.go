@@ -30,8 +30,8 @@ func Watch() (*Watcher, error) {
 	return &Watcher{socket: os.NewFile(uintptr(fd), "rtnetlink"), buf: make([]byte, 64<<10)}, nil
 }
 
-// Wait sleeps until an interface or address has changed since its last return. One return may cover several changes. It
-// returns os.ErrClosed after the Watcher has been closed.
+// Wait sleeps until an interface or address has changed since its last return. One return may cover several changes.
+// Wait returns os.ErrClosed after the Watcher has been closed.
 func (w *Watcher) Wait() error {
 	// The contents of a message may be outdated and are therefore ignored. Lost messages (ENOBUFS) are harmless for the
 	// same reason.

@@ -10,8 +10,8 @@ import (
 )
 
 // BenchmarkConn measures the round trip of a 64-byte message, and the bandwidth of Writes of several sizes. TCP over
-// the loopback interface is the reference. Both ends are in this process. They use the device that VERBS_DEVICE names,
-// if it is set.
+// the loopback interface is the reference. Both ends are in this process. Both ends use the device that VERBS_DEVICE
+// names, if it is set.
 func BenchmarkConn(b *testing.B) {
 	for _, x := range []struct {
 		name string

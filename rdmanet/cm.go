@@ -13,12 +13,13 @@ import (
 	"verbena/verbs/cm"
 )
 
-// cmData returns the private data of a message of the connection manager. They consist of the header and body.
+// cmData returns the private data of a message of the connection manager. The data consist of the header and body.
 func cmData(kind byte, body []byte) []byte {
 	return append(append([]byte(magic), version, kind), body...)
 }
 
-// cmBody checks the header of private data and returns the remaining bytes. They may end with padding zeros.
+// cmBody checks the header of private data and returns the remaining bytes. The remaining bytes may end with padding
+// zeros.
 func cmBody(b []byte, kind byte) ([]byte, error) {
 	switch {
 	case len(b) < cmHeader || string(b[:4]) != magic:
@@ -33,8 +34,8 @@ func cmBody(b []byte, kind byte) ([]byte, error) {
 
 const (
 	cmHeader = 6 // magic, version, kind
-	// cmText is the maximum length in bytes of the reason in a refusal. It fits into the 148 bytes of private data of a
-	// REJ.
+	// cmText is the maximum length in bytes of the reason in a refusal. The reason fits into the 148 bytes of private
+	// data of a REJ.
 	cmText = 140
 )
 
@@ -100,7 +101,7 @@ func (x *cmLink) Done() <-chan struct{} { return x.conn.Done() }
 // Err returns the reason for the end of the connection.
 func (x *cmLink) Err() error { return x.conn.Err() }
 
-// Close ends the connection. It rejects the request if it is still pending.
+// Close ends the connection. Close rejects the request if it is still pending.
 func (x *cmLink) Close() error {
 	if x.req != nil {
 		_ = x.req.Reject(nil)
@@ -112,7 +113,7 @@ func (x *cmLink) Close() error {
 	return nil
 }
 
-// dialCM connects over the connection manager. It tries the addresses of the host name one after another.
+// dialCM connects over the connection manager. dialCM tries the addresses of the host name one after another.
 func dialCM(ctx context.Context, r *net.Resolver, network, address string, cfg Config) (*Conn, error) {
 	list, err := lookup(ctx, r, network, address, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"verbena/verbs"
 )
 
-// Conn is a connection. It implements net.Conn with the semantics of a TCP connection; see the documentation of the
+// Conn is a connection. A Conn implements net.Conn with the semantics of a TCP connection; see the documentation of the
 // package.
 type Conn struct {
 	local, remote Addr
@@ -252,7 +252,7 @@ func (c *Conn) post(at, n int) error {
 	return nil
 }
 
-// lost fails the connection because of a device error. It returns the reason of the failure.
+// lost fails the connection because of a device error. lost returns the reason of the failure.
 func (c *Conn) lost(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

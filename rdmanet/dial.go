@@ -61,7 +61,7 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 
 // DialContext connects to the Listener at an address. The address is a TCP address, or with CM an address of the
 // connection manager. The network is "rdma". DialContext also accepts "tcp", "tcp4" and "tcp6", for callers with a
-// fixed network name. The connection is a *Conn. It does not end with ctx.
+// fixed network name. The connection is a *Conn. The connection does not end with ctx.
 //
 // The error is a *net.OpError. The error wraps ECONNREFUSED if the address has no Listener or the Listener refuses the
 // connection. If ctx has ended, the error wraps the error and the cause of ctx. After Config.SetupTimeout the error
@@ -135,8 +135,8 @@ func (e *setupError) Timeout() bool {
 		errors.Is(e.err, syscall.ETIMEDOUT)
 }
 
-// contextError is the error of a set-up that was ended by its context. It also wraps the error of the context. This
-// error distinguishes a deadline from a cancellation.
+// contextError is the error of a set-up that was ended by its context. A contextError also wraps the error of the
+// context. The error of the context distinguishes a deadline from a cancellation.
 type contextError struct{ why, end error }
 
 // ended returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error also wraps

@@ -6,16 +6,16 @@
 //
 //	c, err := rdmanet.Dial("rdma", "10.0.0.1:7471")         // at the other
 //
-// A [Conn] behaves like a TCP connection. It has a stream of bytes, deadlines, half close and io.EOF. Programs that use
-// only net.Conn, such as net/http, need no change other than the use of [Dialer.DialContext] and [Listener]. One-sided
-// operations read and write a peer's memory: see [Region] and [Remote].
+// A [Conn] behaves like a TCP connection. A Conn has a stream of bytes, deadlines, half close and io.EOF. Programs that
+// use only net.Conn, such as net/http, need no change other than the use of [Dialer.DialContext] and [Listener].
+// One-sided operations read and write a peer's memory: see [Region] and [Remote].
 //
 // # The stream
 //
 // Each end has a ring of registered memory and sends the address of the ring to the peer. Write copies bytes into a
-// local send ring. It then immediately posts an RDMA WRITE with immediate data into the peer's ring. Read copies bytes
-// from the ring. A Write of more than 64 KB is split into several WRITEs. The device sends one WRITE while Write copies
-// the next part. Neither Read nor Write allocates memory, unless the call has to sleep.
+// local send ring. Write then immediately posts an RDMA WRITE with immediate data into the peer's ring. Read copies
+// bytes from the ring. A Write of more than 64 KB is split into several WRITEs. The device sends one WRITE while Write
+// copies the next part. Neither Read nor Write allocates memory, unless the call has to sleep.
 //
 // The alternative would be SENDs into posted buffers. But then each message occupies a whole buffer: 64 bytes occupy as
 // much of the receiver's memory as 64 KB. A ring stores the bytes without gaps. The receives for the ring have no
@@ -63,10 +63,10 @@
 //
 // # Set-up
 //
-// [Dialer] and [Listener] exchange their parameters over a TCP connection. They close it when the queue pairs are
-// connected. An open TCP connection would only prove that the program is running. Probes prove that the queue pair
-// works. A TCP connection would also cost a descriptor and a goroutine. [Client] and [Server] exchange the parameters
-// over any net.Conn. [New] exchanges them over any [Exchange].
+// [Dialer] and [Listener] exchange their parameters over a TCP connection. Both close the TCP connection when the queue
+// pairs are connected. An open TCP connection would only prove that the program is running. Probes prove that the queue
+// pair works. A TCP connection would also cost a descriptor and a goroutine. [Client] and [Server] exchange the
+// parameters over any net.Conn. [New] exchanges them over any [Exchange].
 //
 // A set-up message begins with a header: "RNET", version 1 (a byte), the kind of the message (a byte), the length of
 // the body (two bytes). All numbers are big-endian.
@@ -81,9 +81,10 @@
 //
 // With Dialer.CM and ListenConfig.CM, the ends connect over the RDMA connection manager instead of TCP (package
 // verbs/cm). The addresses and ports are those of the connection manager. REQ and REP carry "RNET", version 1 (a byte),
-// 1 for hello (a byte), and the private data. REJ carries the same header with kind 3, followed by the reason. Such a
-// connection ends when the connection manager's connection ends. It costs a goroutine, but reports a killed peer at
-// once. A connection that is cancelled, or not accepted in time, leaves no objects at either end.
+// 1 for hello (a byte), and the private data. REJ carries the same header with kind 3, followed by the reason. A
+// connection over the manager ends when the connection manager's connection ends. A connection over the manager costs a
+// goroutine, but reports a killed peer at once. A connection that is cancelled, or not accepted in time, leaves no
+// objects at either end.
 //
 // [Host] provides the devices and the connection manager if Config.Device is nil.
 //
@@ -106,8 +107,9 @@
 //
 // # Errors
 //
-// The errors of a Conn are *net.OpError. They wrap os.ErrDeadlineExceeded, net.ErrClosed, EPIPE, or a [ConnError]. A
-// ConnError wraps ETIMEDOUT and verbs.RetryExceeded if the peer does not respond. A ConnError wraps ECONNRESET if the
-// peer has ended the connection or violated the protocol. After a violation it also wraps EPROTO. A ConnError wraps
-// ECONNABORTED if the device of this end was closed or removed. When the device is removed, all blocked calls return.
+// The errors of a Conn are *net.OpError. The errors wrap os.ErrDeadlineExceeded, net.ErrClosed, EPIPE, or a
+// [ConnError]. A ConnError wraps ETIMEDOUT and verbs.RetryExceeded if the peer does not respond. A ConnError wraps
+// ECONNRESET if the peer has ended the connection or violated the protocol. After a violation it also wraps EPROTO. A
+// ConnError wraps ECONNABORTED if the device of this end was closed or removed. When the device is removed, all blocked
+// calls return.
 package rdmanet

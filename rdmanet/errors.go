@@ -15,7 +15,7 @@ type ConnError struct {
 	// Errno is ETIMEDOUT if the peer does not respond, and ECONNRESET if the peer has ended or refused the connection.
 	// Errno is ECONNABORTED if the device of this end was closed, was removed, or rejects the memory of an operation.
 	Errno syscall.Errno
-	// Err contains the details. It is the error of the device, or a *verbs.WCError, which wraps the Status of the
+	// Err contains the details. Err is the error of the device, or a *verbs.WCError, which wraps the Status of the
 	// failed work request.
 	Err error
 }
@@ -54,8 +54,8 @@ func deviceError(err error) error {
 }
 
 // lostDevice returns the error of a lost device if err shows that the device is lost. err may come from any call on the
-// device. It returns other errors unchanged. In particular it replaces the io.EOF of a completion channel, which does
-// not mean the end of a stream.
+// device. lostDevice returns other errors unchanged. In particular it replaces the io.EOF of a completion channel,
+// which does not mean the end of a stream.
 func lostDevice(dev *verbs.Device, err error) error {
 	var no syscall.Errno
 	switch {

@@ -45,7 +45,7 @@ func calls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []call {
 	}
 }
 
-// all runs the calls of a list concurrently. It then calls do, which unblocks the calls, and checks their errors.
+// all runs the calls of a list concurrently. all then calls do, which unblocks the calls, and checks their errors.
 func all(t *testing.T, list []call, do func(), want ...error) {
 	t.Helper()
 	type result struct {

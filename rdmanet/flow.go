@@ -47,8 +47,8 @@ func (e *ends) from(n, pos uint64) uint64 {
 
 // sender is the flow control state of the sending end, for one direction. Positions count bytes of the stream.
 //
-// A byte occupies the send ring until the device has completed the byte's WRITE. It occupies the peer's ring until the
-// peer has consumed it.
+// A byte occupies the send ring until the device has completed the byte's WRITE. The byte occupies the peer's ring
+// until the peer has consumed it.
 type sender struct {
 	own, peer uint64 // lengths of the rings
 	messages  uint64 // maximum in flight; the peer's receiver has the same limit
@@ -79,8 +79,8 @@ func (s *sender) room() int {
 	return int(min(n, s.own-s.sent%s.own, s.peer-s.sent%s.peer))
 }
 
-// post records a message of n bytes. n is at most room(). It reports whether the message must be signalled. A failed
-// work request generates a completion in any case. This completion also completes the earlier requests.
+// post records a message of n bytes. n is at most room(). post reports whether the message must be signalled. A failed
+// work request generates a completion in any case. The completion also completes the earlier requests.
 func (s *sender) post(n int) (signaled bool) {
 	s.sent += uint64(n)
 	s.ends.push(s.sent)
@@ -99,7 +99,7 @@ func (s *sender) complete(pos uint64) {
 	s.doneNum = s.ends.from(s.doneNum, s.done)
 }
 
-// ack handles the consumed position in immediate data. It returns the number of newly consumed bytes. A position older
+// ack handles the consumed position in immediate data. ack returns the number of newly consumed bytes. A position older
 // than the last one has no effect. The error is EPROTO if the position is beyond the sent bytes.
 func (s *sender) ack(imm uint32) (more uint64, err error) {
 	n := uint64((imm - uint32(s.acked)) & immMask)
@@ -152,7 +152,7 @@ func (r *receiver) next(limit int) (from, to int) {
 	return int(at), int(at + min(uint64(limit), r.received-r.consumed, r.size-at))
 }
 
-// consume records that n bytes have been read. It reports whether a credit should be sent in a separate message.
+// consume records that n bytes have been read. consume reports whether a credit should be sent in a separate message.
 func (r *receiver) consume(n int) (due bool) {
 	r.consumed += uint64(n)
 	r.ends.head = r.ends.from(r.ends.head, r.consumed)

@@ -214,7 +214,8 @@ func TestStingy(t *testing.T) {
 	must(t, c.Close())
 }
 
-// TestForgedDescriptor checks descriptors that no region can have. They have not been checked by UnmarshalBinary.
+// TestForgedDescriptor checks descriptors that no region can have. The descriptors have not been checked by
+// UnmarshalBinary.
 func TestForgedDescriptor(t *testing.T) {
 	t.Parallel()
 	c, p := strange(t, Config{KeepAlive: -1})

@@ -23,8 +23,8 @@ import (
 	"verbena/verbs/embed"
 )
 
-// childEnv is an environment variable. It makes the test binary run as one end of a connection. The value of the
-// variable contains the action ("wait", "serve", "dial" or "survive"), the kind of set-up ("tcp" or "cm"), and the
+// childEnv is an environment variable. The variable makes the test binary run as one end of a connection. The value of
+// the variable contains the action ("wait", "serve", "dial" or "survive"), the kind of set-up ("tcp" or "cm"), and the
 // address to listen on or dial. The process uses the service or kernel of VERBS_DEVICE. If it is not set, the process
 // creates a device at that address.
 const childEnv = "RDMANET_CHILD"
@@ -68,7 +68,7 @@ func child(arg string) error {
 	select {} // the process does not read, so that the peer's Write blocks
 }
 
-// acrossSize is the number of bytes that servePeer and dialPeer exchange. It is several times the ring size.
+// acrossSize is the number of bytes that servePeer and dialPeer exchange. acrossSize is several times the ring size.
 const acrossSize = 1 << 20
 
 // servePeer sends the descriptor of a region, and then echoes the received bytes.
@@ -146,8 +146,8 @@ func dialPeer(useCM bool, address string) error {
 	return c.Close()
 }
 
-// survive creates a listener and a connection to this listener, and waits until the device is reset. It then connects
-// to the same listener again. It prints a line before and after the reset.
+// survive creates a listener and a connection to this listener, and waits until the device is reset. survive then
+// connects to the same listener again. survive prints a line before and after the reset.
 func survive(useCM bool, address string) error {
 	cfg := rdmanet.Config{Host: elsewhere()}
 	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}

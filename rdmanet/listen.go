@@ -227,7 +227,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 // Close closes the listener. Blocked calls of Accept return net.ErrClosed. Connections that have not been accepted are
-// closed. It may be called again.
+// closed. Close may be called again.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		gone := l.ctx.Err() != nil

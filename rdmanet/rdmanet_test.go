@@ -113,7 +113,7 @@ func (w *world) open(t testing.TB) *verbs.Device {
 	return d
 }
 
-// elsewhere returns the Host of VERBS_DEVICE. This is the kernel, the service under which this program runs, or the
+// elsewhere returns the Host of VERBS_DEVICE. The Host is the kernel, the service under which this program runs, or the
 // service that listens on VERBS_SERVICE.
 func elsewhere() *rdmanet.Host { return hostOf("VERBS_SERVICE") }
 
@@ -201,8 +201,8 @@ func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *r
 	return a, b
 }
 
-// noRNR makes a connection fail if a message arrives without a posted receive. It disables probes, because probes could
-// hide a lost wake-up.
+// noRNR makes a connection fail if a message arrives without a posted receive. noRNR disables probes, because probes
+// could hide a lost wake-up.
 var noRNR = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}, KeepAlive: -1}
 
 // pair establishes a connection on a new device.
@@ -916,7 +916,7 @@ func flip(to, from net.Conn, at int, bit byte) {
 }
 
 // TestSetupBitFlips flips each bit of the set-up messages, one at a time. Both ends must return in time, either with a
-// connection or with an error that explains the problem. They must leave no objects behind.
+// connection or with an error that explains the problem. Both ends must leave no objects behind.
 func TestSetupBitFlips(t *testing.T) {
 	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)

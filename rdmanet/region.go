@@ -71,7 +71,7 @@ func (r *Region) Descriptor() Descriptor {
 }
 
 // Close deregisters the memory. A peer that accesses the memory afterwards loses its connection. Close waits for a
-// ReadRegion or WriteRegion of this end that uses the memory. Later operations fail with net.ErrClosed. It may be
+// ReadRegion or WriteRegion of this end that uses the memory. Later operations fail with net.ErrClosed. Close may be
 // called again, and may sleep.
 func (r *Region) Close() error {
 	r.use.Lock()
@@ -88,7 +88,7 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// hold acquires use for reading. This keeps the memory registered until the caller unlocks use. The error wraps
+// hold acquires use for reading. The lock keeps the memory registered until the caller unlocks use. The error wraps
 // net.ErrClosed if Close was called.
 func (r *Region) hold() error {
 	if r.use.TryRLock() {
@@ -153,8 +153,8 @@ func (d Descriptor) check() error {
 }
 
 // Remote is a peer's memory. Operations on a connection do not overlap. Long operations are pipelined. The peer rejects
-// an operation if its Region has been closed or lacks the right. This ends the connection. After Close of the peer,
-// pending and later operations fail with EPIPE. After CloseWrite of the peer, operations continue.
+// an operation if its Region has been closed or lacks the right. The rejection ends the connection. After Close of the
+// peer, pending and later operations fail with EPIPE. After CloseWrite of the peer, operations continue.
 type Remote struct {
 	c *Conn
 	d Descriptor
@@ -454,7 +454,7 @@ func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, of
 	return nil
 }
 
-// abort ends the connection. It returns when the device no longer accesses the memory of the operation.
+// abort ends the connection. abort returns when the device no longer accesses the memory of the operation.
 func (c *Conn) abort(why error) {
 	if err := c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {
 		_ = c.lost(err)

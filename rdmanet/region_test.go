@@ -23,7 +23,7 @@ import (
 	"verbena/verbs"
 )
 
-// region creates a region of connection b. It also returns the Remote of connection a for this region.
+// region creates a region of connection b. region also returns the Remote of connection a for this region.
 func region(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Access) (*rdmanet.Region, *rdmanet.Remote) {
 	t.Helper()
 	r, err := b.NewRegion(size, access)
@@ -247,9 +247,9 @@ func TestRemoteTimeout(t *testing.T) {
 	mine, err := a.NewRegion(r.Len(), 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, mine.Close()) })
-	// giveUp starts an operation while all packets are dropped. It cancels the context of the operation after the first
-	// dropped packet. Later the device retransmits the packets. The operation therefore completes, before any later
-	// operation.
+	// giveUp starts an operation while all packets are dropped. giveUp cancels the context of the operation after the
+	// first dropped packet. Later the device retransmits the packets. The operation therefore completes, before any
+	// later operation.
 	giveUp := func(what string, f func(context.Context) error) {
 		t.Helper()
 		must(t, w.net.Faults().Add(link.Rule{Drop: 1}))

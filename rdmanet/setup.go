@@ -22,7 +22,7 @@ type Config struct {
 	// Host provides devices and the connection manager. nil means the machine, or the service under which the program
 	// runs.
 	Host *Host
-	// PD is the protection domain of the connection. It must belong to Device. Regions of a domain, and the rings of
+	// PD is the protection domain of the connection. PD must belong to Device. Regions of a domain, and the rings of
 	// the streams, are accessible over all connections of the domain. Keys can be guessed. The peers of a domain must
 	// therefore trust each other. nil means that each connection has its own domain.
 	PD *verbs.PD
@@ -122,7 +122,7 @@ const PrivateSize = 24
 // version is the version of the set-up protocol.
 const version = 1
 
-// params contains the parameters that a peer needs to send. They are the private data of an Exchange.
+// params contains the parameters that a peer needs to send. The parameters are the private data of an Exchange.
 type params struct {
 	addr     uint64 // address of the ring
 	ring     uint32 // length of the ring
@@ -210,7 +210,7 @@ type link interface {
 	Close() error
 }
 
-// watch fails the connection when its link ends. It also wakes blocked calls.
+// watch fails the connection when its link ends. watch also wakes blocked calls.
 func (c *Conn) watch() {
 	<-c.link.Done()
 	c.mu.Lock()
@@ -428,7 +428,7 @@ func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
 	}
 }
 
-// refuse sends err to the peer as the reason of a refusal. It sends nothing if err is the peer's own refusal or an
+// refuse sends err to the peer as the reason of a refusal. refuse sends nothing if err is the peer's own refusal or an
 // error of nc.
 func (o *overConn) refuse(err error) error {
 	var lost *exchangeError
@@ -452,7 +452,7 @@ type exchangeError struct{ error }
 
 func (e *exchangeError) Unwrap() error { return e.error }
 
-// lost returns an exchangeError. It replaces io.EOF, because the end of the set-up connection is not the end of a
+// lost returns an exchangeError. lost replaces io.EOF, because the end of the set-up connection is not the end of a
 // stream.
 func lost(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF || err == io.ErrClosedPipe {

@@ -35,7 +35,7 @@ const (
 )
 
 // ACK returns the positive acknowledgement with the given number of credits. If the number has no code, ACK uses the
-// next smaller number that has one. It returns [ACKUnlimited] for credits < 0.
+// next smaller number that has one. ACK returns [ACKUnlimited] for credits < 0.
 func ACK(credits int) Syndrome {
 	if credits < 0 {
 		return ACKUnlimited
@@ -56,8 +56,7 @@ func (s Syndrome) IsACK() bool { return s&syndromeKind == syndromeACK }
 // IsRNR reports whether s means that the receiver is not ready.
 func (s Syndrome) IsRNR() bool { return s&syndromeKind == syndromeRNR }
 
-// IsNAK reports whether s is a negative acknowledgement other than RNR. Its error
-// code may be unknown.
+// IsNAK reports whether s is a negative acknowledgement other than RNR. The error code of a NAK may be unknown.
 func (s Syndrome) IsNAK() bool { return s&syndromeKind == syndromeNAK }
 
 // Credits returns the credits of an ACK, or -1 for no limit. The credits are the number of messages, after the message
@@ -105,8 +104,8 @@ var creditCodes = [...]uint16{
 	1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
 }
 
-// RNRTimer is the five-bit code of a requester's delay after an RNR NAK (IBA table 45). It is the min_rnr_timer of a
-// queue pair.
+// RNRTimer is the five-bit code of a requester's delay after an RNR NAK (IBA table 45). The code is the min_rnr_timer
+// of a queue pair.
 type RNRTimer uint8
 
 // Duration returns the time for code t. The codes range from 10 us for 1 to 491.52 ms for 31, and 0 means 655.36 ms.
@@ -121,8 +120,8 @@ var rnrTimers = [32]uint32{
 	1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 }
 
-// AckTimeout is the five-bit code of the local ACK timeout of a queue pair (IBA 9.7.6.1.3). This is the time that the
-// requester waits for a response.
+// AckTimeout is the five-bit code of the local ACK timeout of a queue pair (IBA 9.7.6.1.3). The timeout is the time
+// that the requester waits for a response.
 type AckTimeout uint8
 
 // Duration returns 4.096 us * 2^t. The range is from 8.192 us for 1 to about 2 h 26 min for 31. For 0 it returns 0,

@@ -112,8 +112,8 @@ func (b BTH) PKey() uint16 { return binary.BigEndian.Uint16(b[bthPKey:]) }
 // FECN (forward explicit congestion notification) reports congestion on the path to the receiver.
 func (b BTH) FECN() bool { return b[bthQPN]&bthFECN != 0 }
 
-// BECN (backward explicit congestion notification) reports congestion on the reverse path. This packet responds to
-// packets of that path.
+// BECN (backward explicit congestion notification) reports congestion on the reverse path. A packet with BECN is a
+// response to packets of the reverse path.
 func (b BTH) BECN() bool { return b[bthQPN]&bthBECN != 0 }
 
 // DestQPN returns the number of the destination queue pair.

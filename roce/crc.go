@@ -19,7 +19,7 @@ var crcTab struct {
 	// The next tables are the same for fields of the IP and UDP headers, high byte first, up to the end of the UDP
 	// header. The entry for the length of IPv6 includes the length of UDP, because both have the same value.
 	len4, id4, len6 [2][256]uint32
-	// The next tables are x^(-8 n) and x^(-8 256 n). They undo n bytes or n times 256 bytes.
+	// The next tables are x^(-8 n) and x^(-8 256 n). The tables undo n bytes or n times 256 bytes.
 	back, back256 [256]uint32
 }
 
@@ -109,8 +109,8 @@ func mul(a, b uint32) uint32 {
 		t[3][lo&0xff] ^ t[2][lo>>8&0xff] ^ t[1][lo>>16&0xff] ^ t[0][lo>>24]
 }
 
-// clmul multiplies without carries. It uses integer multiplication on every fourth bit of the operands. At most eight
-// ones meet in a bit of a product. The carries therefore remain in the three bits above, which are masked out.
+// clmul multiplies without carries. clmul uses integer multiplication on every fourth bit of the operands. At most
+// eight ones meet in a bit of a product. The carries therefore remain in the three bits above, which are masked out.
 func clmul(a, b uint32) uint64 {
 	const m = 0x1111111111111111
 	x, y := uint64(a), uint64(b)

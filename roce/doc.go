@@ -14,8 +14,8 @@
 // methods of [Opcode] look up these properties in one table. Every header, such as [RETH] or [AETH], is a byte-slice
 // type with accessors. The accessors read and write in place, in network byte order.
 //
-// [ParsePacket] checks a received UDP payload. It returns a [Packet] with views of its headers, or a [DropReason].
-// [NewPacket] lays out a packet in a buffer of the caller. [Flow.Seal] appends the invariant CRC.
+// [ParsePacket] checks a received UDP payload. ParsePacket returns a [Packet] with views of its headers, or a
+// [DropReason]. [NewPacket] lays out a packet in a buffer of the caller. [Flow.Seal] appends the invariant CRC.
 //
 // # The invariant CRC
 //

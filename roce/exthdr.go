@@ -16,8 +16,8 @@ const (
 	CNPLen          = 16 // number of reserved bytes of a congestion notification packet
 )
 
-// RETH is the RDMA extended header of RDMA READ and WRITE requests, of FLUSH and of ATOMIC WRITE (IBA 9.3.3). It has
-// [RETHLen] bytes.
+// RETH is the RDMA extended header of RDMA READ and WRITE requests, of FLUSH and of ATOMIC WRITE (IBA 9.3.3). A RETH
+// has [RETHLen] bytes.
 type RETH []byte
 
 // Encode writes all fields: the remote address, the key of the remote memory, and the length of the whole message in
@@ -38,7 +38,7 @@ func (h RETH) RKey() uint32 { return binary.BigEndian.Uint32(h[8:]) }
 // DMALen returns the length of the whole message in bytes.
 func (h RETH) DMALen() uint32 { return binary.BigEndian.Uint32(h[12:]) }
 
-// AETH is the acknowledgement extended header of responses (IBA 9.3.5). It has [AETHLen] bytes and contains a
+// AETH is the acknowledgement extended header of responses (IBA 9.3.5). An AETH has [AETHLen] bytes and contains a
 // [Syndrome] and the responder's message sequence number.
 type AETH []byte
 
@@ -50,10 +50,11 @@ func (h AETH) Encode(s Syndrome, msn uint32) {
 // Syndrome returns the kind of the acknowledgement with its credits, timer or code.
 func (h AETH) Syndrome() Syndrome { return Syndrome(h[0]) }
 
-// MSN returns the message sequence number. It counts, modulo 2^24, the requests that the responder has completed.
+// MSN returns the message sequence number. The number counts, modulo 2^24, the requests that the responder has
+// completed.
 func (h AETH) MSN() uint32 { return binary.BigEndian.Uint32(h) & PSNMask }
 
-// ImmDt is the immediate data header (IBA 9.3.6). It has [ImmDtLen] bytes.
+// ImmDt is the immediate data header (IBA 9.3.6). An ImmDt has [ImmDtLen] bytes.
 type ImmDt []byte
 
 // Encode writes the immediate data as a number in network byte order.
@@ -63,7 +64,7 @@ func (h ImmDt) Encode(imm uint32) { binary.BigEndian.PutUint32(h, imm) }
 // order.
 func (h ImmDt) Data() uint32 { return binary.BigEndian.Uint32(h) }
 
-// IETH is the invalidate extended header (IBA 9.3.7). It has [IETHLen] bytes.
+// IETH is the invalidate extended header (IBA 9.3.7). An IETH has [IETHLen] bytes.
 type IETH []byte
 
 // Encode writes the key that the receiver must invalidate.
@@ -72,7 +73,7 @@ func (h IETH) Encode(rkey uint32) { binary.BigEndian.PutUint32(h, rkey) }
 // RKey returns the key to invalidate.
 func (h IETH) RKey() uint32 { return binary.BigEndian.Uint32(h) }
 
-// DETH is the datagram extended header (IBA 9.3.2). It has [DETHLen] bytes.
+// DETH is the datagram extended header (IBA 9.3.2). A DETH has [DETHLen] bytes.
 type DETH []byte
 
 // GSIQKey is the queue key of the general services queue pair.
@@ -85,13 +86,13 @@ func (h DETH) Encode(qkey, srcQPN uint32) {
 	binary.BigEndian.PutUint32(h[4:], srcQPN&PSNMask)
 }
 
-// QKey returns the queue key. It must equal the queue key of the receiving queue pair.
+// QKey returns the queue key. The key must equal the queue key of the receiving queue pair.
 func (h DETH) QKey() uint32 { return binary.BigEndian.Uint32(h) }
 
 // SrcQPN returns the number of the sending queue pair.
 func (h DETH) SrcQPN() uint32 { return binary.BigEndian.Uint32(h[4:]) & PSNMask }
 
-// AtomicETH is the header of CmpSwap and FetchAdd requests (IBA 9.3.4). It has [AtomicETHLen] bytes.
+// AtomicETH is the header of CmpSwap and FetchAdd requests (IBA 9.3.4). An AtomicETH has [AtomicETHLen] bytes.
 type AtomicETH []byte
 
 // Encode writes all fields. For FetchAdd, swapAdd is the number to add, and compare is 0.
@@ -103,7 +104,7 @@ func (h AtomicETH) Encode(va uint64, rkey uint32, swapAdd, compare uint64) {
 	binary.BigEndian.PutUint64(h[20:], compare)
 }
 
-// VA returns the remote virtual address. It must be a multiple of 8.
+// VA returns the remote virtual address. The address must be a multiple of 8.
 func (h AtomicETH) VA() uint64 { return binary.BigEndian.Uint64(h) }
 
 // RKey returns the key of the remote memory.
@@ -115,7 +116,8 @@ func (h AtomicETH) SwapAdd() uint64 { return binary.BigEndian.Uint64(h[12:]) }
 // Compare returns the value that CmpSwap expects.
 func (h AtomicETH) Compare() uint64 { return binary.BigEndian.Uint64(h[20:]) }
 
-// AtomicAckETH is the header of the response to an atomic operation (IBA 9.3.5.3). It has [AtomicAckETHLen] bytes.
+// AtomicAckETH is the header of the response to an atomic operation (IBA 9.3.5.3). An AtomicAckETH has
+// [AtomicAckETHLen] bytes.
 type AtomicAckETH []byte
 
 // Encode writes the value of the memory before the operation.
@@ -124,7 +126,7 @@ func (h AtomicAckETH) Encode(orig uint64) { binary.BigEndian.PutUint64(h, orig) 
 // Orig returns the value of the memory before the operation.
 func (h AtomicAckETH) Orig() uint64 { return binary.BigEndian.Uint64(h) }
 
-// XRCETH is the header of XRC requests (IBA annex A14). It has [XRCETHLen] bytes.
+// XRCETH is the header of XRC requests (IBA annex A14). An XRCETH has [XRCETHLen] bytes.
 type XRCETH []byte
 
 // Encode writes the number of the shared receive queue. The number has 24 bits.
@@ -153,7 +155,7 @@ const (
 	FlushMR    FlushLevel = 1 // the whole memory region
 )
 
-// FETH is the header of a FLUSH (IBA annex A19). A [RETH] follows it. It has [FETHLen] bytes.
+// FETH is the header of a FLUSH (IBA annex A19). A [RETH] follows it. A FETH has [FETHLen] bytes.
 type FETH []byte
 
 const (

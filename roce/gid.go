@@ -18,8 +18,8 @@ func GIDFromAddr(a netip.Addr) GID {
 	return GID(a.As16())
 }
 
-// LinkLocalGID returns the default GID of a port with Ethernet address mac. It is fe80::/64 with the modified EUI-64 of
-// mac.
+// LinkLocalGID returns the default GID of a port with Ethernet address mac. The GID is fe80::/64 with the modified
+// EUI-64 of mac.
 func LinkLocalGID(mac [6]byte) GID {
 	g := GID{0: 0xfe, 1: 0x80}
 	id := EUI64(mac)
@@ -27,8 +27,8 @@ func LinkLocalGID(mac [6]byte) GID {
 	return g
 }
 
-// EUI64 returns the modified EUI-64 of an Ethernet address (RFC 4291, appendix A). It is also the node GUID of a
-// software device (addrconf_addr_eui48 of Linux).
+// EUI64 returns the modified EUI-64 of an Ethernet address (RFC 4291, appendix A). The EUI-64 is also the node GUID of
+// a software device (addrconf_addr_eui48 of Linux).
 func EUI64(mac [6]byte) [8]byte {
 	return [8]byte{mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}
 }
@@ -42,8 +42,8 @@ func ParseGID(s string) (GID, error) {
 	return GID(a.As16()), nil
 }
 
-// Addr returns the IP address of the GID. It is an IPv4 address if the GID is mapped, otherwise an IPv6 address without
-// zone.
+// Addr returns the IP address of the GID. The result is an IPv4 address if the GID is mapped, otherwise an IPv6 address
+// without zone.
 func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
 
 // IsZero reports whether g is an empty entry.

@@ -6,7 +6,7 @@ import "encoding/binary"
 // pair.
 const GRHLen = 40
 
-// GRH is the global routing header of a received datagram (IBA A17.4.5.2). It consists of the IPv6 header of the
+// GRH is the global routing header of a received datagram (IBA A17.4.5.2). A GRH consists of the IPv6 header of the
 // packet, or of 20 undefined bytes followed by the IPv4 header. Each accessor requires at least [GRHLen] bytes. The
 // accessors distinguish the two formats that [GRH.Encode] writes.
 type GRH []byte
@@ -60,7 +60,7 @@ func ip4Sum(h []byte) uint16 {
 	return uint16(s)
 }
 
-// Version returns 6 or 4. It returns 0 if h is neither an IPv6 nor an IPv4 header.
+// Version returns 6 or 4. Version returns 0 if h is neither an IPv6 nor an IPv4 header.
 func (h GRH) Version() int {
 	switch {
 	case h[0]>>4 == 6:
@@ -79,7 +79,7 @@ func (h GRH) TrafficClass() uint8 {
 	return h[GRHLen-ip4Len+1]
 }
 
-// FlowLabel returns the flow label. It returns 0 for IPv4.
+// FlowLabel returns the flow label. FlowLabel returns 0 for IPv4.
 func (h GRH) FlowLabel() uint32 {
 	if h.Version() == 6 {
 		return binary.BigEndian.Uint32(h) & flowLabelMask

@@ -18,14 +18,14 @@ import (
 //
 // and is stored with its least significant byte first.
 //
-// In the following, "state" is the shift register of the CRC. It is the complement of the crc of hash/crc32. The
+// In the following, "state" is the shift register of the CRC. The state is the complement of the crc of hash/crc32. The
 // register is linear. A table contains the contribution of a byte of the message to the final state. The indices are
 // the value of the byte and the number of bytes after it. XOR adds contributions. A Flow stores the state after its
-// headers, computed with zeros in the variable fields. It adds the variable fields for each packet. The headers
+// headers, computed with zeros in the variable fields. The Flow adds the variable fields for each packet. The headers
 // therefore need not pass through hash/crc32, where every argument escapes to the heap.
 
-// Flow is one direction between two UDP endpoints. It contains the part of the ICRC that depends on the endpoints. A
-// Flow is a small value. The program creates it with [NewFlow] and stores it with the queue pair or address handle.
+// Flow is one direction between two UDP endpoints. A Flow contains the part of the ICRC that depends on the endpoints.
+// A Flow is a small value. The program creates it with [NewFlow] and stores it with the queue pair or address handle.
 type Flow struct {
 	state uint32 // state after the UDP header, with lengths and identification as 0
 	ipv6  bool
@@ -84,10 +84,10 @@ func (f Flow) MaxPacket() int {
 	return maxIP - ip4Len - udpLen
 }
 
-// ICRC returns the ICRC of a packet. pkt contains the bytes from the BTH to the ICRC. It does not use the last four
-// bytes of pkt. It panics unless the length of pkt is between BTHLen+ICRCLen and [Flow.MaxPacket].
+// ICRC returns the ICRC of a packet. pkt contains the bytes from the BTH to the ICRC. ICRC does not use the last four
+// bytes of pkt. ICRC panics unless the length of pkt is between BTHLen+ICRCLen and [Flow.MaxPacket].
 //
-// id is the identification in the IPv4 header. It is ignored over IPv6. ICRC assumes that the don't fragment bit is
+// id is the identification in the IPv4 header. id is ignored over IPv6. ICRC assumes that the don't fragment bit is
 // set. An unconnected Linux UDP socket with IP_PMTUDISC_DO sends 0. Segmentation offload increments it from 0 within a
 // batch.
 func (f Flow) ICRC(id uint16, pkt []byte) uint32 {
@@ -120,7 +120,7 @@ func (f Flow) Seal(id uint16, pkt []byte) {
 // the identification. The ICRC is linear in the identification, and exactly one 32-bit value makes the ICRC valid. If
 // this value fits in 16 bits, Verify returns it as the identification. In this case a damaged packet is accepted with
 // probability 2^-16. If the sender increments its identification, like Linux, the caller should pass the last
-// identification plus one as guess. It should distrust a result that is far from guess.
+// identification plus one as guess. The caller should distrust a result that is far from guess.
 //
 // The receiver of a datagram does not receive the don't fragment bit. Verify assumes that this bit is set, because
 // Linux's rxe and hardware set it. A packet without this bit is invalid.

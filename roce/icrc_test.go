@@ -106,8 +106,8 @@ func TestICRCOfKnownFrames(t *testing.T) {
 	}
 }
 
-// buildIP builds an IP packet without package roce. It writes each header field, and computes the ICRC over a masked
-// copy of the headers.
+// buildIP builds an IP packet without package roce. buildIP writes each header field, and computes the ICRC over a
+// masked copy of the headers.
 func buildIP(src, dst netip.AddrPort, id uint16, pkt []byte) []byte {
 	var ip []byte
 	be := binary.BigEndian

@@ -14,9 +14,9 @@ const (
 	MTU4096 MTU = 5
 )
 
-// MaxOverhead is the number of bytes by which a link MTU must exceed the payload. It is RXE_MAX_HDR_LENGTH of Linux,
-// the sum of IPv6 (40), UDP (8), BTH (12), RETH (16) and ICRC (4). An RDMA WRITE Only with Immediate has 4 more bytes.
-// Over IPv6 and with a full payload, such a packet does not fit in the smallest link MTU for its path MTU.
+// MaxOverhead is the number of bytes by which a link MTU must exceed the payload. The number is RXE_MAX_HDR_LENGTH of
+// Linux, the sum of IPv6 (40), UDP (8), BTH (12), RETH (16) and ICRC (4). An RDMA WRITE Only with Immediate has 4 more
+// bytes. Over IPv6 and with a full payload, such a packet does not fit in the smallest link MTU for its path MTU.
 const MaxOverhead = 80
 
 // Valid reports whether m is one of the five path MTUs.
@@ -43,7 +43,7 @@ func (m MTU) Packets(n uint32) int {
 func (m MTU) String() string { return strconv.Itoa(m.Bytes()) }
 
 // MTUFromLink returns the largest path MTU with packets that fit in a link MTU of n bytes (the size of an IP packet, as
-// interfaces report it). It returns 0 if no path MTU fits (eth_mtu_int_to_enum of Linux's rxe).
+// interfaces report it). MTUFromLink returns 0 if no path MTU fits (eth_mtu_int_to_enum of Linux's rxe).
 func MTUFromLink(n int) MTU {
 	for m := MTU4096; m >= MTU256; m-- {
 		if n-MaxOverhead >= m.Bytes() {

@@ -136,7 +136,7 @@ const (
 )
 
 // Flags are the properties of an [Opcode], one bit each. A driver looks up the flags once per packet and tests them
-// together. They correspond to the masks of Linux's struct rxe_opcode_info.
+// together. The flags correspond to the masks of Linux's struct rxe_opcode_info.
 type Flags uint32
 
 // The next flags are the direction and the position in the message. Each known opcode except [CNP] has exactly one flag
@@ -213,14 +213,14 @@ func (op Opcode) Operation() Operation { return Operation(op & operationMask) }
 // Known reports whether op is one of the opcodes of this package.
 func (op Opcode) Known() bool { return opcodes[op].len != 0 }
 
-// Flags returns the properties of op. It returns 0 if op is unknown.
+// Flags returns the properties of op. Flags returns 0 if op is unknown.
 func (op Opcode) Flags() Flags { return opcodes[op].flags }
 
 // Has reports whether op has any of the properties in f.
 func (op Opcode) Has(f Flags) bool { return opcodes[op].flags&f != 0 }
 
-// HeaderLen returns the length in bytes of the BTH and all extended headers. This is the offset of the payload. It is 0
-// if op is unknown.
+// HeaderLen returns the length in bytes of the BTH and all extended headers. The length is the offset of the payload.
+// HeaderLen returns 0 if op is unknown.
 func (op Opcode) HeaderLen() int { return int(opcodes[op].len) }
 
 // String returns the name in the specification, such as "RC SEND First".

@@ -2,8 +2,8 @@ package roce
 
 import "encoding/binary"
 
-// Packet is a RoCEv2 packet in a buffer of the caller, from the BTH to the ICRC. It provides views of the packet's
-// parts. A Packet is valid only as long as the buffer, because nothing is copied.
+// Packet is a RoCEv2 packet in a buffer of the caller, from the BTH to the ICRC. A Packet provides views of the
+// packet's parts. A Packet is valid only as long as the buffer, because nothing is copied.
 type Packet struct {
 	Opcode Opcode
 	Flags  Flags  // properties of the opcode
@@ -52,8 +52,8 @@ func (r DropReason) Error() string {
 	return "RoCEv2 packet dropped"
 }
 
-// ParsePacket checks the format of a UDP payload b and returns views of the packet's parts. It does not check the ICRC;
-// see [Flow.Verify]. The error is a [DropReason].
+// ParsePacket checks the format of a UDP payload b and returns views of the packet's parts. ParsePacket does not check
+// the ICRC; see [Flow.Verify]. The error is a [DropReason].
 func ParsePacket(b []byte) (Packet, error) {
 	if len(b) < BTHLen+ICRCLen {
 		return Packet{}, DropTooShort
@@ -68,8 +68,8 @@ func ParsePacket(b []byte) (Packet, error) {
 
 // ParseBody checks the format of a packet without its ICRC and returns views of the packet's parts. The caller has
 // already verified the ICRC. In the result, Data is b, and Packet.ICRC must not be called. The error is a [DropReason].
-// ParseBody does not check values that depend on a queue pair. They are path MTU, P_Key, Q_Key, PSN, and the 8 bytes of
-// an ATOMIC WRITE.
+// ParseBody does not check values that depend on a queue pair. These values are path MTU, P_Key, Q_Key, PSN, and the 8
+// bytes of an ATOMIC WRITE.
 func ParseBody(b []byte) (Packet, error) {
 	if len(b) < BTHLen {
 		return Packet{}, DropTooShort
@@ -100,9 +100,9 @@ func ParseBody(b []byte) (Packet, error) {
 	return Packet{Opcode: op, Flags: info.flags, Data: b, Payload: b[start:end:end]}, nil
 }
 
-// NewPacket lays out a packet with n bytes of payload at the start of buf, which must have [Opcode.PacketLen] bytes. It
-// writes the BTH from f, but computes the pad count from n. It also zeroes the padding. It panics if buf is too short
-// or the opcode is unknown. It also panics if n > 0 and the opcode has no payload.
+// NewPacket lays out a packet with n bytes of payload at the start of buf, which must have [Opcode.PacketLen] bytes.
+// NewPacket writes the BTH from f, but computes the pad count from n. NewPacket also zeroes the padding. NewPacket
+// panics if buf is too short or the opcode is unknown. NewPacket also panics if n > 0 and the opcode has no payload.
 //
 // The caller must encode every extended header of the opcode, because buf is not cleared. The caller then fills Payload
 // and calls [Flow.Seal] on Data.
@@ -126,8 +126,8 @@ func NewPacket(buf []byte, f *BTHFields, n int) Packet {
 // PadCount returns the number of padding bytes after a payload of n bytes.
 func PadCount(n int) int { return -n & 3 }
 
-// PacketLen returns the length in bytes of a packet with n bytes of payload. It includes all headers, payload, padding
-// and ICRC. This length is the length of the UDP payload.
+// PacketLen returns the length in bytes of a packet with n bytes of payload. The length includes all headers, payload,
+// padding and ICRC. The result is the length of the UDP payload.
 func (op Opcode) PacketLen(n int) int {
 	return int(opcodes[op].len) + (n+3)&^3 + ICRCLen
 }

@@ -1,8 +1,8 @@
 package roce
 
-// PSN is a packet sequence number. It has 24 bits and is counted modulo 2^24 (IBA 9.7.1). All methods expect and return
-// values below 2^24. [MakePSN] converts any number to a PSN. Two PSNs can be ordered only if their distance is less
-// than 2^23. The protocol guarantees this for outstanding packets.
+// PSN is a packet sequence number. A PSN has 24 bits and is counted modulo 2^24 (IBA 9.7.1). All methods expect and
+// return values below 2^24. [MakePSN] converts any number to a PSN. Two PSNs can be ordered only if their distance is
+// less than 2^23. The protocol guarantees this for outstanding packets.
 type PSN uint32
 
 // PSNMask contains the bits of a PSN. Message sequence numbers (MSN), queue pair numbers and XRC SRQ numbers have the
@@ -18,7 +18,7 @@ func (p PSN) Add(n int) PSN { return PSN((uint32(p) + uint32(n)) & PSNMask) }
 // Next returns the PSN after p.
 func (p PSN) Next() PSN { return (p + 1) & PSNMask }
 
-// Diff returns the signed distance from q to p, from -2^23 to 2^23-1. It is positive if p comes after q. Diff
+// Diff returns the signed distance from q to p, from -2^23 to 2^23-1. The distance is positive if p comes after q. Diff
 // corresponds to psn_compare of Linux's rxe, in units of packets.
 func (p PSN) Diff(q PSN) int { return int(int32((p-q)<<8) >> 8) }
 

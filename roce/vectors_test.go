@@ -12,7 +12,7 @@ import (
 func TestPublicVectors(t *testing.T) {
 	frames := scapyFrames(t)
 	// The article's CNP goes from 22.22.22.8 to 22.22.22.7 with identification 0x98c6, source port 56238 and queue pair
-	// 0xd2. It has no ICRC.
+	// 0xd2. The CNP has no ICRC.
 	article := unhex(t, "4589003c 98c64000 20110000 16161608 16161607 dbae12b7 00280000"+
 		"8100ffff 400000d2 00000000 00000000 00000000 00000000 00000000 00000000")
 	for _, c := range []struct {

@@ -224,8 +224,8 @@ func TestRXERings(t *testing.T) {
 	}
 }
 
-// TestKernelOnly checks constants that no header for user space defines. It compares them with the values in the
-// kernel's include/rdma/ib_verbs.h.
+// TestKernelOnly checks constants that no header for user space defines. The test compares the constants with the
+// values in the kernel's include/rdma/ib_verbs.h.
 func TestKernelOnly(t *testing.T) {
 	for _, test := range []struct {
 		name      string

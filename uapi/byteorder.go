@@ -27,8 +27,8 @@ func NewBE32(v uint32) (b BE32) { binary.BigEndian.PutUint32(b[:], v); return b 
 // NewBE64 returns v in network byte order.
 func NewBE64(v uint64) (b BE64) { binary.BigEndian.PutUint64(b[:], v); return b }
 
-// ImmData is the union named ex in work requests and completions. It contains immediate data, as the four bytes on the
-// wire, or the R_Key to invalidate, in host byte order.
+// ImmData is the union named ex in work requests and completions. The union contains immediate data, as the four bytes
+// on the wire, or the R_Key to invalidate, in host byte order.
 type ImmData [4]byte
 
 // Imm returns the immediate data in the byte order of the wire.

@@ -29,7 +29,7 @@ type CmdHdr struct {
 }
 
 // ExCmdHdr follows CmdHdr in an extended command (struct ib_uverbs_ex_cmd_hdr). The provider lengths count 64-bit
-// words. They are additional to the lengths in CmdHdr.
+// words. The provider lengths are additional to the lengths in CmdHdr.
 type ExCmdHdr struct {
 	Response         uint64 // user address of the buffer for the core and provider responses
 	ProviderInWords  uint16

@@ -84,8 +84,8 @@ type DestroyCQ struct {
 	Reserved uint32
 }
 
-// DestroyCQResp is the response to DestroyCQ (struct ib_uverbs_destroy_cq_resp). It contains the number of events that
-// the program has read. The C library waits until the program has acknowledged this number of events.
+// DestroyCQResp is the response to DestroyCQ (struct ib_uverbs_destroy_cq_resp). The response contains the number of
+// events that the program has read. The C library waits until the program has acknowledged this number of events.
 type DestroyCQResp struct {
 	CompEventsReported  uint32
 	AsyncEventsReported uint32

@@ -61,8 +61,8 @@ type QueryDeviceResp struct {
 	Reserved              [4]uint8
 }
 
-// ExQueryDevice requests all attributes, old and new (struct ib_uverbs_ex_query_device). It has no field Response,
-// because the extended header contains the address.
+// ExQueryDevice requests all attributes, old and new (struct ib_uverbs_ex_query_device). The command has no field
+// Response, because the extended header contains the address.
 type ExQueryDevice struct {
 	CompMask uint32
 	Reserved uint32
@@ -188,8 +188,8 @@ const (
 // first 32 bits, and ExQueryDeviceResp contains all 64 bits.
 type DeviceCapFlags uint64
 
-// The device features (IB_UVERBS_DEVICE_*). Old kernels may set bits that have no name in this list. Such bits have no
-// meaning.
+// The device features (IB_UVERBS_DEVICE_*). Old kernels may set bits that have no name in this list. The additional
+// bits have no meaning.
 const (
 	DeviceBadPKeyCntr      DeviceCapFlags = 1 << 1
 	DeviceBadQKeyCntr      DeviceCapFlags = 1 << 2

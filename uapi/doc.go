@@ -1,11 +1,12 @@
 // Package uapi provides the user ABI of Linux RDMA as Go types. The ABI consists of the bytes that a program and
 // /dev/infiniband/uverbsN exchange by write, ioctl, read and mmap.
 //
-// It mirrors the kernel headers rdma/ib_user_verbs.h, ib_user_ioctl_verbs.h, ib_user_ioctl_cmds.h, rdma_user_ioctl.h,
-// rdma_user_ioctl_cmds.h and rdma_user_rxe.h. The package also contains numbers that other headers define and programs
-// use: states, opcodes, statuses and attribute masks. The name of a type is the name of the C struct without
-// ib_uverbs_, in Go's spelling: RegMR is ib_uverbs_reg_mr. The comment of the type contains the name of the C struct.
-// The package has no behaviour of its own. Package uverbs executes the commands, and driver/rxe processes the rings.
+// The package mirrors the kernel headers rdma/ib_user_verbs.h, ib_user_ioctl_verbs.h, ib_user_ioctl_cmds.h,
+// rdma_user_ioctl.h, rdma_user_ioctl_cmds.h and rdma_user_rxe.h. The package also contains numbers that other headers
+// define and programs use: states, opcodes, statuses and attribute masks. The name of a type is the name of the C
+// struct without ib_uverbs_, in Go's spelling: RegMR is ib_uverbs_reg_mr. The comment of the type contains the name of
+// the C struct. The package has no behaviour of its own. Package uverbs executes the commands, and driver/rxe processes
+// the rings.
 //
 // # A command by write
 //
@@ -45,8 +46,8 @@
 // The method InvokeWrite carries every command of the write form: MethodInvokeWrite of ObjectDevice. AttrWriteCmd
 // contains the number and CmdFlagExtended, AttrCoreIn contains the command without headers, and AttrUHWIn contains its
 // driver data. AttrCoreOut and AttrUHWOut are separate buffers for the two parts of the response. The attributes
-// contain all lengths, and Response fields are ignored. The C library first tries this method. It uses write instead if
-// the method returns EPROTONOSUPPORT or the request returns ENOTTY.
+// contain all lengths, and Response fields are ignored. The C library first tries this method. The library uses write
+// instead if the method returns EPROTONOSUPPORT or the request returns ENOTTY.
 //
 // # Events
 //
@@ -66,16 +67,16 @@
 //
 // Indices range from 0 to IndexMask and wrap around. Equal indices mean an empty ring. Therefore one slot is always
 // free. The program fills send rings (RXESendWQE, followed by RXESGE elements or inline data) and receive rings
-// (RXERecvWQE, followed by RXESGE). It consumes the entries of completion rings (WC). After posting sends, the program
-// writes a PostSend command without requests, the doorbell. Receives have no doorbell.
+// (RXERecvWQE, followed by RXESGE). The program consumes the entries of completion rings (WC). After posting sends, the
+// program writes a PostSend command without requests, the doorbell. Receives have no doorbell.
 //
 // # Bytes
 //
-// Every struct has explicit padding. Its layout in Go is therefore equal to its layout in C on amd64 and arm64, and no
-// byte is uninitialised. Decode, DecodePrefix, Encode and AppendTo copy between structs and bytes. The tables in
-// testdata contain the offset of each member and the value of each constant. The command genlayout generates them with
-// the C compiler. The tests compare every type and constant with the tables, and also compare the tables with the
-// headers of the machine.
+// Every struct has explicit padding. The layout of a struct in Go is therefore equal to its layout in C on amd64 and
+// arm64, and no byte is uninitialised. Decode, DecodePrefix, Encode and AppendTo copy between structs and bytes. The
+// tables in testdata contain the offset of each member and the value of each constant. The command genlayout generates
+// them with the C compiler. The tests compare every type and constant with the tables, and also compare the tables with
+// the headers of the machine.
 package uapi
 
 //go:generate go run ./internal/genlayout -o testdata/kernel.txt

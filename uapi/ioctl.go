@@ -37,8 +37,8 @@ type Attr struct {
 	Data uint64
 }
 
-// AttrEnumData is the chosen element of an enumeration attribute (ib_uverbs_attr.attr_data.enum_data). It is zero in
-// all other attributes.
+// AttrEnumData is the chosen element of an enumeration attribute (ib_uverbs_attr.attr_data.enum_data). AttrEnumData is
+// zero in all other attributes.
 type AttrEnumData struct {
 	ElemID   uint8
 	Reserved uint8

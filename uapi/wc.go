@@ -1,7 +1,7 @@
 package uapi
 
-// WC is one work completion (struct ib_uverbs_wc). It is an entry of PollCQResp. It is also a slot of an rxe completion
-// ring, in which it is padded to RXECQESize bytes.
+// WC is one work completion (struct ib_uverbs_wc). A WC is an entry of PollCQResp. A WC is also a slot of an rxe
+// completion ring, in which it is padded to RXECQESize bytes.
 type WC struct {
 	WRID         uint64
 	Status       WCStatus

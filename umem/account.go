@@ -17,8 +17,8 @@ type Account struct {
 	pages uint64
 }
 
-// NewAccount returns an account. It calls limit for each charge, because a process may change its own limit. The result
-// of limit is in bytes. A nil limit means Unlimited.
+// NewAccount returns an account. NewAccount calls limit for each charge, because a process may change its own limit.
+// The result of limit is in bytes. A nil limit means Unlimited.
 func NewAccount(limit func() uint64) *Account {
 	if limit == nil {
 		return &Account{}

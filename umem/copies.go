@@ -11,8 +11,8 @@ import (
 // Unresponsive memory, such as a file of a FUSE server that hangs, blocks each thread that accesses it.
 var ErrStuck = fmt.Errorf("too many accesses to memory of this user are blocked: %w", syscall.EFAULT)
 
-// Copies limits the number of concurrent accesses to the memory of one user's processes. It thus limits the number of
-// threads that blocked memory can block. A nil Copies has no limit. All methods are safe for concurrent use.
+// Copies limits the number of concurrent accesses to the memory of one user's processes. A Copies thus limits the
+// number of threads that blocked memory can block. A nil Copies has no limit. All methods are safe for concurrent use.
 type Copies struct {
 	most  int64
 	all   *Copies // limit for all users together; nil if there is none
@@ -28,13 +28,13 @@ const (
 	copiesLook    = time.Millisecond
 	// maxCopiesWaiting limits the number of accesses that wait to begin. Further accesses fail.
 	maxCopiesWaiting = 16
-	// ownCopies is the number of a user's accesses that are not counted in the limit of all users. This makes the usual
-	// case cheaper, and allows users without blocked memory to continue.
+	// ownCopies is the number of a user's accesses that are not counted in the limit of all users. The exemption makes
+	// the usual case cheaper, and allows users without blocked memory to continue.
 	ownCopies = 8
 )
 
 // NewCopies returns the limit of one user: most concurrent accesses. all is the limit for all users together and may be
-// nil. It applies to the accesses of each user beyond the first few.
+// nil. The limit all applies to the accesses of each user beyond the first few.
 func NewCopies(most int, all *Copies) *Copies { return &Copies{most: int64(most), all: all} }
 
 // Going returns the number of accesses in progress.
@@ -45,8 +45,8 @@ func (c *Copies) Going() int {
 	return int(c.going.Load())
 }
 
-// begin must be called before an access, and end must be called after the access. begin may wait for other accesses. It
-// returns ErrStuck if the limit is reached.
+// begin must be called before an access, and end must be called after the access. begin may wait for other accesses.
+// begin returns ErrStuck if the limit is reached.
 func (c *Copies) begin() error {
 	if c == nil || c.up() {
 		return nil

@@ -11,8 +11,8 @@ type window struct{ umem.Space }
 
 func (w window) Windows() *umem.Local { return w.Space.(*umem.Local) }
 
-// TestDirect checks that Direct returns the memory of a region if it lies in one buffer of a Local. It also checks that
-// ranges do not wrap around.
+// TestDirect checks that Direct returns the memory of a region if it lies in one buffer of a Local. The test also
+// checks that ranges do not wrap around.
 func TestDirect(t *testing.T) {
 	local := umem.NewLocal()
 	buf := make([]byte, 3<<12)

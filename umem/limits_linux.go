@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LockLimit returns the number of bytes that the process may currently lock. This is its soft RLIMIT_MEMLOCK, or
-// Unlimited if it has CAP_IPC_LOCK in this process's user namespace. It returns ErrLimit if the process has ended. It
-// may sleep.
+// LockLimit returns the number of bytes that the process may currently lock. The number is the soft RLIMIT_MEMLOCK, or
+// Unlimited if it has CAP_IPC_LOCK in this process's user namespace. LockLimit returns ErrLimit if the process has
+// ended. LockLimit may sleep.
 func (p *Process) LockLimit() (uint64, error) {
 	limit, err := LockLimit(p.pid)
 	if err != nil || !p.Alive() { // another process may now have the number
@@ -22,10 +22,10 @@ func (p *Process) LockLimit() (uint64, error) {
 	return limit, nil
 }
 
-// LockLimit returns the number of bytes that a process may lock. This is its soft RLIMIT_MEMLOCK, or Unlimited with
-// CAP_IPC_LOCK. A capability in another user namespace does not count, because the creator of a namespace has all
+// LockLimit returns the number of bytes that a process may lock. The number is the soft RLIMIT_MEMLOCK, or Unlimited
+// with CAP_IPC_LOCK. A capability in another user namespace does not count, because the creator of a namespace has all
 // capabilities in that namespace. LockLimit reads the limit with prlimit(2). For a process of another user it reads the
-// limit from /proc. It may sleep.
+// limit from /proc. LockLimit may sleep.
 func LockLimit(pid int) (uint64, error) {
 	limit, err := lockLimit(pid)
 	if err != nil {
@@ -34,7 +34,7 @@ func LockLimit(pid int) (uint64, error) {
 	return limit, nil
 }
 
-// SoftLockLimit returns the soft RLIMIT_MEMLOCK of a process, regardless of its capabilities. It may sleep.
+// SoftLockLimit returns the soft RLIMIT_MEMLOCK of a process, regardless of its capabilities. SoftLockLimit may sleep.
 func SoftLockLimit(pid int) (uint64, error) {
 	limit, err := lockLimitFromProc(pid)
 	if err != nil {

@@ -16,8 +16,8 @@ type span struct {
 }
 
 // GetList is the equivalent of Get for a list of ranges of space. The ranges are addressed contiguously from iova.
-// Ranges may have any alignment and length, including 0. Each range is charged for the pages that it touches. It may
-// sleep. Mirrors ib_map_mr_sg, with the freedom of IB_MR_TYPE_SG_GAPS.
+// Ranges may have any alignment and length, including 0. Each range is charged for the pages that it touches. GetList
+// may sleep. Mirrors ib_map_mr_sg, with the freedom of IB_MR_TYPE_SG_GAPS.
 func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) (*Region, error) {
 	list = slices.DeleteFunc(slices.Clone(list), func(r Range) bool { return r.Length == 0 })
 	switch len(list) {

@@ -29,7 +29,7 @@ func NewLocal() *Local {
 	return l
 }
 
-// Add adds b to the Space and returns the address of b. b must be writable. It returns EEXIST if a part of b has
+// Add adds b to the Space and returns the address of b. b must be writable. Add returns EEXIST if a part of b has
 // already been added. An empty buffer has an address but no memory.
 func (l *Local) Add(b []byte) (addr uint64, err error) {
 	addr = addressOf(b)
@@ -37,7 +37,7 @@ func (l *Local) Add(b []byte) (addr uint64, err error) {
 }
 
 // AddAt is the equivalent of Add for memory that another process has mapped as well. addr is the address in the Space,
-// usually the address in the other process. It returns ErrRange if the buffer would exceed the address range.
+// usually the address in the other process. AddAt returns ErrRange if the buffer would exceed the address range.
 func (l *Local) AddAt(addr uint64, b []byte) error {
 	if len(b) == 0 {
 		return nil

@@ -15,9 +15,9 @@ const mapsLine = 4096
 
 var mapsReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, mapsLine) }}
 
-// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is sorted by address. It reads until it is
-// certain whether [addr, end) is mapped without a gap. The mappings must be readable, and writable if write is set. If
-// the range is mapped, span is the contiguous mapped range around it, as far as the list has been read.
+// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is sorted by address. mapsCover reads until it
+// is certain whether [addr, end) is mapped without a gap. The mappings must be readable, and writable if write is set.
+// If the range is mapped, span is the contiguous mapped range around it, as far as the list has been read.
 func mapsCover(r io.Reader, addr, end uint64, write bool) (span mapping, covered bool, err error) {
 	br := mapsReaders.Get().(*bufio.Reader)
 	br.Reset(r)

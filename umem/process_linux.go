@@ -23,14 +23,14 @@ var ErrExec = fmt.Errorf("an access to the process's memory has not ended: %w", 
 
 // Process is the address space that a process had when the Process was opened. All methods are safe for concurrent use.
 //
-// There are two methods of access to another process's memory. Access by process number uses process_vm_readv(2). It
-// reaches the memory of any program that the process executes later. After the end of the process it reaches any
-// process with the same number. Access by file uses /proc/PID/mem (proc_pid_mem(5)). It reaches only one address space.
-// Access by file is faster for up to a few kilobytes, and takes up to twice as long for more data. A Process uses
-// access by number if this is much faster and harmless. Large reads are harmless, because the data are discarded if the
-// process has ended in the meantime. Large writes are harmless if every process that may have the number belongs to the
-// same user (ProcessConfig.Trusting). Bind ends access by number. It must be called before the process executes another
-// program:
+// There are two methods of access to another process's memory. Access by process number uses process_vm_readv(2).
+// Access by number reaches the memory of any program that the process executes later. After the end of the process it
+// reaches any process with the same number. Access by file uses /proc/PID/mem (proc_pid_mem(5)). Access by file reaches
+// only one address space. Access by file is faster for up to a few kilobytes, and takes up to twice as long for more
+// data. A Process uses access by number if this is much faster and harmless. Large reads are harmless, because the data
+// are discarded if the process has ended in the meantime. Large writes are harmless if every process that may have the
+// number belongs to the same user (ProcessConfig.Trusting). Bind ends access by number. Bind must be called before the
+// process executes another program:
 //
 //	direct --Bind--> binding --last access by number ended--> bound
 //	   |                                                        |
@@ -72,8 +72,8 @@ type ProcessConfig struct {
 	Mem, Maps *os.File
 	// Bound disables access by number from the start.
 	Bound bool
-	// Trusting allows writes by number. It means that this process may write to every process that could receive the
-	// number later. Trusting must not be set in a process that may access memory of other users.
+	// Trusting allows writes by number. Trusting means that this process may write to every process that could receive
+	// the number later. Trusting must not be set in a process that may access memory of other users.
 	Trusting bool
 	// Copies limits concurrent accesses. nil means no limit.
 	Copies *Copies
@@ -81,8 +81,8 @@ type ProcessConfig struct {
 
 // OpenProcess opens the current memory of a process. pid is the process id, which is the id of the thread group leader.
 // The caller must ensure that the process exists and does not exec during the call. For example, the caller can hold a
-// trapped system call of the process. It returns ErrAccess if the kernel does not permit the access, and ESRCH if the
-// process does not exist. It may sleep.
+// trapped system call of the process. OpenProcess returns ErrAccess if the kernel does not permit the access, and ESRCH
+// if the process does not exist. OpenProcess may sleep.
 func OpenProcess(pid int) (*Process, error) {
 	cfg := ProcessConfig{PID: pid}
 	fail := func(err error) (*Process, error) {
@@ -109,7 +109,7 @@ func OpenProcess(pid int) (*Process, error) {
 	return NewProcess(cfg)
 }
 
-// openProc opens a file of a process. It does not follow symbolic links, because the seccomp filter of a confined
+// openProc opens a file of a process. openProc does not follow symbolic links, because the seccomp filter of a confined
 // process forbids them.
 func openProc(path string, how int) (*os.File, error) {
 	return os.OpenFile(path, how|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
@@ -123,7 +123,8 @@ func (c *ProcessConfig) close() {
 	}
 }
 
-// NewProcess creates a Process from open files. It returns EINVAL if Mem is not a /proc/PID/mem file. It may sleep.
+// NewProcess creates a Process from open files. NewProcess returns EINVAL if Mem is not a /proc/PID/mem file.
+// NewProcess may sleep.
 func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 	defer func() {
 		if err != nil {
@@ -188,8 +189,8 @@ func (p *Process) Alive() bool {
 // Pidfd calls f with the pidfd of the process. The pidfd remains open until f returns.
 func (p *Process) Pidfd(f func(fd int)) error { return p.conn.Control(func(fd uintptr) { f(int(fd)) }) }
 
-// MarkDead makes all later accesses fail. It is for an owner that detects the exit of the process before the pidfd
-// reports the exit.
+// MarkDead makes all later accesses fail. MarkDead is for an owner that detects the exit of the process before the
+// pidfd reports the exit.
 func (p *Process) MarkDead() {
 	p.once.Do(func() {
 		p.dead.Store(true)
@@ -204,9 +205,9 @@ func (p *Process) Close() error {
 	return p.pidfd.Close()
 }
 
-// Bind restricts the Process to its present address space, even after an exec of the process. It returns nil when no
+// Bind restricts the Process to its present address space, even after an exec of the process. Bind returns nil when no
 // access by number is in progress. After the timeout it returns ErrExec, and the process must not be allowed to exec.
-// It may be called again.
+// Bind may be called again.
 func (p *Process) Bind(timeout time.Duration) error {
 	for {
 		n := p.direct.Load()
@@ -243,10 +244,10 @@ func QueriesMappings() bool {
 // Bound reports whether all accesses use the address space.
 func (p *Process) Bound() bool { return p.direct.Load() >= binding }
 
-// Left reports whether no process has the address space any more. It returns false if this is unknown.
+// Left reports whether no process has the address space any more. Left returns false if this is unknown.
 func (p *Process) Left() bool { return p.dead.Load() || p.files.gone() }
 
-// enter begins an access by number. It returns false if no access may begin. leave ends the access.
+// enter begins an access by number. enter returns false if no access may begin. leave ends the access.
 func (p *Process) enter() bool {
 	if p.direct.Add(1) > binding {
 		p.leave()
@@ -274,7 +275,7 @@ const (
 
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
-// small is the size in bytes up to which access by file is as fast as access by number. This applies if the kernel
+// small is the size in bytes up to which access by file is as fast as access by number. The size applies if the kernel
 // supports the query for one mapping. Tests change this variable.
 var small uint64 = 8 << 10
 

@@ -35,8 +35,8 @@ const (
 // The layout is that of the kernel.
 var _ = [1]struct{}{}[unsafe.Sizeof(procmapQuery{})-104]
 
-// queryMapping finds the mapping that contains an address. maps is an open /proc/PID/maps file. It returns ENOENT if
-// there is no such mapping, ESRCH if the address space no longer exists, and ENOTTY before Linux 6.11.
+// queryMapping finds the mapping that contains an address. maps is an open /proc/PID/maps file. queryMapping returns
+// ENOENT if there is no such mapping, ESRCH if the address space no longer exists, and ENOTTY before Linux 6.11.
 func queryMapping(maps int, addr uint64) (m mapping, err error) {
 	q := procmapQuery{addr: addr}
 	q.size = uint64(unsafe.Sizeof(q))
@@ -53,7 +53,7 @@ func queryMapping(maps int, addr uint64) (m mapping, err error) {
 	}
 }
 
-// vectorAt is preadv(2) or pwritev(2). It adds no limit on the number of buffers.
+// vectorAt is preadv(2) or pwritev(2). vectorAt adds no limit on the number of buffers.
 func vectorAt(fd int, iov []unix.Iovec, off uint64, write bool) (int, error) {
 	nr := uintptr(unix.SYS_PREADV)
 	if write {

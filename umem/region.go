@@ -14,8 +14,8 @@ var (
 	ErrFault = fmt.Errorf("memory is not mapped with the requested rights: %w", syscall.EFAULT)
 	// ErrLimit reports that the pages would exceed the account's limit (RLIMIT_MEMLOCK).
 	ErrLimit = fmt.Errorf("locked memory limit (RLIMIT_MEMLOCK, ulimit -l) exceeded: %w", syscall.ENOMEM)
-	// ErrNoLock reports that the account may not lock any memory (RLIMIT_MEMLOCK is 0). It can therefore not register
-	// memory. (can_do_mlock)
+	// ErrNoLock reports that the account may not lock any memory (RLIMIT_MEMLOCK is 0). The account can therefore not
+	// register memory. (can_do_mlock)
 	ErrNoLock = fmt.Errorf("locking memory is not permitted: the limit (RLIMIT_MEMLOCK, ulimit -l) is 0: %w",
 		syscall.EPERM)
 	// ErrRange reports that the range wraps around or lies outside the region.
@@ -27,11 +27,11 @@ var PageSize = uint64(os.Getpagesize())
 
 // Space is an address space from which memory is registered. Implementations must be safe for concurrent use.
 //
-// ReadV and WriteV are on the data path. They must not allocate, and must not wait for anything other than the memory
-// itself.
+// ReadV and WriteV are on the data path. These methods must not allocate, and must not wait for anything other than the
+// memory itself.
 type Space interface {
 	// Check returns nil if the whole range is mapped readable, and writable if write is set. Otherwise it returns
-	// ErrFault. It may sleep.
+	// ErrFault. Check may sleep.
 	Check(addr, length uint64, write bool) error
 	// ReadV fills the buffers of dst, in order, from consecutive addresses starting at addr. After an error the
 	// contents of dst are undefined.
@@ -80,9 +80,9 @@ type Region struct {
 	onDemand bool
 }
 
-// Get registers length bytes at addr of space, addressed from iova. It charges the pages of the range to acct; a nil
+// Get registers length bytes at addr of space, addressed from iova. Get charges the pages of the range to acct; a nil
 // acct means no charge. A second registration of the same pages is charged again, as in the kernel. write states
-// whether the device may store to the range. A length of zero is allowed and touches no pages. It may sleep. Mirrors
+// whether the device may store to the range. A length of zero is allowed and touches no pages. Get may sleep. Mirrors
 // ib_umem_get.
 func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Region, error) {
 	if addr+length < addr || iova+length < iova || addr+length+PageSize < addr+length {
@@ -108,7 +108,7 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 
 // OnDemand registers a range without a charge or a check. Each access uses the pages that are mapped at that time, with
 // their rights. Address 0 with length Everything registers the whole address space (an implicit region). IOVA and
-// address are then equal. It does not sleep. Mirrors ib_umem_odp_get.
+// address are then equal. OnDemand does not sleep. Mirrors ib_umem_odp_get.
 func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 	if addr+length < addr || iova+length < iova {
 		return nil, fmt.Errorf("register %d bytes at %#x on demand: %w", length, addr, ErrRange)
@@ -123,8 +123,8 @@ const Everything = math.MaxUint64
 // OnDemand reports whether the region was created by OnDemand.
 func (r *Region) OnDemand() bool { return r.onDemand }
 
-// Prefetch reads a range of the region, which brings the range into memory. The first use then need not wait. It
-// returns ErrFault if the range is not mapped readable, or not writable although write is set. It may sleep.
+// Prefetch reads a range of the region, which brings the range into memory. The first use then need not wait. Prefetch
+// returns ErrFault if the range is not mapped readable, or not writable although write is set. Prefetch may sleep.
 func (r *Region) Prefetch(iova, length uint64, write bool) error {
 	if !r.Contains(iova, length) {
 		return ErrRange
@@ -159,7 +159,7 @@ func (r *Region) Release() {
 }
 
 // Check reports whether the memory is still mapped, and writable if write is set. The errors are those of Space.Check.
-// It may sleep.
+// Check may sleep.
 func (r *Region) Check(write bool) error {
 	return r.each(r.iova, r.length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
 }
@@ -185,7 +185,7 @@ func (r *Region) Contains(iova, length uint64) bool {
 	return borrow == 0 && off <= r.length && length <= r.length-off
 }
 
-// ReadV fills dst from the region at iova. It returns ErrRange for an access outside the region, and ErrFault if the
+// ReadV fills dst from the region at iova. ReadV returns ErrRange for an access outside the region, and ErrFault if the
 // memory has been unmapped. ReadV may be used on the data path.
 func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 	if !r.Contains(iova, total(dst)) {

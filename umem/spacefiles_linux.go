@@ -25,8 +25,8 @@ type Files struct {
 	noQuery atomic.Bool // the kernel does not support the query for one mapping (before Linux 6.11)
 	reading sync.Mutex  // held while maps is read from the start
 
-	// The next fields are the mappings of the last reads and writes. They avoid the query, which takes a third of the
-	// time of a short access.
+	// The next fields are the mappings of the last reads and writes. The mappings avoid the query, which takes a third
+	// of the time of a short access.
 	forReading, forWriting recentMappings
 }
 
@@ -52,8 +52,8 @@ func (r *recentMappings) note(m mapping, until time.Duration) {
 	r.places[r.next.Add(1)%uint32(len(r.places))].note(m, until)
 }
 
-// recentMapping is a mapping that was found to allow an access. It is treated as unchanged for a short time. The zero
-// value is empty.
+// recentMapping is a mapping that was found to allow an access. The mapping is treated as unchanged for a short time.
+// The zero value is empty.
 type recentMapping struct {
 	mu         sync.Mutex // serialises stores
 	start, end atomic.Uint64
@@ -106,7 +106,7 @@ func (s *Files) Close() {
 	}
 }
 
-// enter begins a use of the descriptors. It returns false if they are closed. leave ends the use.
+// enter begins a use of the descriptors. enter returns false if they are closed. leave ends the use.
 func (s *Files) enter() bool {
 	for {
 		n := s.users.Load()
@@ -160,7 +160,8 @@ func (s *Files) gone() bool {
 }
 
 // IsProcMem returns an error unless a descriptor refers to a /proc/PID/mem file. Another file might block its reader,
-// or be changed. It queries the file system only for a file with such a path, because a FUSE server need not respond.
+// or be changed. IsProcMem queries the file system only for a file with such a path, because a FUSE server need not
+// respond.
 func IsProcMem(fd int) error { return isProc(fd, "mem") }
 
 // IsProcMaps is the equivalent of IsProcMem for /proc/PID/maps.
@@ -229,7 +230,7 @@ func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) er
 	return err
 }
 
-// check checks that [addr, end) is mapped readable, and writable if write is set. It returns nil, ErrFault, or the
+// check checks that [addr, end) is mapped readable, and writable if write is set. check returns nil, ErrFault, or the
 // error of the query.
 func (s *Files) check(addr, end uint64, write bool) error {
 	covered, err := s.covers(addr, end, write)

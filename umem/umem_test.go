@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 // rights.
 const childPages = 4
 
-// child maps its pages and prints their address. It then answers each line of input with the contents of the first
+// child maps its pages and prints their address. child then answers each line of input with the contents of the first
 // page.
 func child() {
 	mem, err := unix.Mmap(-1, 0, childPages*int(PageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
@@ -338,8 +338,8 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 	}
 }
 
-// TestExecEndsTheAddressSpace checks memory that was opened or registered before Bind and an exec. It must never refer
-// to the new program.
+// TestExecEndsTheAddressSpace checks memory that was opened or registered before Bind and an exec. The memory must
+// never refer to the new program.
 func TestExecEndsTheAddressSpace(t *testing.T) {
 	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "exec")
@@ -516,7 +516,7 @@ func TestExactIsTheAddressSpace(t *testing.T) {
 	}
 }
 
-// TestBindWaits checks that Bind waits only for a limited time for an access by number. This access may not have begun
+// TestBindWaits checks that Bind waits only for a limited time for an access by number. The access may not have begun
 // in the kernel.
 func TestBindWaits(t *testing.T) {
 	c := startChild(t, "plain")
@@ -1043,8 +1043,8 @@ func TestLockLimit(t *testing.T) {
 	}
 }
 
-// TestLockLimitInNamespace checks a process in a new user namespace, where its creator has all capabilities. They must
-// not count.
+// TestLockLimitInNamespace checks a process in a new user namespace, where its creator has all capabilities. These
+// capabilities must not count.
 func TestLockLimitInNamespace(t *testing.T) {
 	testutil.NeedRoot(t, "for CAP_IPC_LOCK")
 	c := startChild(t, "namespace")

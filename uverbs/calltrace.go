@@ -19,7 +19,8 @@ type CommandTrace struct {
 
 // Tracer is implemented by a Caller whose commands can be traced.
 type Tracer interface {
-	// CommandTrace returns the trace record of the current command, or nil if tracing is off. It may not sleep.
+	// CommandTrace returns the trace record of the current command, or nil if tracing is off. CommandTrace may not
+	// sleep.
 	CommandTrace() *CommandTrace
 }
 
@@ -60,8 +61,8 @@ func number(b []byte) (uint64, bool) {
 	return 0, false
 }
 
-// describe formats the fields of a structure of the ABI. It omits reserved fields. It omits zeros, except in handles
-// and numbers.
+// describe formats the fields of a structure of the ABI. describe omits reserved fields. describe omits zeros, except
+// in handles and numbers.
 func describe(v any) string {
 	var b strings.Builder
 	describeTo(&b, reflect.ValueOf(v))

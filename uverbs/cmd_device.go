@@ -191,7 +191,7 @@ func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 	return resp, nil
 }
 
-// gidEntry returns an entry of a GID table in the user ABI. It returns ENODATA if the entry is empty.
+// gidEntry returns an entry of a GID table in the user ABI. gidEntry returns ENODATA if the entry is empty.
 func (d *Device) gidEntry(port, index int) (uapi.GIDEntry, error) {
 	e, err := d.ib.QueryGID(port, index)
 	if err != nil {
@@ -209,7 +209,7 @@ func (d *Device) gidEntry(port, index int) (uapi.GIDEntry, error) {
 	}, nil
 }
 
-// gidTable returns the valid entries of all ports. It returns EINVAL if there are more than most entries.
+// gidTable returns the valid entries of all ports. gidTable returns EINVAL if there are more than most entries.
 // (rdma_query_gid_table)
 func (d *Device) gidTable(most int) ([]uapi.GIDEntry, error) {
 	var entries []uapi.GIDEntry

@@ -22,7 +22,7 @@ type memberships struct {
 	groups map[membership]struct{}
 }
 
-// cmdAttachMcast adds a datagram queue pair to a group. It succeeds if the queue pair is already a member.
+// cmdAttachMcast adds a datagram queue pair to a group. cmdAttachMcast succeeds if the queue pair is already a member.
 // (ib_uverbs_attach_mcast)
 func cmdAttachMcast(c *call) error {
 	req, err := request[uapi.AttachMcast](c)
@@ -37,7 +37,7 @@ func cmdAttachMcast(c *call) error {
 	return qp.res.groups.attach(qp.res.QP, c.f.user, membership{req.GID, req.MLID})
 }
 
-// cmdDetachMcast removes a queue pair from a group. It returns EINVAL if the queue pair is not a member.
+// cmdDetachMcast removes a queue pair from a group. cmdDetachMcast returns EINVAL if the queue pair is not a member.
 // (ib_uverbs_detach_mcast)
 func cmdDetachMcast(c *call) error {
 	req, err := request[uapi.DetachMcast](c)

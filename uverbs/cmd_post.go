@@ -68,7 +68,7 @@ func (c *call) posted(n int, err error) error {
 	return nil
 }
 
-// sendWR converts a work request. It returns the request together with its address handle, which the command uses.
+// sendWR converts a work request. sendWR returns the request together with its address handle, which the command uses.
 func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
 	wr = ib.SendWR{ID: w.WRID, Opcode: w.Opcode, Flags: w.SendFlags}
 	invalid := func(format string, args ...any) (ib.SendWR, share[*ahObject], error) {
@@ -150,8 +150,8 @@ type wrList struct {
 	sge  []ib.SGE
 }
 
-// parseWRs parses the list. It returns ENOSPC if the list exceeds the command, and EOPNOTSUPP if unknown data follow
-// the list.
+// parseWRs parses the list. parseWRs returns ENOSPC if the list exceeds the command, and EOPNOTSUPP if unknown data
+// follow the list.
 func parseWRs(b []byte, count, size, sges uint32, least int) (*wrList, error) {
 	if count > 0 && size < uint32(least) {
 		return nil, fmt.Errorf("work requests have %d bytes, want at least %d: %w", size, least, syscall.EINVAL)

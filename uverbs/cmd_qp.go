@@ -293,7 +293,7 @@ const (
 
 // NetRaw is implemented by a Caller that may have CAP_NET_RAW. A Caller without NetRaw does not have the capability.
 type NetRaw interface {
-	// NetRaw reports whether the caller has CAP_NET_RAW. It may sleep.
+	// NetRaw reports whether the caller has CAP_NET_RAW. NetRaw may sleep.
 	NetRaw() bool
 }
 

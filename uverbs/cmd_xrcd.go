@@ -27,8 +27,8 @@ type xrcDomains struct {
 // xrcDomain is an XRC domain that one or more programs have opened.
 type xrcDomain struct {
 	*ib.XRCD
-	// pd is the protection domain in which the targets are created. It is not used for access checks. These use the
-	// protection domain of the receive queue that a packet names.
+	// pd is the protection domain in which the targets are created. pd is not used for access checks. Access checks use
+	// the protection domain of the receive queue that a packet names.
 	pd     *ib.PD
 	file   fileID // zero: not shared
 	opened int    // under xrcDomains.mu
@@ -47,7 +47,7 @@ type xrcTarget struct {
 	opened []*qpObject
 }
 
-// event reports an event to every program that has opened the target. It may not sleep.
+// event reports an event to every program that has opened the target. event may not sleep.
 func (t *xrcTarget) event(e ib.EventType) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,7 +179,8 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 	return d, nil
 }
 
-// cmdCloseXRCD closes a domain. It returns EBUSY while the program has objects in the domain. (ib_uverbs_close_xrcd)
+// cmdCloseXRCD closes a domain. cmdCloseXRCD returns EBUSY while the program has objects in the domain.
+// (ib_uverbs_close_xrcd)
 func cmdCloseXRCD(c *call) error {
 	req, err := request[uapi.CloseXRCD](c)
 	if err != nil {
@@ -259,7 +260,8 @@ func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQ
 	return uapi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
 }
 
-// closeTarget closes a target. It destroys the target if no other program has opened it. (__ib_destroy_shared_qp)
+// closeTarget closes a target. closeTarget destroys the target if no other program has opened it.
+// (__ib_destroy_shared_qp)
 func (o *qpObject) closeTarget() error {
 	d, t := o.xrcd.domain, o.target
 	d.mu.Lock()

@@ -104,7 +104,7 @@ func beyondCommands(number uint32) bool {
 	return uapi.Command(number&uapi.CmdCommandMask) > uapi.CmdOpenQP
 }
 
-// commandName returns the name of a command for errors and traces. It accepts unknown numbers.
+// commandName returns the name of a command for errors and traces. commandName accepts unknown numbers.
 func commandName(number uint32) string { return verb.Command{Number: number}.String() }
 
 // findCommand returns the command with the given number, which includes flags. (uapi_get_method)
@@ -135,7 +135,7 @@ type call struct {
 	// async, if not nil, receives the asynchronous events of a new object. Otherwise the first event file of the
 	// context receives them.
 	async *eventFile
-	// callbacks holds the callbacks of the device. They run when the thread holds no lock.
+	// callbacks holds the callbacks of the device. The callbacks run when the thread holds no lock.
 	callbacks ib.Hold
 	verb      *verb.Spec    // see Server.OnVerb
 	failed    error         // error of a command that nevertheless has a response
@@ -204,7 +204,8 @@ func (c *call) run(cmd func(*call) error) error {
 	return cmd(c)
 }
 
-// finish delivers the response of a successful command. It publishes new objects. If delivery fails, it destroys them.
+// finish delivers the response of a successful command. finish publishes new objects. If delivery fails, it destroys
+// them.
 func (c *call) finish(deliver func() error) error {
 	err := c.install()
 	if err == nil && c.stored != nil {
@@ -283,8 +284,8 @@ func (b *commandBuffer) read(space umem.Space, addr uint64, n int) ([]byte, erro
 	return b.iov[0], space.ReadV(b.iov[:], addr)
 }
 
-// Write executes a write(2) of n bytes at addr of the caller's memory. Each write is one command. It returns n, or an
-// error that wraps a syscall.Errno. It may sleep, except for a doorbell. (ib_uverbs_write)
+// Write executes a write(2) of n bytes at addr of the caller's memory. Each write is one command. Write returns n, or
+// an error that wraps a syscall.Errno. Write may sleep, except for a doorbell. (ib_uverbs_write)
 //
 // A program that sends its other commands by ioctl only writes doorbells. If the context of such a program has few
 // queue pairs, the command is not read, because checking the queue pairs is cheaper. If no queue pair has posted
@@ -434,7 +435,7 @@ func (o output) len() (n uint64) {
 	return n
 }
 
-// deliver stores outputs. It stores two outputs at once if the second one directly follows the first.
+// deliver stores outputs. deliver stores two outputs at once if the second one directly follows the first.
 func deliver(space umem.Space, outs ...output) error {
 	for i := 0; i < len(outs); i++ {
 		o := outs[i]

@@ -420,8 +420,8 @@ var handleFirst = []uint32{
 	uint32(uapi.CmdQuerySRQ), uint32(uapi.CmdPostSRQRecv), uint32(uapi.ExCmdModifyQP) | uapi.CmdFlagExtended,
 }
 
-// TestCommandsWithoutContext checks the errors of every command except GET_CONTEXT. It sends the commands before there
-// is a context, and after the file has been closed.
+// TestCommandsWithoutContext checks the errors of every command except GET_CONTEXT. The test sends the commands before
+// there is a context, and after the file has been closed.
 func TestCommandsWithoutContext(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)

@@ -221,8 +221,8 @@ func TestUseWhileDestroying(t *testing.T) {
 	}
 }
 
-// TestGetContextTwiceAtOnce checks that a second GET_CONTEXT fails while the first one is in progress. It also checks
-// that no object can be created before the first one has completed.
+// TestGetContextTwiceAtOnce checks that a second GET_CONTEXT fails while the first one is in progress. The test also
+// checks that no object can be created before the first one has completed.
 func TestGetContextTwiceAtOnce(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)

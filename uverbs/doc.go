@@ -1,9 +1,9 @@
-// Package uverbs implements userspace verbs access: the file /dev/infiniband/uverbsN. It corresponds to
+// Package uverbs implements userspace verbs access: the file /dev/infiniband/uverbsN. The package corresponds to
 // drivers/infiniband/core/{uverbs_main,uverbs_cmd,uverbs_ioctl,rdma_core}.c, and returns the same results.
 //
-// A [Server] is a client of the midlayer. It has a [Device] for each of the midlayer's devices. Programs find the name
-// and the minor number in sysfs. Opening a Device creates a [File], the user context. The program sends commands to the
-// File in the Linux user ABI (package uapi), in one of three forms:
+// A [Server] is a client of the midlayer. The Server has a [Device] for each of the midlayer's devices. Programs find
+// the name and the minor number in sysfs. Opening a Device creates a [File], the user context. The program sends
+// commands to the File in the Linux user ABI (package uapi), in one of three forms:
 //
 //	write(2), plain       header, command, driver's data; the command says where the response goes
 //	write(2), extended    the same with separate lengths for the core's and the driver's parts

@@ -16,7 +16,7 @@ import (
 // these queues without a call and then rings the doorbell. A ring takes no lock that add, remove or silence hold while
 // they change the table. A ring does not wait for these functions, and does not allocate.
 type doorbells struct {
-	// few contains all queue pairs in an immutable slice. It is nil if there are none, or more than maxScan.
+	// few contains all queue pairs in an immutable slice. few is nil if there are none, or more than maxScan.
 	few      atomic.Pointer[[]*qpObject]
 	byHandle sync.Map // uint32 to *qpObject
 
@@ -40,7 +40,7 @@ type bell struct {
 // program's memory. With more queue pairs, reading the command is cheaper.
 const maxScan = 32
 
-// add adds a queue pair, unless silence has been called. It ignores queue pairs without a shared queue.
+// add adds a queue pair, unless silence has been called. add ignores queue pairs without a shared queue.
 func (d *doorbells) add(qp *qpObject) {
 	if qp.user == nil {
 		return
@@ -110,7 +110,7 @@ func (d *doorbells) publish() {
 	d.few.Store(&few)
 }
 
-// set allows or forbids rings of the doorbell. It waits for the end of a ring in progress.
+// set allows or forbids rings of the doorbell. set waits for the end of a ring in progress.
 func (b *bell) set(on bool) {
 	b.ringing.Lock()
 	defer b.ringing.Unlock()
@@ -174,8 +174,8 @@ func hasPosted(qp *qpObject) bool {
 
 func canSend(qp *qpObject) bool { return qp.State() >= ib.QPRTS }
 
-// ringPosted rings the doorbell of each queue pair with posted requests. It reports whether such a queue pair was
-// found.
+// ringPosted rings the doorbell of each queue pair with posted requests. ringPosted reports whether such a queue pair
+// was found.
 func (f *File) ringPosted(c Caller) (rang bool) {
 	few := f.bells.few.Load()
 	if few == nil || !f.now().Makes() {
@@ -191,8 +191,8 @@ func (f *File) ringPosted(c Caller) (rang bool) {
 	return rang
 }
 
-// ringHandle executes the doorbell command in b. It returns false if b is invalid or not a doorbell, or if the queue
-// pair cannot send.
+// ringHandle executes the doorbell command in b. ringHandle returns false if b is invalid or not a doorbell, or if the
+// queue pair cannot send.
 func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
@@ -217,11 +217,11 @@ type Scan struct {
 	window [maxScan]*qpObject
 }
 
-// RingPosted rings the doorbell of each queue pair with requests posted since the last ring. It is for a program that
-// does not announce its posts. In a long list, RingPosted checks recently busy queue pairs and a few others. With all
-// it checks every queue pair. With all it also rings for requests for which it has rung before. on is called when the
-// doorbell blocks on the memory of a program. It reports whether it has found new requests. It returns EIO after the
-// device has been removed. It may not sleep.
+// RingPosted rings the doorbell of each queue pair with requests posted since the last ring. RingPosted is for a
+// program that does not announce its posts. In a long list, RingPosted checks recently busy queue pairs and a few
+// others. With all it checks every queue pair. With all it also rings for requests for which it has rung before. on is
+// called when the doorbell blocks on the memory of a program. RingPosted reports whether it has found new requests.
+// RingPosted returns EIO after the device has been removed. RingPosted may not sleep.
 //
 // If on is a [Patient] and reports that the thread has no other work, RingPosted continues while there are requests.
 func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err error) {
@@ -248,14 +248,14 @@ func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err err
 	return found, err
 }
 
-// Patient is a caller of RingPosted. Idle reports whether its thread has no other work. It may not sleep.
+// Patient is a caller of RingPosted. Idle reports whether its thread has no other work. Idle may not sleep.
 type Patient interface {
 	ib.Staller
 	Idle() bool
 }
 
 // HasNew reports whether RingPosted, without all, would find new requests. With many queue pairs it may return true
-// although there are none. It may not sleep.
+// although there are none. HasNew may not sleep.
 func (f *File) HasNew() bool {
 	if !f.now().Makes() {
 		return false
@@ -317,7 +317,7 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	return found, nil
 }
 
-// some copies the next queue pairs of the list to the window. It returns their number, the change count of the list,
+// some copies the next queue pairs of the list to the window. some returns their number, the change count of the list,
 // and whether the list continues.
 func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 	d.mu.Lock()
@@ -331,7 +331,7 @@ func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 }
 
 // ringNew rings the doorbell of a queue pair if the queue pair has new requests. With all, it also rings if there are
-// only older requests. It reports whether there were new requests.
+// only older requests. ringNew reports whether there were new requests.
 func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
 	b := &qp.bell
 	if !b.ringing.TryRLock() {
@@ -359,8 +359,8 @@ func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more 
 	return more
 }
 
-// Ring rings the doorbell of a queue pair by its handle, for a caller that does not issue system calls. It is
-// equivalent to Write of a POST_SEND without work requests. It may not sleep.
+// Ring rings the doorbell of a queue pair by its handle, for a caller that does not issue system calls. Ring is
+// equivalent to Write of a POST_SEND without work requests. Ring may not sleep.
 func (f *File) Ring(c Caller, handle uint32) error {
 	switch s := f.now(); {
 	case s == states.ContextZombie:

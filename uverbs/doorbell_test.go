@@ -157,8 +157,8 @@ func (c *peekingCaller) Space() umem.Space {
 	return c.program.Space()
 }
 
-// TestDoorbellPeeked checks that peeking finds the queue pair of a doorbell if there are many queue pairs. It also
-// checks that peeked data are not used for other commands.
+// TestDoorbellPeeked checks that peeking finds the queue pair of a doorbell if there are many queue pairs. The test
+// also checks that peeked data are not used for other commands.
 func TestDoorbellPeeked(t *testing.T) {
 	other := uapi.AppendTo(nil, &uapi.CmdHdr{Command: uint32(uapi.CmdDestroyQP), InWords: doorbellSize / 4})
 	for _, test := range []struct {
@@ -253,8 +253,8 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestDoorbellRunsCallbacksOfOtherDevices checks callbacks of another device that become due in a doorbell. They must
-// run on the calling thread, after the driver's method has returned.
+// TestDoorbellRunsCallbacksOfOtherDevices checks callbacks of another device that become due in a doorbell. The
+// callbacks must run on the calling thread, after the driver's method has returned.
 func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
 		t.Run(form.String(), func(t *testing.T) {
@@ -357,7 +357,7 @@ func (q *bellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(-1)
 }
 
-// bells returns queue pairs that exist only in the table of doorbells. Their handles start at 1<<16.
+// bells returns queue pairs that exist only in the table of doorbells. The handles start at 1<<16.
 func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
 	handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 	p.fakeQP(handle).Ready()
@@ -580,7 +580,7 @@ func (p *patient) Idle() bool {
 	return p.n >= 0
 }
 
-// longQueue is a shared send queue. Its doorbell defers long work.
+// longQueue is a shared send queue. The doorbell of a longQueue defers long work.
 type longQueue struct {
 	ib.UserQP
 	left int // remaining runs

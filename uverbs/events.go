@@ -17,7 +17,7 @@ import (
 )
 
 // eventFile is the service's end of a completion channel or of an asynchronous event file (struct
-// ib_uverbs_event_queue). It is a pipe; the program has the read end.
+// ib_uverbs_event_queue). An eventFile is a pipe; the program has the read end.
 //
 // The kernel holds a lock of the pipe while it copies data into the memory of the reader, and this copy may block.
 // Until the copy ends, every call on the pipe blocks, even a non-blocking call. The thread that raises an event
@@ -84,7 +84,7 @@ func newPipeGate(user chan struct{}) *pipeGate {
 	return &pipeGate{make(chan struct{}, maxAtPipes), user}
 }
 
-// enter waits until the limits allow a call on a pipe, or until expired. It returns false if expired comes first.
+// enter waits until the limits allow a call on a pipe, or until expired. enter returns false if expired comes first.
 func (g *pipeGate) enter(expired <-chan time.Time) bool {
 	if g == nil {
 		return true
@@ -118,8 +118,8 @@ const (
 	eventsClosed
 )
 
-// eventSource is the source of events: a completion queue, a queue pair, or the device. It is protected by the mu of
-// the event file for its events.
+// eventSource is the source of events: a completion queue, a queue pair, or the device. An eventSource is protected by
+// the mu of the event file for its events.
 type eventSource struct {
 	raised  int // number of records raised, minus the removed records
 	waiting int // number of these records that are not yet in the pipe
@@ -176,7 +176,7 @@ func (e *eventFile) closePipe() {
 	close(e.over)
 }
 
-// completed raises a completion event. It may not sleep, and does not allocate after the first events.
+// completed raises a completion event. completed may not sleep, and does not allocate after the first events.
 func (e *eventFile) completed(src *eventSource, userHandle uint64) {
 	r := record{src: src}
 	desc := uapi.CompEventDesc{CQHandle: userHandle}
@@ -185,7 +185,7 @@ func (e *eventFile) completed(src *eventSource, userHandle uint64) {
 }
 
 // async raises an asynchronous event. element is the user's handle of the object, or a port. e may be nil, if there is
-// no reader. It may not sleep.
+// no reader. async may not sleep.
 func (e *eventFile) async(src *eventSource, element uint64, t uapi.EventType) {
 	if e != nil {
 		e.raise(asyncRecord(src, element, t))
@@ -285,8 +285,8 @@ func (e *eventFile) work() pumpNext {
 	return e.write()
 }
 
-// write writes a batch of queued records. It returns pumpEnds if there are no queued records. The caller must have the
-// token.
+// write writes a batch of queued records. write returns pumpEnds if there are no queued records. The caller must have
+// the token.
 func (e *eventFile) write() pumpNext {
 	e.mu.Lock()
 	forget := e.sent >= cap(e.records)/2
@@ -352,8 +352,8 @@ func (e *eventFile) awaitRoom() {
 	})
 }
 
-// hold acquires the token for a thread that must not block for ever. release returns the token. It returns false if the
-// pipe is blocked.
+// hold acquires the token for a thread that must not block for ever. release returns the token. hold returns false if
+// the pipe is blocked.
 func (e *eventFile) hold() bool {
 	e.mu.Lock()
 	timeout := pipeTimeout
@@ -486,7 +486,7 @@ func (e *eventFile) empty() {
 	e.sent = 0
 }
 
-// end ends the event file after the removal of the device. It removes unread events of objects, which have been
+// end ends the event file after the removal of the device. end removes unread events of objects, which have been
 // destroyed, and preserves the events of the device. If fatal is set, IBV_EVENT_DEVICE_FATAL is the last event. The
 // reader then sees the end of the file. The goroutine pump executes these steps.
 func (e *eventFile) end(fatal bool) {
@@ -509,7 +509,7 @@ func (e *eventFile) sweep() {
 	}
 }
 
-// close closes the pipe in the background, and discards its contents. It does not sleep.
+// close closes the pipe in the background, and discards its contents. close does not sleep.
 func (e *eventFile) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -534,7 +534,8 @@ func (e *eventFile) deserted() bool {
 }
 
 // closeDeserted closes a file after its program has closed its end permanently. No thread of the program can block the
-// pipe any more. The close therefore does not wait. It returns false if another thread is about to close the file.
+// pipe any more. The close therefore does not wait. closeDeserted returns false if another thread is about to close the
+// file.
 func (e *eventFile) closeDeserted() bool {
 	select {
 	case e.turn <- struct{}{}:
@@ -574,9 +575,9 @@ var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 // fewChannels is the number of channels up to which newChannel checks all channels.
 const fewChannels = 16
 
-// newChannel creates a completion channel. It first closes channels that neither the program nor a completion queue
-// uses. The program's descriptors therefore limit the number of channels. With many channels, newChannel checks them
-// only when their number has doubled.
+// newChannel creates a completion channel. newChannel first closes channels that neither the program nor a completion
+// queue uses. The program's descriptors therefore limit the number of channels. With many channels, newChannel checks
+// them only when their number has doubled.
 func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	if e, reader, err = newEventFile(compRecordSize, s.user, s.kept, s.gate); err != nil {
 		return nil, -1, err
@@ -593,8 +594,8 @@ func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	return e, reader, err
 }
 
-// sweepAll closes all files that neither the program nor a completion queue uses. It runs when the user has reached a
-// quota. It does not sleep.
+// sweepAll closes all files that neither the program nor a completion queue uses. sweepAll runs when the user has
+// reached a quota. sweepAll does not sleep.
 func (s *eventFiles) sweepAll() {
 	s.mu.Lock()
 	gone := append(s.sweep(&s.channels, nil), s.sweep(&s.async, s.fallback)...)
@@ -684,8 +685,8 @@ func (s *eventFiles) discard(e *eventFile) {
 	s.drop(e)
 }
 
-// channel finds a completion channel by the identity of its pipe. It adds a use by a completion queue. It returns EBADF
-// if no channel has this identity.
+// channel finds a completion channel by the identity of its pipe. channel adds a use by a completion queue. channel
+// returns EBADF if no channel has this identity.
 func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -698,7 +699,7 @@ func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
 	return nil, fmt.Errorf("not a completion channel of this context: %w", syscall.EBADF)
 }
 
-// asyncFile finds an asynchronous event file by the identity of its pipe. It returns EBADF if no file has this
+// asyncFile finds an asynchronous event file by the identity of its pipe. asyncFile returns EBADF if no file has this
 // identity.
 func (s *eventFiles) asyncFile(dev, ino uint64) (*eventFile, error) {
 	s.mu.Lock()
@@ -727,7 +728,7 @@ func (s *eventFiles) objectsAsync() *eventFile {
 	return s.fallback
 }
 
-// device raises an event of the device on every asynchronous event file. It may not sleep.
+// device raises an event of the device on every asynchronous event file. device may not sleep.
 func (s *eventFiles) device(port int, t uapi.EventType) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -748,7 +749,7 @@ func (s *eventFiles) end() {
 	}
 }
 
-// close closes all files. It waits unless a pipe is blocked. It may sleep.
+// close closes all files. close waits unless a pipe is blocked. close may sleep.
 func (s *eventFiles) close() {
 	s.kept.Forget(s.swept)
 	s.mu.Lock()

@@ -132,7 +132,7 @@ func TestDestroyKeepsOrder(t *testing.T) {
 	}
 }
 
-// written waits until all raised events have been written, and the pipe has been closed if requested. It reports
+// written waits until all raised events have been written, and the pipe has been closed if requested. written reports
 // whether some events did not fit into the pipe.
 func written(e *eventFile) (full bool) {
 	for ; ; runtime.Gosched() {
@@ -484,8 +484,8 @@ func TestEventAfterWrite(t *testing.T) {
 	<-e.turn
 }
 
-// TestEventsAreBounded checks the number of identical events that wait for a blocked pipe. It also checks that records
-// that the program has read are removed.
+// TestEventsAreBounded checks the number of identical events that wait for a blocked pipe. The test also checks that
+// records that the program has read are removed.
 func TestEventsAreBounded(t *testing.T) {
 	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)

@@ -13,7 +13,7 @@ import (
 	"verbena/umem"
 )
 
-// Process is the process that opened a file. It may implement ib.LibraryFaulter.
+// Process is the process that opened a file. A Process may implement ib.LibraryFaulter.
 type Process interface {
 	PID() int
 	Name() string
@@ -24,26 +24,26 @@ type Process interface {
 	Account() *umem.Account
 }
 
-// Caller is the issuer of one command. The caller is usually the process that opened the file. It may also be a child
-// that inherited the file, or a process that received the descriptor. Regions are registered from the memory of the
-// Caller and charged to the Caller. A descriptor of another process's file therefore does not give access to the memory
-// of that process.
+// Caller is the issuer of one command. The caller is usually the process that opened the file. The caller may also be a
+// child that inherited the file, or a process that received the descriptor. Regions are registered from the memory of
+// the Caller and charged to the Caller. A descriptor of another process's file therefore does not give access to the
+// memory of that process.
 type Caller interface {
 	// Space is the address space of addresses in the command. Regions use the address space until they are
 	// deregistered.
 	Space() umem.Space
 	// Account is charged for registered pages. nil means no charge.
 	Account() *umem.Account
-	// InstallFD duplicates a descriptor of the service into the caller. It returns the number of the duplicate in the
-	// caller. It may sleep.
+	// InstallFD duplicates a descriptor of the service into the caller. InstallFD returns the number of the duplicate
+	// in the caller. InstallFD may sleep.
 	InstallFD(fd int, cloexec bool) (int, error)
 	// SameFile returns the identity of the file behind a descriptor of the caller: device and inode number, as reported
-	// by fstat(2). It is used to find completion channels, because each existing pipe has its own inode number. It may
-	// sleep.
+	// by fstat(2). The identity is used to find completion channels, because each existing pipe has its own inode
+	// number. SameFile may sleep.
 	SameFile(fd int) (dev, ino uint64, err error)
 }
 
-// Memory is a file that the program maps. It contains the program's queues.
+// Memory is a file that the program maps. The file contains the program's queues.
 type Memory interface {
 	Alloc(size int) (ib.Shared, error)
 	Close() error
@@ -64,7 +64,7 @@ var (
 
 // File is an open device file, the user context. (struct ib_uverbs_file, struct ib_ucontext)
 //
-// Its methods are safe for concurrent use.
+// The methods of a File are safe for concurrent use.
 type File struct {
 	dev  *Device
 	proc Process
@@ -349,8 +349,8 @@ type ending struct {
 	once   sync.Once     // closes gaveUp
 }
 
-// enter begins a command. It returns nil and holds life read-locked. While the context is being ended, enter waits. It
-// returns EIO if the wait takes too long.
+// enter begins a command. enter returns nil and holds life read-locked. While the context is being ended, enter waits.
+// enter returns EIO if the wait takes too long.
 func (f *File) enter() error {
 	if f.life.TryRLock() {
 		return nil
@@ -379,7 +379,7 @@ func (f *File) begin(end func()) *ending {
 	return e
 }
 
-// wait waits until the context has ended or expired is closed. It returns false if expired is closed first.
+// wait waits until the context has ended or expired is closed. wait returns false if expired is closed first.
 func (e *ending) wait(expired <-chan struct{}) bool {
 	select {
 	case <-e.done:
@@ -433,7 +433,7 @@ func (f *File) abandon() {
 }
 
 // Fail is called after a method of the file has panicked and the panic was recovered. The state of the device's locks
-// and tables is unknown after a panic. The device is therefore reset. It may not sleep.
+// and tables is unknown after a panic. The device is therefore reset. Fail may not sleep.
 func (f *File) Fail(why error) { user.Fail(f.dev.ib, why) }
 
 func (f *File) logf(format string, args ...any) {
@@ -441,9 +441,9 @@ func (f *File) logf(format string, args ...any) {
 		"dev", f.dev.Name(), "uid", f.proc.UID(), "pid", f.proc.PID(), "name", f.proc.Name())
 }
 
-// Close implements the last close of the file. It waits for commands in the midlayer, destroys all objects, and closes
-// the Memory. For calls blocked on the memory of a process it waits at most ServerOptions.Grace. The remaining work
-// continues when the process responds or ends. It may sleep. (ib_uverbs_close)
+// Close implements the last close of the file. Close waits for commands in the midlayer, destroys all objects, and
+// closes the Memory. For calls blocked on the memory of a process it waits at most ServerOptions.Grace. The remaining
+// work continues when the process responds or ends. Close may sleep. (ib_uverbs_close)
 func (f *File) Close() {
 	f.endMu.Lock()
 	if !states.Step(&f.state, states.Context.Close) {

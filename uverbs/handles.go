@@ -33,10 +33,10 @@ func (k kind) String() string {
 // resource is the object of a handle: one of the types *qpObject, *ahObject and so on.
 type resource interface {
 	kind() kind
-	// destroy destroys the object in the midlayer. It may sleep.
+	// destroy destroys the object in the midlayer. destroy may sleep.
 	destroy() error
 	// Abandon excludes the object from the device's counts. The object can be destroyed after the device has been
-	// removed. It may not sleep.
+	// removed. Abandon may not sleep.
 	Abandon()
 }
 
@@ -56,7 +56,7 @@ type object struct {
 
 const exclusive = -1
 
-// use takes a share of the object. It returns EBUSY while a command uses the object exclusively.
+// use takes a share of the object. use returns EBUSY while a command uses the object exclusively.
 func (o *object) use() error {
 	for {
 		n := o.users.Load()
@@ -134,7 +134,7 @@ func (t *table) find(handle uint32) *object {
 	return t.objects[handle]
 }
 
-// take returns the object of a handle for destruction, with exclusive use. It returns ENOENT if the object does not
+// take returns the object of a handle for destruction, with exclusive use. take returns ENOENT if the object does not
 // exist, EINVAL if it is of another kind, and EBUSY if a command uses it. (rdma_lookup_get_uobject,
 // UVERBS_LOOKUP_DESTROY)
 func (t *table) take(handle uint32, k kind) (*object, error) {
@@ -173,9 +173,9 @@ type share[R resource] struct {
 	res R
 }
 
-// lookup returns the object of a handle. The caller may use the object until it calls done. It returns EIO in a zombie,
-// ENOENT if the object does not exist, EINVAL if it is of another kind, and EBUSY while a command uses it exclusively.
-// (rdma_lookup_get_uobject, UVERBS_LOOKUP_READ)
+// lookup returns the object of a handle. The caller may use the object until it calls done. lookup returns EIO in a
+// zombie, ENOENT if the object does not exist, EINVAL if it is of another kind, and EBUSY while a command uses it
+// exclusively. (rdma_lookup_get_uobject, UVERBS_LOOKUP_READ)
 func lookup[R resource](f *File, handle uint32) (share[R], error) {
 	if f.now() == states.ContextZombie {
 		return share[R]{}, errGone

@@ -16,7 +16,7 @@ const (
 	attrSize     = 16
 	// maxIoctl is the maximum length in bytes of header and attributes (PAGE_SIZE).
 	maxIoctl = 4096
-	// ioctlPeek is the length of the first read. It covers the header and the attributes of most calls.
+	// ioctlPeek is the length of the first read. The length covers the header and the attributes of most calls.
 	ioctlPeek = ioctlHdrSize + 8*attrSize
 )
 
@@ -52,9 +52,9 @@ type ioctlCall struct {
 	changed []bool
 }
 
-// Ioctl executes an ioctl(2) with an argument at arg of the caller's memory. Each ioctl is one method. It returns
-// ENOTTY if the request is not RDMA_VERBS_IOCTL. It returns EPROTONOSUPPORT if the method or a mandatory attribute is
-// unknown. Errors wrap a syscall.Errno. It may sleep. (ib_uverbs_ioctl)
+// Ioctl executes an ioctl(2) with an argument at arg of the caller's memory. Each ioctl is one method. Ioctl returns
+// ENOTTY if the request is not RDMA_VERBS_IOCTL. Ioctl returns EPROTONOSUPPORT if the method or a mandatory attribute
+// is unknown. Errors wrap a syscall.Errno. Ioctl may sleep. (ib_uverbs_ioctl)
 func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if request != uapi.VerbsIoctl {
 		return fmt.Errorf("ioctl %#x: %w", request, syscall.ENOTTY)
@@ -185,7 +185,7 @@ func (c *ioctlCall) has(id uapi.AttrID) *attribute {
 	return nil
 }
 
-// value returns a number in an attribute. It returns EINVAL if the number exceeds most. (uverbs_get_const)
+// value returns a number in an attribute. value returns EINVAL if the number exceeds most. (uverbs_get_const)
 func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
 	v := c.has(id).Data
 	if v > most {
@@ -194,8 +194,8 @@ func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
 	return v, nil
 }
 
-// flags returns the flags in an attribute, or 0 if the caller did not pass the attribute. It returns EINVAL if a flag
-// is not allowed. (uverbs_get_flags32)
+// flags returns the flags in an attribute, or 0 if the caller did not pass the attribute. flags returns EINVAL if a
+// flag is not allowed. (uverbs_get_flags32)
 func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
@@ -275,9 +275,9 @@ func (c *ioctlCall) room(id uapi.AttrID) int {
 	return 0
 }
 
-// output sets the bytes that are stored in the buffer of an attribute when the call succeeds. It truncates them to the
-// length of the buffer, and marks the attribute as valid. It does nothing if the caller did not pass the attribute.
-// (uverbs_copy_to)
+// output sets the bytes that are stored in the buffer of an attribute when the call succeeds. output truncates them to
+// the length of the buffer, and marks the attribute as valid. output does nothing if the caller did not pass the
+// attribute. (uverbs_copy_to)
 func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	i, ok := c.place[id]
 	if !ok {
@@ -298,7 +298,7 @@ func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	c.changed[i] = true
 }
 
-// outputStruct is the equivalent of output for a structure. It also clears the rest of the buffer.
+// outputStruct is the equivalent of output for a structure. outputStruct also clears the rest of the buffer.
 // (uverbs_copy_to_struct_or_zero)
 func (c *ioctlCall) outputStruct(id uapi.AttrID, b []byte) {
 	bufs := [][]byte{b}

@@ -119,7 +119,7 @@ func (c *ioctlCall) native(run func() error) error {
 }
 
 // infoHandles lists the handles of the objects of a type. In a zombie the list is empty, because the objects have been
-// destroyed. Their handles can still be destroyed. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
+// destroyed. The handles of the objects can still be destroyed. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
 func infoHandles(c *ioctlCall) error {
 	object, err := c.value(uapi.AttrInfoObjectID, math.MaxUint16)
 	if err != nil {
@@ -240,7 +240,7 @@ func queryGIDTable(c *ioctlCall) error {
 	})
 }
 
-// queryGIDEntry returns one GID. It returns ENODATA if the entry is empty.
+// queryGIDEntry returns one GID. queryGIDEntry returns ENODATA if the entry is empty.
 // (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
 func queryGIDEntry(c *ioctlCall) error {
 	if _, err := c.flags(uapi.AttrQueryGIDEntryFlags, 0); err != nil {

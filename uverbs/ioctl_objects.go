@@ -33,7 +33,7 @@ func (a *attribute) handle() (uint32, error) {
 	return uint32(a.Data), nil
 }
 
-// handleOf returns the handle in an attribute. It returns ENOENT if the caller did not pass the attribute.
+// handleOf returns the handle in an attribute. handleOf returns ENOENT if the caller did not pass the attribute.
 func (c *ioctlCall) handleOf(id uapi.AttrID) (uint32, error) {
 	a := c.has(id)
 	if a == nil {

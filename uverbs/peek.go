@@ -9,11 +9,11 @@ import (
 // another program. Peek is used only where wrong data do no harm and only affect objects of the file. Such data are the
 // queue pair of a doorbell, and the queue of a REQ_NOTIFY_CQ.
 type Peeker interface {
-	// Peek fills dst from addr. It returns false if this is not possible.
+	// Peek fills dst from addr. Peek returns false if this is not possible.
 	Peek(dst [][]byte, addr uint64) bool
 }
 
-// peek reads n bytes into the buffer. It returns nil if the memory can only be read through the caller's Space.
+// peek reads n bytes into the buffer. peek returns nil if the memory can only be read through the caller's Space.
 func (b *commandBuffer) peek(c Caller, addr uint64, n int) []byte {
 	p, ok := c.(Peeker)
 	if !ok {
@@ -26,8 +26,8 @@ func (b *commandBuffer) peek(c Caller, addr uint64, n int) []byte {
 	return b.iov[0]
 }
 
-// ringPeeked executes the doorbell command at addr. It returns false in the same cases as ringHandle, and also if the
-// command can only be read through the caller's Space.
+// ringPeeked executes the doorbell command at addr. ringPeeked returns false in the same cases as ringHandle, and also
+// if the command can only be read through the caller's Space.
 func (f *File) ringPeeked(c Caller, buf *commandBuffer, addr uint64) (rang bool) {
 	b := buf.peek(c, addr, doorbellSize)
 	return b != nil && f.ringHandle(c, b)
@@ -37,8 +37,8 @@ func (f *File) ringPeeked(c Caller, buf *commandBuffer, addr uint64) (rang bool)
 const armSize = ioctlHdrSize + 2*attrSize
 
 // armPeeked executes the REQ_NOTIFY_CQ at addr. After the doorbell, this command is the most frequent call of programs.
-// It returns false if the memory contains another call or an invalid call, or can only be read through the caller's
-// Space.
+// armPeeked returns false if the memory contains another call or an invalid call, or can only be read through the
+// caller's Space.
 func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool) {
 	if traceOf(c) != nil {
 		return false
@@ -57,8 +57,8 @@ func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool)
 // armWriteSize is the length of a REQ_NOTIFY_CQ by write(2).
 var armWriteSize = cmdHdrSize + uapi.SizeOf[uapi.ReqNotifyCQ]()
 
-// armWritten executes the REQ_NOTIFY_CQ in b without the overhead of other commands. It returns false in the same cases
-// as armPeeked.
+// armWritten executes the REQ_NOTIFY_CQ in b without the overhead of other commands. armWritten returns false in the
+// same cases as armPeeked.
 func (f *File) armWritten(c Caller, b []byte) (armed bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || traceOf(c) != nil ||
@@ -69,7 +69,7 @@ func (f *File) armWritten(c Caller, b []byte) (armed bool) {
 	return ok && f.arm(c, req)
 }
 
-// arm arms a completion queue. It returns false if arming fails or would have to wait.
+// arm arms a completion queue. arm returns false if arming fails or would have to wait.
 func (f *File) arm(c Caller, req uapi.ReqNotifyCQ) (armed bool) {
 	if !f.life.TryRLock() {
 		return false

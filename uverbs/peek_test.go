@@ -122,8 +122,8 @@ func TestNotifyFlags(t *testing.T) {
 	}
 }
 
-// TestArmPeekedElsewhere checks peeked data that belong to another program. They may arm at most a queue of this file,
-// and a zombie must return its usual errors.
+// TestArmPeekedElsewhere checks peeked data that belong to another program. Such data may arm at most a queue of this
+// file, and a zombie must return its usual errors.
 func TestArmPeekedElsewhere(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	ch := p.channel()

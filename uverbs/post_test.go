@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// post sends work requests, followed by the elements of all requests. It returns the number of the rejected request.
+// post sends work requests, followed by the elements of all requests. post returns the number of the rejected request.
 func post[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []uapi.SGE) (uint32, error) {
 	req := uapi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)),
 		WQESize: uint32(uapi.SizeOf[WR]())}

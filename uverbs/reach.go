@@ -8,8 +8,8 @@ import (
 )
 
 // WithCQ calls f with the completion queue that a program has under a handle on a device. The queue is not destroyed
-// during the call. pid is the process that opened the device; 0 means any process. It returns ENOENT if no process has
-// such a queue, and EINVAL if several processes have one. f may not sleep.
+// during the call. pid is the process that opened the device; 0 means any process. WithCQ returns ENOENT if no process
+// has such a queue, and EINVAL if several processes have one. f may not sleep.
 func (s *Server) WithCQ(dev *ib.Device, handle uint32, pid int, f func(*ib.CQ)) error {
 	return withObject(s, dev, handle, pid, "completion queue", func(o *cqObject) { f(o.CQ) })
 }
@@ -47,8 +47,8 @@ func withObject[T resource](s *Server, dev *ib.Device, handle uint32, pid int, w
 	return nil
 }
 
-// withHandle calls f with the object of a handle. It returns false if the object does not exist, or if the context is
-// being ended.
+// withHandle calls f with the object of a handle. withHandle returns false if the object does not exist, or if the
+// context is being ended.
 func withHandle[T resource](file *File, handle uint32, f func(T)) bool {
 	if !file.life.TryRLock() {
 		return false

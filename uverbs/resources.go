@@ -19,7 +19,7 @@ type ContextInfo struct {
 	Owner       quota.ID // the charged user
 	// Zombie is set if the device has been removed and the objects are only handles.
 	Zombie bool
-	// Busy is set while the context is being ended. Its objects are unknown.
+	// Busy is set while the context is being ended. The objects of a busy context are unknown.
 	Busy bool
 	// PinnedPages is the number of pages that the process's account has pinned, for all its files together.
 	PinnedPages uint64
@@ -94,7 +94,8 @@ type SRQInfo struct {
 // XRCDInfo is an open XRC domain.
 type XRCDInfo struct{ Handle uint32 }
 
-// Resources describes the objects of programs, by device and process. Zombies of former devices are last. It may sleep.
+// Resources describes the objects of programs, by device and process. Zombies of former devices are last. Resources may
+// sleep.
 func (s *Server) Resources() []ContextInfo {
 	s.mu.Lock()
 	gone := slices.Clone(s.gone)
@@ -110,8 +111,8 @@ func (s *Server) Resources() []ContextInfo {
 	return infos
 }
 
-// Info describes the objects of the file. It omits objects that are being created or destroyed. It may sleep, but does
-// not wait for the process.
+// Info describes the objects of the file. Info omits objects that are being created or destroyed. Info may sleep, but
+// does not wait for the process.
 func (f *File) Info() ContextInfo {
 	state := f.now()
 	info := ContextInfo{

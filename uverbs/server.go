@@ -26,7 +26,7 @@ type UserABI interface {
 
 // Counters is implemented by an [ib.Driver] with counters. sysfs shows the counters in ports/1/hw_counters.
 type Counters interface {
-	// Stats returns the values by name. It may sleep.
+	// Stats returns the values by name. Stats may sleep.
 	Stats() map[string]uint64
 }
 
@@ -72,7 +72,7 @@ func (s *Server) pipeGate(u *quota.User) *pipeGate {
 }
 
 // NewServer creates a server and registers it as a client of core. The caller must call Close after the last File has
-// been closed. It may sleep.
+// been closed. NewServer may sleep.
 func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 	if opts.CompVectors <= 0 {
 		opts.CompVectors = runtime.NumCPU()
@@ -92,11 +92,11 @@ func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 }
 
 // Close removes the devices from the programs, as if the devices had been unplugged. Open files must still be closed by
-// their owners. It may sleep.
+// their owners. Close may sleep.
 func (s *Server) Close() { s.core.UnregisterClient(&s.client) }
 
-// QueuePairUser returns the user who is charged for a queue pair of a device. It returns false if no program has a
-// queue pair with this number. It does not sleep.
+// QueuePairUser returns the user who is charged for a queue pair of a device. QueuePairUser returns false if no program
+// has a queue pair with this number. QueuePairUser does not sleep.
 func (s *Server) QueuePairUser(dev *ib.Device, num uint32) (*quota.User, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +186,7 @@ func (s *Server) forget(d *Device) {
 	}
 }
 
-// Open opens a device by its name, such as uverbs0, for a process. The File owns m. It returns ENODEV if the device
+// Open opens a device by its name, such as uverbs0, for a process. The File owns m. Open returns ENODEV if the device
 // does not exist, or the error of quota.Error if the user has too many open files. (ib_uverbs_open)
 func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 	for _, d := range s.Devices() {
@@ -256,7 +256,7 @@ func (d *Device) DriverID() uapi.DriverID { return d.driverID }
 // DriverABI returns the version of the driver's private data, shown in sysfs as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }
 
-// usable returns nil unless the device is in the error state. It is for calls that do not call the midlayer.
+// usable returns nil unless the device is in the error state. usable is for calls that do not call the midlayer.
 func (d *Device) usable() error {
 	if d.ib.State() == ib.DeviceError {
 		return fmt.Errorf("the device is in the error state: %w", syscall.EIO)

@@ -306,7 +306,7 @@ func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req
 	return v
 }
 
-// bystander is a process with a connection to itself. This connection must continue to work.
+// bystander is a process with a connection to itself. The connection must continue to work.
 type bystander struct {
 	*sessionProgram
 	mr   uapi.RegMRResp

@@ -236,7 +236,7 @@ func (m *queueMemory) ring(mi uapi.MMInfo) userRing {
 	return userRing{m.regions[mi.Offset>>32-1]}
 }
 
-// live runs the program once. It returns false if the device was absent.
+// live runs the program once. live returns false if the device was absent.
 func (p *soakProc) live() bool {
 	x := &soakContext{soakProc: p, mem: &queueMemory{}, async: -1, book: newLedger(p.s, "a process")}
 	var err error
@@ -403,7 +403,7 @@ func (x *soakContext) work() bool {
 	return x.drain()
 }
 
-// drain polls the available completions. It returns false if a completion was flushed.
+// drain polls the available completions. drain returns false if a completion was flushed.
 func (x *soakContext) drain() bool {
 	fine := true
 	for {
@@ -637,8 +637,8 @@ func (k *soakKernel) destroy() {
 	}
 }
 
-// soakUntil waits without a limit, because a watchdog limits each cycle. It checks more often than testutil.Poll,
-// because a cycle should start while all consumers are busy.
+// soakUntil waits without a limit, because a watchdog limits each cycle. soakUntil checks more often than
+// testutil.Poll, because a cycle should start while all consumers are busy.
 func soakUntil(f func() bool) {
 	for !f() {
 		time.Sleep(50 * time.Microsecond)

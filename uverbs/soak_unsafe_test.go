@@ -17,7 +17,7 @@ func (q userRing) slot(i uint32) []byte {
 	return q.mem[uapi.RXEQueueDataOffset+int((i&mask)<<shift):][:1<<shift]
 }
 
-// post fills the next slot. It returns false if the ring is full.
+// post fills the next slot. post returns false if the ring is full.
 func (q userRing) post(wqe []byte) bool {
 	mask := *q.word(4)
 	prod, cons := *q.word(uapi.RXEQueueProducerOffset), atomic.LoadUint32(q.word(uapi.RXEQueueConsumerOffset))

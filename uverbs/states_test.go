@@ -278,7 +278,7 @@ var stateRows = []stateRow{
 	silentRow(uapi.CmdDeallocMW, func(x *stateProgram) uapi.DeallocMW { return uapi.DeallocMW{MWHandle: x.mw} }),
 	plain[uapi.CreateAHResp](uapi.CmdCreateAH, (*stateProgram).newAH),
 	silentRow(uapi.CmdDestroyAH, func(x *stateProgram) uapi.DestroyAH { return uapi.DestroyAH{AHHandle: x.ah} }),
-	// The core alone implements channels. They exist while there is a context.
+	// The core alone implements channels. Channels exist while there is a context.
 	plain[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel,
 		func(*stateProgram) uapi.CreateCompChannel { return uapi.CreateCompChannel{} }),
 	plain[uapi.CreateCQResp](uapi.CmdCreateCQ, func(*stateProgram) uapi.CreateCQ {
@@ -355,7 +355,7 @@ var stateRows = []stateRow{
 	}),
 }
 
-// post posts a work request. It returns a special error if the request was flushed.
+// post posts a work request. post returns a special error if the request was flushed.
 func (x *stateProgram) post(cmd uapi.Command, handle uint32) error {
 	size := uapi.SizeOf[uapi.RecvWR]()
 	wr := uapi.AppendTo(nil, &uapi.RecvWR{WRID: 77})
@@ -630,8 +630,8 @@ context of a device that has gone is a zombie, and a consumer in this process ha
 returns. Destroying reports the event counts in every state.
 `
 
-// noState lists the methods that do not depend on the state of the device. They return parameters of an object, are
-// called by drivers, or are not used by the rxe driver or by this process.
+// noState lists the methods that do not depend on the state of the device. The methods return parameters of an object,
+// are called by drivers, or are not used by the rxe driver or by this process.
 var noState = map[string]bool{
 	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true,
 	"PD":     true,
@@ -642,7 +642,7 @@ var noState = map[string]bool{
 	"Abandon": true, "AddressOfSender": true,
 }
 
-// TestStates checks every entry of the tables. It also checks that no command or method is missing, and that
+// TestStates checks every entry of the tables. The test also checks that no command or method is missing, and that
 // docs/results/states.md contains the observed results.
 func TestStates(t *testing.T) {
 	var b strings.Builder

@@ -51,9 +51,9 @@ var stuckCalls = []struct {
 	}},
 }
 
-// TestStuckCallDoesNotKeepTheDevice checks a blocked call. It must prevent neither the removal of the device nor the
-// progress of other contexts. The context of the blocked call must become a zombie at once and be named in the log. It
-// must end when the call returns.
+// TestStuckCallDoesNotKeepTheDevice checks a blocked call. The call must prevent neither the removal of the device nor
+// the progress of other contexts. The context of the blocked call must become a zombie at once and be named in the log.
+// The context must end when the call returns.
 func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	for _, test := range stuckCalls {
 		t.Run(string(test.method), func(t *testing.T) {

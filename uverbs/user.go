@@ -8,7 +8,8 @@ import (
 // user provides the midlayer's calls for user contexts.
 var user = ib.ForUser(gate.Open())
 
-// allocContext announces a context to a driver that implements ib.UserContexter. It may sleep. (alloc_ucontext)
+// allocContext announces a context to a driver that implements ib.UserContexter. allocContext may sleep.
+// (alloc_ucontext)
 func allocContext(d *ib.Device, u *ib.Udata) error {
 	if c, ok := ib.As[ib.UserContexter](user.Driver(d)); ok {
 		return c.AllocUserContext(u)
@@ -16,15 +17,15 @@ func allocContext(d *ib.Device, u *ib.Udata) error {
 	return nil
 }
 
-// deallocContext ends a context that allocContext has announced. It may sleep. (dealloc_ucontext)
+// deallocContext ends a context that allocContext has announced. deallocContext may sleep. (dealloc_ucontext)
 func deallocContext(d *ib.Device, c ib.UserContext) {
 	if u, ok := ib.As[ib.UserContexter](user.Driver(d)); ok {
 		u.DeallocUserContext(c)
 	}
 }
 
-// disassociateContext detaches a context from the device. It returns false if the driver does not support detaching. It
-// may sleep. (disassociate_ucontext)
+// disassociateContext detaches a context from the device. disassociateContext returns false if the driver does not
+// support detaching. disassociateContext may sleep. (disassociate_ucontext)
 func disassociateContext(d *ib.Device, c ib.UserContext) bool {
 	h, ok := ib.As[ib.Disassociator](user.Driver(d))
 	if ok {

@@ -10,9 +10,9 @@ import (
 
 // VerbCall describes a call of a verb that is about to be executed.
 type VerbCall struct {
-	// Verb is the name of the verb. It is the name of the C function without ibv_; see Verbs.
+	// Verb is the name of the verb. The name is that of the C function without ibv_; see Verbs.
 	Verb string
-	// State is the requested state of modify_qp, such as "rtr". It is empty if no state is requested, and for other
+	// State is the requested state of modify_qp, such as "rtr". State is empty if no state is requested, and for other
 	// verbs.
 	State string
 	// Device is the name of the midlayer's device, such as rxe0.
@@ -48,8 +48,8 @@ func Verbs() []string {
 	return names
 }
 
-// CanonicalVerb returns the name that OnVerb reports for a verb. A verb may have aliases, such as create_cq_ex. It
-// returns false for an unknown name.
+// CanonicalVerb returns the name that OnVerb reports for a verb. A verb may have aliases, such as create_cq_ex.
+// CanonicalVerb returns false for an unknown name.
 func CanonicalVerb(name string) (string, bool) {
 	for _, v := range verb.Table {
 		if v.Name != "" && (v.Name == name || slices.Contains(v.Aliases, name)) {

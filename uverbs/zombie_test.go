@@ -223,8 +223,8 @@ func TestRemovalDuringCommand(t *testing.T) {
 }
 
 // TestRemovalDuringAnswer checks a program that blocks the service on the program's memory, or on the installation of a
-// descriptor. It must not prevent the removal of the device. The object that is being created must be destroyed as
-// well.
+// descriptor. The program must not prevent the removal of the device. The object that is being created must be
+// destroyed as well.
 func TestRemovalDuringAnswer(t *testing.T) {
 	for _, test := range []struct {
 		what    string

@@ -55,8 +55,8 @@ const (
 	AttrNotifySQD    = uapi.QPAttrEnSQDAsyncNotify
 )
 
-// Modify changes the attributes that mask selects. It returns EINVAL if the attributes do not suit the type and the
-// transition. It may sleep. (ibv_modify_qp)
+// Modify changes the attributes that mask selects. Modify returns EINVAL if the attributes do not suit the type and the
+// transition. Modify may sleep. (ibv_modify_qp)
 func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	what := fmt.Sprintf("modify QP %d", q.num)
 	if mask&AttrState != 0 {
@@ -118,7 +118,7 @@ func (q *QP) setState(s QPState) (before QPState) {
 	return before
 }
 
-// Query returns the attributes. It may sleep. (ibv_query_qp)
+// Query returns the attributes. Query may sleep. (ibv_query_qp)
 func (q *QP) Query() (QPAttr, error) {
 	var r uapi.QueryQPResp
 	err := q.life.use(func() (err error) {
@@ -208,7 +208,7 @@ const (
 	DefaultQKey = 0x11111111
 )
 
-// Local returns the endpoint of the queue pair, with the GID that the zero Path selects. It may sleep.
+// Local returns the endpoint of the queue pair, with the GID that the zero Path selects. Local may sleep.
 func (q *QP) Local() (Endpoint, error) { return q.LocalVia(Path{}) }
 
 // LocalVia returns the endpoint of a queue pair that will be connected with Path p.
@@ -267,10 +267,10 @@ func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
 }
 
 // Connect moves the queue pair from RESET or INIT to RTS, connected to a peer. Receives should be posted before the
-// peer can send: see Prepare. A UD queue pair has no peer and is activated instead: see Activate. It may sleep.
+// peer can send: see Prepare. A UD queue pair has no peer and is activated instead: see Activate. Connect may sleep.
 func (q *QP) Connect(peer Endpoint) error { return q.ConnectVia(peer, Path{}) }
 
-// ConnectPair connects two queue pairs of this process to each other. It may sleep.
+// ConnectPair connects two queue pairs of this process to each other. ConnectPair may sleep.
 func ConnectPair(a, b *QP) error {
 	here, err := a.Local()
 	if err != nil {
@@ -286,7 +286,7 @@ func ConnectPair(a, b *QP) error {
 	return b.Connect(here)
 }
 
-// Prepare moves the queue pair from RESET to INIT. In INIT receives can be posted. It may sleep.
+// Prepare moves the queue pair from RESET to INIT. In INIT receives can be posted. Prepare may sleep.
 func (q *QP) Prepare(p Path) error {
 	if p.Port < 0 || p.Port > 255 {
 		return failed(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name,
@@ -316,7 +316,7 @@ func (q *QP) Prepare(p Path) error {
 	return q.Modify(a, mask|AttrAccess)
 }
 
-// Activate moves a UD queue pair from RESET or INIT to RTS. It may sleep.
+// Activate moves a UD queue pair from RESET or INIT to RTS. Activate may sleep.
 func (q *QP) Activate(p Path) error {
 	if q.init.Type != UD {
 		return failed(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,

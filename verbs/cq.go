@@ -48,7 +48,7 @@ type Channel struct {
 	life   life
 }
 
-// CreateChannel creates a completion channel. It may sleep. (ibv_create_comp_channel)
+// CreateChannel creates a completion channel. CreateChannel may sleep. (ibv_create_comp_channel)
 func (d *Device) CreateChannel() (*Channel, error) {
 	e, err := d.cmd.CreateChannel()
 	if err != nil {
@@ -64,9 +64,10 @@ func (d *Device) CreateChannel() (*Channel, error) {
 
 func (c *Channel) abandon() { _ = c.events.Close() }
 
-// Wait waits until an armed completion queue reports a completion. It returns the queue, which is then no longer armed.
-// Only one goroutine at a time waits for events. Other goroutines wait until the first one has returned. The error is
-// the cause of ctx, ErrClosed, or the error of a removed device: io.EOF, or an error that wraps EIO. (ibv_get_cq_event)
+// Wait waits until an armed completion queue reports a completion. Wait returns the queue, which is then no longer
+// armed. Only one goroutine at a time waits for events. Other goroutines wait until the first one has returned. The
+// error is the cause of ctx, ErrClosed, or the error of a removed device: io.EOF, or an error that wraps EIO.
+// (ibv_get_cq_event)
 func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 	for {
 		var b [8]byte
@@ -84,8 +85,8 @@ func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 	}
 }
 
-// Close closes the channel. Waiting goroutines return ErrClosed. It returns EBUSY while completion queues use the
-// channel. It may sleep. (ibv_destroy_comp_channel)
+// Close closes the channel. Waiting goroutines return ErrClosed. Close returns EBUSY while completion queues use the
+// channel. Close may sleep. (ibv_destroy_comp_channel)
 func (c *Channel) Close() error {
 	return failed("close a completion channel", c.d.name, c.life.end(c.d, func() error {
 		c.d.remove(c.id)
@@ -112,7 +113,8 @@ type CQ struct {
 }
 
 // CreateCQ creates a completion queue with at least the given number of entries. When armed, the queue reports
-// completions on channel. If channel is nil, CreateCQ creates a channel for [CQ.Wait]. It may sleep. (ibv_create_cq)
+// completions on channel. If channel is nil, CreateCQ creates a channel for [CQ.Wait]. CreateCQ may sleep.
+// (ibv_create_cq)
 func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	fail := func(err error) (*CQ, error) {
 		if d.closed() {
@@ -206,8 +208,8 @@ func (c *CQ) poll(wc []WC) (n, vain int, err error) {
 }
 
 // Arm requests a report on the channel for the next completion, or for the next solicited completion. Earlier
-// completions are not reported. The caller must therefore poll once more after Arm. It returns ErrOverflow, like
-// [CQ.Wait], if no more completions can arrive. It may sleep. (ibv_req_notify_cq)
+// completions are not reported. The caller must therefore poll once more after Arm. Arm returns ErrOverflow, like
+// [CQ.Wait], if no more completions can arrive. Arm may sleep. (ibv_req_notify_cq)
 func (c *CQ) Arm(solicitedOnly bool) error {
 	if c.closed() {
 		return ErrClosed
@@ -230,10 +232,10 @@ func (c *CQ) closed() bool {
 // are more polling threads than processors, yielding reduces half a round trip from 60 us to 3 us.
 const spins = 32
 
-// Wait waits for completions, moves the oldest ones to wc, and returns their number. It polls for a few microseconds,
+// Wait waits for completions, moves the oldest ones to wc, and returns their number. Wait polls for a few microseconds,
 // and then sleeps. The queue must have its own channel (see [Device.CreateCQ]). The error is one of these: the cause of
 // ctx, ErrClosed, the error of a removed device, an error that wraps ErrOverflow, or EINVAL if wc is empty. (The
-// kernel's rxe arms a queue that has overflowed. On the kernel's rxe, watch for [EventCQError].) It may sleep.
+// kernel's rxe arms a queue that has overflowed. On the kernel's rxe, watch for [EventCQError].) Wait may sleep.
 func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
 		return 0, failed("wait for a CQ that was created with a channel: use Channel.Wait", c.d.name, errInvalid)
@@ -300,8 +302,8 @@ func (c *CQ) Completions(ctx context.Context) iter.Seq2[WC, error] {
 	}
 }
 
-// Resize changes the capacity to at least the given number of entries. Completions remain in the queue. It returns
-// EINVAL if the queue holds more completions than entries. It may sleep. (ibv_resize_cq)
+// Resize changes the capacity to at least the given number of entries. Completions remain in the queue. Resize returns
+// EINVAL if the queue holds more completions than entries. Resize may sleep. (ibv_resize_cq)
 func (c *CQ) Resize(entries int) error {
 	what := fmt.Sprintf("resize a CQ to %d entries", entries)
 	if entries < 1 || int64(entries) > 1<<31-1 {
@@ -321,8 +323,8 @@ func (c *CQ) Resize(entries int) error {
 	}))
 }
 
-// Close destroys the queue. Waiting goroutines return ErrClosed. It returns EBUSY while queue pairs use the queue. It
-// may sleep. (ibv_destroy_cq)
+// Close destroys the queue. Waiting goroutines return ErrClosed. Close returns EBUSY while queue pairs use the queue.
+// Close may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
 	return failed("close a CQ", c.d.name, c.life.end(c.d, func() error {
 		if err := gone(c.d.cmd.DestroyCQ(c.handle)); err != nil {

@@ -99,8 +99,8 @@ func (i DeviceInfo) provider() provider.Provider {
 	return nil
 }
 
-// Open opens a device by name. "" means the first device. It returns ErrNoDevice if the device does not exist. It may
-// sleep. (ibv_open_device)
+// Open opens a device by name. "" means the first device. Open returns ErrNoDevice if the device does not exist. Open
+// may sleep. (ibv_open_device)
 func Open(name string) (*Device, error) {
 	list, err := Devices()
 	if err != nil {
@@ -117,7 +117,7 @@ func Open(name string) (*Device, error) {
 	return nil, fmt.Errorf("%w: %s", ErrNoDevice, name)
 }
 
-// Open opens the device. It may sleep.
+// Open opens the device. Open may sleep.
 func (i DeviceInfo) Open() (*Device, error) {
 	p := i.provider()
 	if p == nil {
@@ -170,7 +170,7 @@ func (d *Device) number() uint64 {
 	return d.objects.last
 }
 
-// add registers a complete object under its number. From then on events may name the object, and Close ends it. It
+// add registers a complete object under its number. From then on events may name the object, and Close ends it. add
 // returns ErrClosed if Close was called.
 func (d *Device) add(id uint64, o object) error {
 	d.objects.Lock()
@@ -201,7 +201,7 @@ func (d *Device) find(id uint64) object {
 	return d.objects.byID[id]
 }
 
-// Close closes the device. All objects on the device end, and waiting goroutines return. It may be called again, and
+// Close closes the device. All objects on the device end, and waiting goroutines return. Close may be called again, and
 // may sleep. (ibv_close_device)
 func (d *Device) Close() error {
 	l := &d.objects

@@ -1,5 +1,5 @@
 // Package verbs provides RDMA for Go programs: devices, registered memory, queue pairs and completions, without cgo and
-// without libibverbs. The package implements the Linux user ABI. It runs on the RDMA devices of a kernel
+// without libibverbs. The package implements the Linux user ABI. The package runs on the RDMA devices of a kernel
 // (/dev/infiniband) and on the devices of a Verbena service. With package verbs/embed it runs on devices in this
 // process.
 //
@@ -42,6 +42,6 @@
 //
 // # Speed
 //
-// Posts and polls access queues in memory that the device shares. They do not allocate. A wait with a context costs a
-// system call.
+// Posts and polls access queues in memory that the device shares. Posts and polls do not allocate. A wait with a
+// context costs a system call.
 package verbs

@@ -97,7 +97,7 @@ func (l *life) use(f func() error) error {
 	return f()
 }
 
-// end calls f, once. It fails if other objects use this object while the device is open. It waits for calls in
+// end calls f, once. end fails if other objects use this object while the device is open. end waits for calls in
 // progress. After an error the object remains open.
 func (l *life) end(d *Device, f func() error) error {
 	l.mu.Lock()
@@ -124,7 +124,7 @@ func (l *life) end(d *Device, f func() error) error {
 	return nil
 }
 
-// AllocPD allocates a protection domain. It may sleep. (ibv_alloc_pd)
+// AllocPD allocates a protection domain. AllocPD may sleep. (ibv_alloc_pd)
 func (d *Device) AllocPD() (*PD, error) {
 	h, err := d.cmd.AllocPD()
 	if err != nil {
@@ -136,7 +136,7 @@ func (d *Device) AllocPD() (*PD, error) {
 // Device returns the device of the domain.
 func (p *PD) Device() *Device { return p.d }
 
-// Close frees the domain. It returns EBUSY while objects use the domain. It may sleep. (ibv_dealloc_pd)
+// Close frees the domain. Close returns EBUSY while objects use the domain. Close may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
 	return failed("close a PD", p.d.name, p.life.end(p.d, func() error { return gone(p.d.cmd.DeallocPD(p.handle)) }))
 }
@@ -166,7 +166,7 @@ type MR struct {
 	life   life
 }
 
-// Alloc returns registered memory in a new buffer. The memory is zeroed and page-aligned. MR.Close frees it. It may
+// Alloc returns registered memory in a new buffer. The memory is zeroed and page-aligned. MR.Close frees it. Alloc may
 // sleep.
 func (p *PD) Alloc(size int, access Access) (*MR, error) {
 	b, err := p.d.Alloc(size)
@@ -177,7 +177,7 @@ func (p *PD) Alloc(size int, access Access) (*MR, error) {
 	return p.Register(b, access)
 }
 
-// Register registers a buffer. It may sleep. (ibv_reg_mr)
+// Register registers a buffer. Register may sleep. (ibv_reg_mr)
 func (p *PD) Register(b *Buffer, access Access) (*MR, error) {
 	mem, err := b.get()
 	if err != nil {
@@ -193,7 +193,7 @@ func (p *PD) Register(b *Buffer, access Access) (*MR, error) {
 }
 
 // RegSlice registers a slice of the program. The slice is pinned until MR.Close. On a service's device, buffers of
-// [Device.Alloc] are faster. It may sleep.
+// [Device.Alloc] are faster. RegSlice may sleep.
 func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 	var pin runtime.Pinner
 	if len(b) > 0 {
@@ -214,7 +214,7 @@ func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 	return m, nil
 }
 
-// pinned holds the registrations of slices. It keeps memory that a device may write pinned even if the program has
+// pinned holds the registrations of slices. pinned keeps memory that a device may write pinned even if the program has
 // dropped the MR.
 var pinned sync.Map
 
@@ -281,8 +281,8 @@ func (m *MR) LKey() uint32 { return m.lkey }
 // RKey returns the remote key, for work requests of peers.
 func (m *MR) RKey() uint32 { return m.rkey }
 
-// SGE returns a scatter/gather element for n bytes at an offset. It panics if the bytes are not within the memory, like
-// a slice expression. It also panics if n is 4 GiB or more.
+// SGE returns a scatter/gather element for n bytes at an offset. SGE panics if the bytes are not within the memory,
+// like a slice expression. SGE also panics if n is 4 GiB or more.
 func (m *MR) SGE(off, n int) SGE {
 	_ = m.mem[off : off+n : off+n]
 	if int64(n) > math.MaxUint32 {
@@ -291,14 +291,15 @@ func (m *MR) SGE(off, n int) SGE {
 	return SGE{Addr: m.iova + uint64(off), Length: uint32(n), LKey: m.lkey}
 }
 
-// Remote returns the memory at an offset, for work requests of peers. It panics if the offset is not within the memory.
+// Remote returns the memory at an offset, for work requests of peers. Remote panics if the offset is not within the
+// memory.
 func (m *MR) Remote(off int) Remote {
 	_ = m.mem[off:]
 	return Remote{Addr: m.iova + uint64(off), RKey: m.rkey}
 }
 
-// Close ends the registration. After Close has returned, no device accesses the memory. It returns EBUSY while a memory
-// window is bound to the region. It may sleep. (ibv_dereg_mr)
+// Close ends the registration. After Close has returned, no device accesses the memory. Close returns EBUSY while a
+// memory window is bound to the region. Close may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
 	return failed("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
 		err := gone(m.pd.d.cmd.DeregMR(m.handle))
@@ -328,7 +329,7 @@ type Buffer struct {
 	shut bool // Close was called
 }
 
-// Alloc returns a Buffer with one reference, which the caller owns. It may sleep.
+// Alloc returns a Buffer with one reference, which the caller owns. Alloc may sleep.
 func (d *Device) Alloc(size int) (*Buffer, error) {
 	fail := func(err error) (*Buffer, error) {
 		return nil, failed(fmt.Sprintf("allocate %d bytes", size), d.name, err)
@@ -374,7 +375,7 @@ func (b *Buffer) put() {
 	}
 }
 
-// Close releases the owner's reference. The memory can be reused after the last registration has ended. It may be
+// Close releases the owner's reference. The memory can be reused after the last registration has ended. Close may be
 // called again.
 func (b *Buffer) Close() error {
 	b.mu.Lock()

@@ -76,7 +76,7 @@ type QP struct {
 	}
 }
 
-// CreateQP creates a queue pair. It may sleep. (ibv_create_qp)
+// CreateQP creates a queue pair. CreateQP may sleep. (ibv_create_qp)
 func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	fail := func(err error) (*QP, error) { return nil, failed("create a QP", p.d.name, err) }
 	if init.SendCQ == nil || init.SRQ != nil && init.SRQ.pd.d != p.d || init.SendCQ.d != p.d || init.RecvCQ != nil &&
@@ -237,8 +237,8 @@ type RecvWR struct {
 	List  []SGE  // for several ranges
 }
 
-// PostSend queues a work request and rings the doorbell. It returns ErrQueueFull if the queue is full, EINVAL for a
-// request that the queue pair does not support. PostSend does not sleep, and does not retain wr. (ibv_post_send)
+// PostSend queues a work request and rings the doorbell. PostSend returns ErrQueueFull if the queue is full, EINVAL for
+// a request that the queue pair does not support. PostSend does not sleep, and does not retain wr. (ibv_post_send)
 func (q *QP) PostSend(wr *SendWR) error {
 	q.send.Lock()
 	defer q.send.Unlock()
@@ -334,8 +334,8 @@ func gather(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
 	return l
 }
 
-// PostRecv queues a receive work request. It returns ErrQueueFull if the queue is full, and EINVAL in state RESET.
-// PostRecv does not sleep, and does not retain wr. (ibv_post_recv)
+// PostRecv queues a receive work request. PostRecv returns ErrQueueFull if the queue is full, and EINVAL in state
+// RESET. PostRecv does not sleep, and does not retain wr. (ibv_post_recv)
 func (q *QP) PostRecv(wr *RecvWR) error {
 	q.recv.Lock()
 	defer q.recv.Unlock()
@@ -355,7 +355,7 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 	return nil
 }
 
-// Close destroys the queue pair and drops outstanding requests without completions. It may be called again, and may
+// Close destroys the queue pair and drops outstanding requests without completions. Close may be called again, and may
 // sleep. (ibv_destroy_qp)
 func (q *QP) Close() error {
 	return failed(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(q.pd.d, func() error {
@@ -383,13 +383,13 @@ func (q *QP) abandon() {
 	}
 }
 
-// Attach adds a UD queue pair to a multicast group. It may sleep. (ibv_attach_mcast)
+// Attach adds a UD queue pair to a multicast group. Attach may sleep. (ibv_attach_mcast)
 func (q *QP) Attach(group GID) error {
 	return failed(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name,
 		q.life.use(func() error { return q.pd.d.cmd.Attach(q.handle, group) }))
 }
 
-// Detach removes a UD queue pair from a multicast group. It may sleep. (ibv_detach_mcast)
+// Detach removes a UD queue pair from a multicast group. Detach may sleep. (ibv_detach_mcast)
 func (q *QP) Detach(group GID) error {
 	return failed(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name,
 		q.life.use(func() error { return q.pd.d.cmd.Detach(q.handle, group) }))
@@ -411,7 +411,7 @@ type SRQ struct {
 }
 
 // CreateSRQ creates a shared receive queue. wrs is the capacity in work requests, and 0 means 64. sges is the capacity
-// in elements per request, and 0 means 1. It may sleep. (ibv_create_srq)
+// in elements per request, and 0 means 1. CreateSRQ may sleep. (ibv_create_srq)
 func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
 	fail := func(err error) (*SRQ, error) { return nil, failed("create an SRQ", p.d.name, err) }
 	if wrs < 0 || sges < 0 || int64(max(wrs, sges)) > 1<<31-1 {
@@ -439,7 +439,7 @@ func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
 	return s, nil
 }
 
-// PostRecv queues a receive work request. It returns ErrQueueFull if the queue is full. It does not sleep.
+// PostRecv queues a receive work request. PostRecv returns ErrQueueFull if the queue is full. PostRecv does not sleep.
 // (ibv_post_srq_recv)
 func (s *SRQ) PostRecv(wr *RecvWR) error {
 	s.mu.Lock()
@@ -457,7 +457,7 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 	return nil
 }
 
-// SetLimit arms EventSRQLimit. The event is raised when fewer work requests than limit remain. It may sleep.
+// SetLimit arms EventSRQLimit. The event is raised when fewer work requests than limit remain. SetLimit may sleep.
 // (ibv_modify_srq)
 func (s *SRQ) SetLimit(limit int) error {
 	if limit < 0 || int64(limit) > 1<<31-1 {
@@ -466,7 +466,7 @@ func (s *SRQ) SetLimit(limit int) error {
 	return s.modify("set the limit of an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrLimit, SRQLimit: uint32(limit)})
 }
 
-// Resize changes the capacity to at least the given number of work requests. It may sleep. (ibv_modify_srq)
+// Resize changes the capacity to at least the given number of work requests. Resize may sleep. (ibv_modify_srq)
 func (s *SRQ) Resize(wrs int) error {
 	if wrs < 1 || int64(wrs) > 1<<31-1 {
 		return failed(fmt.Sprintf("resize an SRQ to %d work requests", wrs), s.pd.d.name, errInvalid)
@@ -489,7 +489,7 @@ func (s *SRQ) modify(what string, req uapi.ModifySRQ) error {
 // SRQAttr is the state of a shared receive queue. (struct ibv_srq_attr)
 type SRQAttr struct{ MaxWR, MaxSGE, Limit int }
 
-// Query returns the state of the queue. It may sleep. (ibv_query_srq)
+// Query returns the state of the queue. Query may sleep. (ibv_query_srq)
 func (s *SRQ) Query() (SRQAttr, error) {
 	var r uapi.QuerySRQResp
 	err := s.life.use(func() (err error) {
@@ -499,7 +499,7 @@ func (s *SRQ) Query() (SRQAttr, error) {
 	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, failed("query an SRQ", s.pd.d.name, err)
 }
 
-// Close destroys the queue. It returns EBUSY while queue pairs use the queue. It may sleep. (ibv_destroy_srq)
+// Close destroys the queue. Close returns EBUSY while queue pairs use the queue. Close may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
 	return failed("close an SRQ", s.pd.d.name, s.life.end(s.pd.d, func() error {
 		if err := gone(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
@@ -561,7 +561,7 @@ type AH struct {
 	life life
 }
 
-// CreateAH creates an address handle. It may sleep. (ibv_create_ah)
+// CreateAH creates an address handle. CreateAH may sleep. (ibv_create_ah)
 func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 	fail := func(err error) (*AH, error) {
 		return nil, failed(fmt.Sprintf("create an address handle for %v", a.GID), p.d.name, err)
@@ -585,7 +585,7 @@ func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 }
 
 // AddressOf creates an address handle for replies to a datagram. wc is the completion of the datagram, with WithGRH.
-// header is the first 40 bytes of the receive memory. It may sleep. (ibv_create_ah_from_wc)
+// header is the first 40 bytes of the receive memory. AddressOf may sleep. (ibv_create_ah_from_wc)
 func (p *PD) AddressOf(wc *WC, header []byte, sgidIndex int) (*AH, error) {
 	if wc.Flags&WithGRH == 0 || len(header) < 40 {
 		return nil, failed("create an address handle of a datagram", p.d.name,
@@ -613,7 +613,7 @@ func (a *AH) use(p *PD) (provider.AH, error) {
 	return a.h, nil
 }
 
-// Close destroys the address handle. Datagrams that use the address handle must have completed. It may sleep.
+// Close destroys the address handle. Datagrams that use the address handle must have completed. Close may sleep.
 // (ibv_destroy_ah)
 func (a *AH) Close() error {
 	return failed("close an address handle", a.pd.d.name, a.life.end(a.pd.d, func() error {
@@ -625,8 +625,8 @@ func (a *AH) Close() error {
 	}))
 }
 
-// MW is a memory window of type 2. It gives access to a part of registered memory. Work requests bind and invalidate
-// the window. (struct ibv_mw)
+// MW is a memory window of type 2. A window gives access to a part of registered memory. Work requests bind and
+// invalidate the window. (struct ibv_mw)
 type MW struct {
 	pd     *PD
 	handle uint32
@@ -636,7 +636,7 @@ type MW struct {
 	rkey uint32
 }
 
-// AllocMW allocates a memory window. It may sleep. (ibv_alloc_mw)
+// AllocMW allocates a memory window. AllocMW may sleep. (ibv_alloc_mw)
 func (p *PD) AllocMW() (*MW, error) {
 	if err := p.life.get(); err != nil {
 		return nil, failed("allocate a memory window", p.d.name, err)
@@ -695,7 +695,7 @@ func (w *MW) Bound(key uint32) {
 	w.rkey = key
 }
 
-// Close frees the window. It may sleep. (ibv_dealloc_mw)
+// Close frees the window. Close may sleep. (ibv_dealloc_mw)
 func (w *MW) Close() error {
 	return failed("close a memory window", w.pd.d.name, w.life.end(w.pd.d, func() error {
 		if err := gone(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {

@@ -33,7 +33,7 @@ type DeviceAttr struct {
 	ODP                    bool // memory can be registered on demand
 }
 
-// Query returns the attributes of the device. It may sleep. (ibv_query_device_ex)
+// Query returns the attributes of the device. Query may sleep. (ibv_query_device_ex)
 func (d *Device) Query() (DeviceAttr, error) {
 	r, err := d.cmd.QueryDevice()
 	if err != nil {
@@ -75,7 +75,7 @@ type PortAttr struct {
 	Speed      uapi.PortSpeed
 }
 
-// QueryPort returns the state of a port; ports are numbered from 1. It may sleep. (ibv_query_port)
+// QueryPort returns the state of a port; ports are numbered from 1. QueryPort may sleep. (ibv_query_port)
 func (d *Device) QueryPort(port int) (PortAttr, error) {
 	if port < 1 || port > 255 {
 		return PortAttr{}, failed(fmt.Sprintf("query port %d", port), d.name, errInvalid)
@@ -125,7 +125,7 @@ type GIDEntry struct {
 	Interface int // index of the network interface, or 0
 }
 
-// GIDs returns the valid entries of the GID tables, at most 256. It may sleep. (ibv_query_gid_table)
+// GIDs returns the valid entries of the GID tables, at most 256. GIDs may sleep. (ibv_query_gid_table)
 func (d *Device) GIDs() ([]GIDEntry, error) {
 	table, err := d.cmd.GIDTable(d.p.DriverID())
 	if err != nil {
@@ -140,7 +140,7 @@ func (d *Device) GIDs() ([]GIDEntry, error) {
 }
 
 // DefaultGID returns the preferred entry of a port for connections: RoCE v2 with an IPv4 address, else RoCE v2 with an
-// IPv6 address that is not link-local, else any entry. It may sleep.
+// IPv6 address that is not link-local, else any entry. DefaultGID may sleep.
 func (d *Device) DefaultGID(port int) (GIDEntry, error) {
 	list, err := d.GIDs()
 	if err != nil {

@@ -20,7 +20,7 @@ type addresser interface {
 	domain() *pd
 }
 
-// CreateAH implements ib.AHDriver. It may not sleep.
+// CreateAH implements ib.AHDriver. CreateAH may not sleep.
 func (d *Device) CreateAH(p ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
 	a := &AH{dev: d, pd: domain(p)}
 	return a, a.Modify(attr)
@@ -34,7 +34,7 @@ func (a *AH) address() ib.AHAttr {
 
 func (a *AH) domain() *pd { return a.pd }
 
-// Modify implements ib.DriverAH. It may not sleep.
+// Modify implements ib.DriverAH. Modify may not sleep.
 func (a *AH) Modify(attr *ib.AHAttr) error {
 	if err := a.dev.checkAddress(attr); err != nil {
 		return err
@@ -45,8 +45,8 @@ func (a *AH) Modify(attr *ib.AHAttr) error {
 	return nil
 }
 
-// Query implements ib.DriverAH. It may not sleep.
+// Query implements ib.DriverAH. Query may not sleep.
 func (a *AH) Query() (ib.AHAttr, error) { return a.address(), nil }
 
-// Destroy implements ib.DriverAH. It may not sleep.
+// Destroy implements ib.DriverAH. Destroy may not sleep.
 func (a *AH) Destroy() error { return nil }

@@ -24,7 +24,7 @@ type world struct {
 	free   []func() error // called in reverse order
 }
 
-// must is called as must(f())(t). It returns the result of f, and fails the test on an error.
+// must is called as must(f())(t). must returns the result of f, and fails the test on an error.
 func must[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()

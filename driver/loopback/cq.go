@@ -28,7 +28,7 @@ type CQ struct {
 
 // completer is the interface through which queue pairs use a completion queue.
 type completer interface {
-	// post adds a completion. It returns false if the queue is full or has overrun.
+	// post adds a completion. post returns false if the queue is full or has overrun.
 	post(wc ib.WC, solicited bool) bool
 	// forget removes a queue pair from its completions before the queue pair is destroyed. The completions keep the
 	// number of the queue pair.
@@ -119,7 +119,7 @@ func (c *CQ) Moderate(count int, period time.Duration) error {
 	return nil
 }
 
-// Poll implements ib.DriverCQ. It may not sleep.
+// Poll implements ib.DriverCQ. Poll may not sleep.
 func (c *CQ) Poll(wc []ib.WC) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,14 +129,14 @@ func (c *CQ) Poll(wc []ib.WC) (n int, err error) {
 	return n, nil
 }
 
-// Waiting implements ib.CQCounter. It may not sleep.
+// Waiting implements ib.CQCounter. Waiting may not sleep.
 func (c *CQ) Waiting() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.wcs.n
 }
 
-// ReqNotify implements ib.DriverCQ. It may not sleep.
+// ReqNotify implements ib.DriverCQ. ReqNotify may not sleep.
 func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -31,8 +31,8 @@ type Device struct {
 	gid ib.GID
 
 	// Lock order: mu, then the locks of CQs. Memory is copied with mu held. A process that blocks accesses to its pages
-	// therefore blocks the device. This is acceptable for tests. A driver for untrusted programs copies without locks,
-	// as package rxe does.
+	// therefore blocks the device. Such a block is acceptable for tests. A driver for untrusted programs copies without
+	// locks, as package rxe does.
 	//verbena:program a device for tests, whose consumers' memory answers
 	mu      sync.Mutex
 	qps     map[uint32]*QP
@@ -49,8 +49,8 @@ type Device struct {
 	copier  copier
 }
 
-// New returns a device that is ready for registration. logf may be nil, as in ib.NewDevice. Its only GID, at index 0 of
-// port 1, is fd00::1.
+// New returns a device that is ready for registration. logf may be nil, as in ib.NewDevice. The only GID of the device,
+// at index 0 of port 1, is fd00::1.
 func New(name string, logf func(format string, args ...any)) *Device {
 	d := &Device{
 		gid:     ib.GIDFromAddr(netip.MustParseAddr("fd00::1")),
@@ -131,7 +131,7 @@ func (d *Device) EnterError() {
 }
 
 // Disassociate implements ib.Disassociator. A driver that shares queues or doorbells with the process must stop reading
-// them here. This driver does not share any.
+// them here. The loopback driver shares neither queues nor doorbells.
 func (d *Device) Disassociate(c ib.UserContext) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,7 +143,7 @@ func (d *Device) Disassociate(c ib.UserContext) {
 	d.unblock() // peers may wait for these queue pairs
 }
 
-// pd is a protection domain. Its only property is its identity.
+// pd is a protection domain. The only property of a pd is its identity.
 type pd struct{ dev *Device }
 
 func (*pd) Dealloc() error { return nil }

@@ -1,6 +1,6 @@
 // Package loopback is a driver with its own memory as the network: queue pairs of a device reach only each other. The
-// driver needs no threads, timers or sockets, and meets the whole contract of package ib. It is a template for new
-// drivers.
+// driver needs no threads, timers or sockets, and meets the whole contract of package ib. The package is a template for
+// new drivers.
 //
 // The driver works as follows. The list also states the differences of a driver for real hardware:
 //

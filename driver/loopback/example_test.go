@@ -8,8 +8,8 @@ import (
 	"verbena/ib"
 )
 
-// A driver stores the handle of its device. It uses the handle for registration and for reports. Consumers receive only
-// the device.
+// A driver stores the handle of its device. The driver uses the handle for registration and for reports. Consumers
+// receive only the device.
 func Example() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)

@@ -5,7 +5,7 @@ import (
 	"verbena/umem"
 )
 
-// memory is the checked source or destination of a message. It consists of parts of regions, or of inline data.
+// memory is the checked source or destination of a message. A memory consists of parts of regions, or of inline data.
 type memory struct {
 	parts  []part
 	inline []byte

@@ -8,7 +8,8 @@ import (
 	"verbena/umem"
 )
 
-// key is the object that an lkey or rkey identifies. It is a region or a window. All fields are under Device.mu.
+// key is the object that an lkey or rkey identifies. The object is a region or a window. All fields are under
+// Device.mu.
 //
 //	region:  made --RegMR--> valid --Dereg--> (gone)
 //	AllocMR: made --WRRegMR--> valid --LocalInv, SendWithInv--> made

@@ -50,7 +50,7 @@ type recvWQE struct {
 	sges []ib.SGE
 }
 
-// recvQueue is the receive queue of a queue pair, or a shared receive queue. It is protected by Device.mu.
+// recvQueue is the receive queue of a queue pair, or a shared receive queue. A recvQueue is protected by Device.mu.
 type recvQueue struct {
 	ring[recvWQE]
 	maxSGE uint32
@@ -100,7 +100,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	return q, nil
 }
 
-// State implements ib.DriverQP. It may not sleep.
+// State implements ib.DriverQP. State may not sleep.
 func (q *QP) State() ib.QPState {
 	q.dev.mu.Lock()
 	defer q.dev.mu.Unlock()
@@ -195,7 +195,7 @@ func (q *QP) toError() {
 	}
 }
 
-// flushSends flushes the send queue. A queue pair that is connected to itself may be executing a send. This send must
+// flushSends flushes the send queue. A queue pair that is connected to itself may be executing a send. Such a send must
 // complete first, and run then flushes the rest.
 //
 //verbena:held q.dev.mu
@@ -232,7 +232,7 @@ func (q *QP) Destroy() error {
 	return nil
 }
 
-// PostSend implements ib.DriverQP. It may not sleep.
+// PostSend implements ib.DriverQP. PostSend may not sleep.
 func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	d := q.dev
 	d.mu.Lock()
@@ -306,8 +306,8 @@ func (q *QP) take(wr *ib.SendWR) error {
 	return nil
 }
 
-// named returns the driver's side of the objects that a bind or a registration names. They are the window, the key of
-// its region, and the region to register.
+// named returns the driver's side of the objects that a bind or a registration names. The objects are the window, the
+// key of its region, and the region to register.
 func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err error) {
 	const gone = "the %s is destroyed or of another device: %w"
 	switch b := wr.Bind; {
@@ -362,7 +362,7 @@ func (q *QP) knows(wr *ib.SendWR) bool {
 	return false
 }
 
-// PostRecv implements ib.DriverQP. It may not sleep.
+// PostRecv implements ib.DriverQP. PostRecv may not sleep.
 func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	d := q.dev
 	d.mu.Lock()

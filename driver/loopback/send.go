@@ -23,7 +23,7 @@ func (q *QP) run() {
 	}
 }
 
-// step executes the first work request. It returns false if the request must wait.
+// step executes the first work request. step returns false if the request must wait.
 //
 //verbena:held q.dev.mu
 func (q *QP) step() bool {
@@ -210,7 +210,7 @@ func (q *QP) unanswered() (status ib.WCStatus, wait bool) {
 
 func (q *QP) receives() bool { return q.state >= ib.QPRTR && q.state <= ib.QPSQE }
 
-// fail moves the responder to the error state. It raises the event e if no completion reports the failure.
+// fail moves the responder to the error state. fail raises the event e if no completion reports the failure.
 func (p *QP) fail(e ib.EventType) {
 	if p.init.Type != ib.QPTypeUC {
 		p.obj.Raise(e)
@@ -417,7 +417,7 @@ func (q *QP) datagram(w *sendWQE) ib.WCStatus {
 	return ib.WCSuccess
 }
 
-// deliver copies the source to p. It returns false if the source cannot be read.
+// deliver copies the source to p. deliver returns false if the source cannot be read.
 func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	qkey := w.wr.RemoteQKey
 	if qkey&(1<<31) != 0 { // controlled Q_Key: the sender's own Q_Key is used (IBA 10.2.5)
@@ -455,7 +455,7 @@ func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	return true
 }
 
-// grh returns the global route header. It precedes the data of a datagram in the receiver's buffer (IBA 8.3).
+// grh returns the global route header. The header precedes the data of a datagram in the receiver's buffer (IBA 8.3).
 func (d *Device) grh(w *sendWQE, n uint64) []byte {
 	h := d.copier.buf[:grhLen]
 	clear(h)

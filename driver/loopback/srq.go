@@ -33,7 +33,7 @@ func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata
 	return s, nil
 }
 
-// PostRecv implements ib.DriverSRQ. It may not sleep.
+// PostRecv implements ib.DriverSRQ. PostRecv may not sleep.
 func (s *SRQ) PostRecv(wrs []ib.RecvWR) (int, error) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()

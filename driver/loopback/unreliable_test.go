@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// TestUnreliableTooLong checks a message that is longer than its receive. It must be lost without an error on either
-// side, and the receive must remain (class D of IBA 9.9.3).
+// TestUnreliableTooLong checks a message that is longer than its receive. The message must be lost without an error on
+// either side, and the receive must remain (class D of IBA 9.9.3).
 func TestUnreliableTooLong(t *testing.T) {
 	w := newWorld(t, ib.QPTypeUD, false, 64, nil)
 	defer w.close(t)

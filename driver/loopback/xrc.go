@@ -2,7 +2,7 @@ package loopback
 
 import "verbena/ib"
 
-// xrcd is an XRC domain. Its only property is its identity.
+// xrcd is an XRC domain. The only property of an xrcd is its identity.
 type xrcd struct{ dev *Device }
 
 func (*xrcd) Dealloc() error { return nil }
@@ -10,7 +10,7 @@ func (*xrcd) Dealloc() error { return nil }
 // AllocXRCD implements ib.XRCDriver.
 func (d *Device) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{d}, nil }
 
-// addXRC assigns a number to an XRC queue. It also sets the domain of the queue, and the completion queue of its
+// addXRC assigns a number to an XRC queue. addXRC also sets the domain of the queue, and the completion queue of its
 // messages.
 //
 //verbena:held mu

@@ -28,7 +28,7 @@ func Of(d *ib.Device) (Identity, error) {
 	return Identity{Name: d.Name(), NodeGUID: attr.NodeGUID}, nil
 }
 
-// fits reports whether a device matches. It may sleep.
+// fits reports whether a device matches. fits may sleep.
 func (id Identity) fits(d *ib.Device) (bool, error) {
 	if id.Name != "" && id.Name != d.Name() {
 		return false, nil
@@ -109,7 +109,7 @@ type Config[S any] struct {
 	// RetryDelay is the delay between a failed session, or a failed Attach, and the next Attach on the same device; 0
 	// means 1 s.
 	RetryDelay time.Duration
-	// Logf is called when a session begins or ends. It is also called when Attach fails for a different reason than
+	// Logf is called when a session begins or ends. Logf is also called when Attach fails for a different reason than
 	// before. Logf may be nil.
 	Logf func(format string, args ...any)
 }
@@ -144,7 +144,7 @@ type session[S any] struct {
 }
 
 // New creates an attachment. New does not wait for the device: a goroutine creates the first session when the device is
-// present. The caller ends the attachment with Close. It may sleep.
+// present. The caller ends the attachment with Close. New may sleep.
 func New[S any](core *ib.Core, cfg Config[S]) (*Attachment[S], error) {
 	if cfg.Attach == nil || cfg.Detach == nil || cfg.LossTimeout < 0 || cfg.RetryDelay < 0 {
 		return nil, fmt.Errorf("attach %s: Attach and Detach must not be nil and timeouts must not be negative: %w",
@@ -168,8 +168,8 @@ func New[S any](core *ib.Core, cfg Config[S]) (*Attachment[S], error) {
 	return a, nil
 }
 
-// Close ends the session and the attachment. Callers that wait in Acquire receive ErrClosed. It may sleep, and must not
-// be called from functions of Config or from a callback.
+// Close ends the session and the attachment. Callers that wait in Acquire receive ErrClosed. Close may sleep, and must
+// not be called from functions of Config or from a callback.
 func (a *Attachment[S]) Close() {
 	a.mu.Lock()
 	a.closing = true
@@ -182,7 +182,7 @@ func (a *Attachment[S]) Close() {
 	a.set(Closed) // also if the attachment was lost
 }
 
-// State returns the current state. It may not sleep.
+// State returns the current state. State may not sleep.
 func (a *Attachment[S]) State() State {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,8 +190,8 @@ func (a *Attachment[S]) State() State {
 }
 
 // Acquire returns the current session. The session does not end before Release. If there is no session, Acquire waits
-// for the next one. It fails with ErrLost, ErrClosed or the error of ctx. The caller must not wait for completions of
-// the session before Release. The end of the session waits for Release, and only that end may flush the outstanding
+// for the next one. Acquire fails with ErrLost, ErrClosed or the error of ctx. The caller must not wait for completions
+// of the session before Release. The end of the session waits for Release, and only that end may flush the outstanding
 // requests.
 func (a *Attachment[S]) Acquire(ctx context.Context) (s S, err error) {
 	for {
@@ -230,7 +230,7 @@ func (a *Attachment[S]) take() (s S, changed <-chan struct{}, err error) {
 	return s, a.changed, nil
 }
 
-// Release ends the use of a session by an Acquire or a successful TryAcquire. It may not sleep.
+// Release ends the use of a session by an Acquire or a successful TryAcquire. Release may not sleep.
 func (a *Attachment[S]) Release() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -242,7 +242,7 @@ func (a *Attachment[S]) Release() {
 	}
 }
 
-// wake wakes work. It may not sleep.
+// wake wakes work. wake may not sleep.
 //
 //verbena:held mu
 func (a *Attachment[S]) wake() {
@@ -261,7 +261,7 @@ func (a *Attachment[S]) set(s State) {
 	a.changed = make(chan struct{})
 }
 
-// endSession ends the session or the attempt. It may not sleep.
+// endSession ends the session or the attempt. endSession may not sleep.
 //
 //verbena:held mu
 func (a *Attachment[S]) endSession(cause error) {
@@ -293,7 +293,7 @@ func (a *Attachment[S]) add(d *ib.Device) (any, error) {
 	return stop, nil
 }
 
-// remove implements Client.Remove. It returns after all objects of the session have been destroyed.
+// remove implements Client.Remove. remove returns after all objects of the session have been destroyed.
 func (a *Attachment[S]) remove(d *ib.Device, data any) {
 	stop, ok := data.(func())
 	if !ok {
@@ -327,8 +327,8 @@ func (a *Attachment[S]) work() {
 	}
 }
 
-// hold calls Attach until there is a session. It returns nil after the timeout or Close. It waits RetryDelay before it
-// retries the device of the last session. It retries at once if the same hardware has been registered again.
+// hold calls Attach until there is a session. hold returns nil after the timeout or Close. hold waits RetryDelay before
+// it retries the device of the last session. hold retries at once if the same hardware has been registered again.
 func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	timeout, cancel := context.WithCancel(context.Background())
 	if a.cfg.LossTimeout > 0 {
@@ -358,8 +358,8 @@ func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	}
 }
 
-// begin starts an attempt on the first device, other than but, that is present and active. It returns nil if there is
-// no such device.
+// begin starts an attempt on the first device, other than but, that is present and active. begin returns nil if there
+// is no such device.
 func (a *Attachment[S]) begin(but *ib.Device) (x *session[S], closing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

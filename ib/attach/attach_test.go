@@ -30,7 +30,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// disk is an object of an upper-level protocol. Its session is a protection domain.
+// disk is an object of an upper-level protocol. The session of a disk is a protection domain.
 type disk struct {
 	t    *testing.T
 	core *ib.Core
@@ -323,7 +323,7 @@ func TestFatalEvent(t *testing.T) {
 }
 
 // TestUnregisterWaits checks that Unregister waits for the end of the session, and that the session ends only after
-// Release. It also checks that Unregister cancels an attempt.
+// Release. The test also checks that Unregister cancels an attempt.
 func TestUnregisterWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}

@@ -22,10 +22,10 @@
 // or of the device's registration. Unregistration of the device waits for the end of the session but not for a running
 // Attach. Attach may therefore take long, for example to connect to a peer that is being reset too.
 //
-// A request calls [Attachment.Acquire], which waits for a session. It then posts its work requests and calls
+// A request calls [Attachment.Acquire], which waits for a session. The request then posts its work requests and calls
 // [Attachment.Release]. When the session ends, outstanding requests complete with flush errors. The protocol stores
-// these requests and posts them again in the next session. Its users then see a reset as a delay. Whether a request may
-// be executed twice depends on the protocol.
+// these requests and posts them again in the next session. Users of the protocol then see a reset as a delay. Whether a
+// request may be executed twice depends on the protocol.
 //
 //	type disk struct {
 //		a *attach.Attachment[*session]

@@ -1,6 +1,6 @@
-// Package check implements checked mode. It observes drivers and consumers of package ib and reports each violation of
-// the contract as a [Violation], with the stacks of both sides. A program turns checked mode on before it registers
-// devices:
+// Package check implements checked mode. Checked mode observes drivers and consumers of package ib and reports each
+// violation of the contract as a [Violation], with the stacks of both sides. A program turns checked mode on before it
+// registers devices:
 //
 //	check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 //
@@ -44,5 +44,5 @@ func On(core *ib.Core, cfg Config) {
 	observe.Set(core, newChecker(cfg))
 }
 
-// Off turns checked mode off for devices that are registered later. It may not sleep.
+// Off turns checked mode off for devices that are registered later. Off may not sleep.
 func Off(core *ib.Core) { observe.Set(core, nil) }

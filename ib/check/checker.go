@@ -11,8 +11,9 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// checker is the state of checked mode. It records the calls in progress on each thread. A relevant call pushes a frame
-// on the stack of its goroutine, and pops the frame on return. Each new frame is checked against the frames below it.
+// checker is the state of checked mode. The checker records the calls in progress on each thread. A relevant call
+// pushes a frame on the stack of its goroutine, and pops the frame on return. Each new frame is checked against the
+// frames below it.
 type checker struct {
 	ending
 	cfg Config
@@ -39,7 +40,7 @@ func (k *checker) Enter(c *observe.Call) error {
 	return k.begin(c, &frame{kind: inRegister, what: c.What, client: cl, waits: true})
 }
 
-// begin enters the frame of a call. It returns EDEADLK if the call would wait for its own end.
+// begin enters the frame of a call. begin returns EDEADLK if the call would wait for its own end.
 func (k *checker) begin(c *observe.Call, f *frame) error {
 	c.State = f
 	if k.enter(f) {
@@ -336,7 +337,8 @@ func (d *device) dropHold() {
 	}
 }
 
-// wasEarly reports whether the hold may have begun before the checks. It also counts down the number of such holds.
+// wasEarly reports whether the hold may have begun before the checks. wasEarly also counts down the number of such
+// holds.
 func (d *device) wasEarly() bool {
 	for n := d.early.Load(); n > 0; n = d.early.Load() {
 		if d.early.CompareAndSwap(n, n-1) {

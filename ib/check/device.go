@@ -31,7 +31,7 @@ type device struct {
 }
 
 // Device begins to check a device. Packets may arrive before that, and some holds may therefore begin unobserved.
-// Device counts the holds in progress. It then accepts the same number of ends without an observed beginning.
+// Device counts the holds in progress. Device then accepts the same number of ends without an observed beginning.
 func (k *checker) Device(d *ib.Device, root observe.Subject, cl *ib.Client) observe.Subject {
 	if root != nil {
 		r := root.(*device)

@@ -29,8 +29,8 @@ func TestEventEndsItself(t *testing.T) {
 	})
 }
 
-// TestEventAfterUnregister checks that earlier events are delivered before Unregister returns. It also checks that
-// later events are dropped and reported.
+// TestEventAfterUnregister checks that earlier events are delivered before Unregister returns. The test also checks
+// that later events are dropped and reported.
 func TestEventAfterUnregister(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)

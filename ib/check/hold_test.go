@@ -193,8 +193,8 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	}
 }
 
-// TestHoldBeforeChecks begins a hold before Register, which is not observed. It checks that the end of this hold is no
-// violation, and that the end of another hold is one.
+// TestHoldBeforeChecks begins a hold before Register, which is not observed. The test checks that the end of this hold
+// is no violation, and that the end of another hold is one.
 func TestHoldBeforeChecks(t *testing.T) {
 	w, core := &witness{}, &ib.Core{}
 	check.On(core, check.Config{Report: w.report})

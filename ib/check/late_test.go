@@ -47,8 +47,8 @@ func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 	must(t, core.Unregister(dev))
 }
 
-// TestCheckLockOfClient checks a client that sleeps in Add with a lock held. Its event function waits for the same
-// lock. The report must not name the driver.
+// TestCheckLockOfClient checks a client that sleeps in Add with a lock held. The client's event function waits for the
+// same lock. The report must not name the driver.
 func TestCheckLockOfClient(t *testing.T) {
 	var lock sync.Mutex
 	reported := make(chan check.Violation, 1)

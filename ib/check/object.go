@@ -107,7 +107,7 @@ func (o *object) Enter(c *observe.Call) error {
 	return o.enter(f)
 }
 
-// enter enters the frame of a call on the object. It returns an error if the object has been destroyed. In that case
+// enter enters the frame of a call on the object. enter returns an error if the object has been destroyed. In that case
 // the driver must not be called.
 func (o *object) enter(f *frame) error {
 	f.obj, f.dev = o, o.dev
@@ -121,7 +121,7 @@ func (o *object) enter(f *frame) error {
 	return err
 }
 
-// destroy records the start of a destruction. It returns EDEADLK in a callback for whose end the destruction would
+// destroy records the start of a destruction. destroy returns EDEADLK in a callback for whose end the destruction would
 // wait. All other errors come from the driver.
 func (o *object) destroy(c *observe.Call, f *frame) error {
 	f.waits = true
@@ -256,8 +256,8 @@ func (o *object) abandon() {
 
 var errProbe = errors.New("only checked mode has armed the queue")
 
-// completed checks that a ReqNotify preceded the driver's report. It returns an error if only checked mode had armed
-// the queue.
+// completed checks that a ReqNotify preceded the driver's report. completed returns an error if only checked mode had
+// armed the queue.
 func (o *object) completed() error {
 	_ = o.checkDestroyed("CQHandle.Completed")
 	at := callers()

@@ -188,7 +188,8 @@ func (o *object) atomically(what string) (*frame, error) {
 	return f, o.enter(f)
 }
 
-// stillMissed asks the driver whether the queue holds completions. It does not ask if the queue has been destroyed.
+// stillMissed asks the driver whether the queue holds completions. stillMissed does not ask if the queue has been
+// destroyed.
 func (o *object) stillMissed(flags ib.NotifyFlags) bool {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
@@ -202,9 +203,9 @@ func (o *object) stillMissed(flags ib.NotifyFlags) bool {
 	return missed && err == nil
 }
 
-// expectPoll waits for some time after the queue was armed. It reports a completion that was in the queue at that time
-// if neither a poll nor a notification has followed. If the consumer did not ask for missed completions, expectPoll
-// asks the driver again.
+// expectPoll waits for some time after the queue was armed. expectPoll reports a completion that was in the queue at
+// that time if neither a poll nor a notification has followed. If the consumer did not ask for missed completions,
+// expectPoll asks the driver again.
 func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 	if o.user || flags&ib.NotifyReportMissed != 0 && !missed {
 		return

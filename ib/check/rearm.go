@@ -8,10 +8,10 @@ import (
 	"verbena/ib"
 )
 
-// rearm tracks a completion handler that has polled its CQ and returned without arming the CQ. This behaviour is
-// correct if no more completions arrive, or if another thread polls. The checker therefore waits until the CQ has been
-// neither polled nor armed for Timeout. The checker then arms the CQ itself to detect present and later completions.
-// The consumer's handler is not called for these completions.
+// rearm tracks a completion handler that has polled its CQ and returned without arming the CQ. The behaviour is correct
+// if no more completions arrive, or if another thread polls. The checker therefore waits until the CQ has been neither
+// polled nor armed for Timeout. The checker then arms the CQ itself to detect present and later completions. The
+// consumer's handler is not called for these completions.
 type rearm struct {
 	o              *object
 	polls, armings int64

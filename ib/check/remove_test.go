@@ -98,8 +98,8 @@ func TestCheckInsideAtRemove(t *testing.T) {
 	}
 }
 
-// TestClientsDevice checks that objects created by another goroutine of a client belong to the client. It also checks
-// that events of the client name the client's own handle.
+// TestClientsDevice checks that objects created by another goroutine of a client belong to the client. The test also
+// checks that events of the client name the client's own handle.
 func TestClientsDevice(t *testing.T) {
 	w, core := &witness{}, &ib.Core{}
 	check.On(core, check.Config{Report: w.report})

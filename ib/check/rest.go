@@ -16,7 +16,7 @@ const (
 	restTime  = 50 * time.Millisecond
 )
 
-// rests counts inspections that find a callback waiting for a lock while no goroutine runs. It reports whether their
+// rests counts inspections that find a callback waiting for a lock while no goroutine runs. rests reports whether their
 // number is sufficient.
 func (f *frame) rests(all map[int64]goroutine) bool {
 	if f.kind != inCallback || !atRest(all) {

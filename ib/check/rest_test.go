@@ -9,8 +9,8 @@ import (
 	"verbena/ib/check"
 )
 
-// TestCheckLockHeldBySleeper checks a callback that waits for a lock. It must be reported long before Timeout if the
-// lock holder sleeps, and must not be reported if the holder works.
+// TestCheckLockHeldBySleeper checks a callback that waits for a lock. The callback must be reported long before Timeout
+// if the lock holder sleeps, and must not be reported if the holder works.
 func TestCheckLockHeldBySleeper(t *testing.T) {
 	for _, sleeps := range []bool{true, false} {
 		w, core := &witness{}, &ib.Core{}

@@ -270,7 +270,8 @@ func (o *object) destroyedQPs() map[uint32]*work {
 	return m
 }
 
-// completed records a completion on cq. It returns the request of the completion, or nil if the request is unknown.
+// completed records a completion on cq. completed returns the request of the completion, or nil if the request is
+// unknown.
 func (w *work) completed(cq *object, wc *ib.WC) (r *request) {
 	if w == nil {
 		return nil

@@ -293,8 +293,8 @@ func TestCheckInFlight(t *testing.T) {
 	}
 }
 
-// TestCheckInFlightOfRegions checks requests that register, invalidate or bind. They use a region that is not in their
-// gather list.
+// TestCheckInFlightOfRegions checks requests that register, invalidate or bind. The requests use a region that is not
+// in their gather list.
 func TestCheckInFlightOfRegions(t *testing.T) {
 	const access = ib.AccessLocalWrite | ib.AccessRemoteRead
 	type world struct {

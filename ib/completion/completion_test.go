@@ -112,8 +112,8 @@ func process(t *testing.T, cq *completion.CQ, c completion.Context, done func() 
 	})
 }
 
-// TestExchange checks that every done function is called once, in order and with the posted ID. It also checks that
-// done functions may post.
+// TestExchange checks that every done function is called once, in order and with the posted ID. The test also checks
+// that done functions may post.
 func TestExchange(t *testing.T) {
 	const messages, depth = 1000, 4
 	for name, c := range contexts {
@@ -265,8 +265,8 @@ func TestDrainTogether(t *testing.T) {
 	must(t, b.Close(t.Context()))
 }
 
-// TestSharedReceiveQueue checks that receives of a shared queue complete on the CQ through which they were posted. It
-// also checks that unused receives free their slots.
+// TestSharedReceiveQueue checks that receives of a shared queue complete on the CQ through which they were posted. The
+// test also checks that unused receives free their slots.
 func TestSharedReceiveQueue(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {

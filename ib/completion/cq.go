@@ -71,7 +71,7 @@ type slot struct {
 // batch is the number of completions that are handled before other work may run. (IB_POLL_BUDGET_WORKQUEUE)
 const batch = 256
 
-// New creates a queue on a device. It may sleep.
+// New creates a queue on a device. New may sleep.
 func New(d *ib.Device, init Init) (*CQ, error) {
 	if init.Entries < 1 || init.Context > Worker {
 		return nil, fmt.Errorf("create cq: invalid entries %d or context %d: %w",
@@ -121,7 +121,7 @@ func New(d *ib.Device, init Init) (*CQ, error) {
 // IB returns the underlying queue, for example to moderate it. The caller must not poll or arm it.
 func (q *CQ) IB() *ib.CQ { return q.cq }
 
-// Process handles at most budget completions of a Direct queue and returns their number. It sleeps if the done
+// Process handles at most budget completions of a Direct queue and returns their number. Process sleeps if the done
 // functions do.
 func (q *CQ) Process(budget int) (int, error) {
 	q.polled.Lock()
@@ -209,7 +209,7 @@ func (q *CQ) fail(err error) {
 	}
 }
 
-// get reserves a slot for a work request, and returns the request ID for the device. It does not sleep.
+// get reserves a slot for a work request, and returns the request ID for the device. get does not sleep.
 func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -224,7 +224,7 @@ func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
 	return uint64(s.gen)<<32 | uint64(i), nil
 }
 
-// put frees the slot of a work request. It returns false if the request has no slot.
+// put frees the slot of a work request. put returns false if the request has no slot.
 func (q *CQ) put(id uint64) (slot, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -254,8 +254,8 @@ func (q *CQ) forget(owner any) {
 	}
 }
 
-// PostSRQ posts a receive to a shared receive queue. All queue pairs of the SRQ must complete their receives on q. It
-// may not sleep.
+// PostSRQ posts a receive to a shared receive queue. All queue pairs of the SRQ must complete their receives on q.
+// PostSRQ may not sleep.
 func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
 	i, err := q.get(srq, done, wr.ID)
 	if err != nil {
@@ -269,9 +269,9 @@ func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
 	return nil
 }
 
-// DestroySRQ destroys a shared receive queue that was used with PostSRQ. It returns EBUSY while a queue pair uses the
-// SRQ. It handles remaining completions first. It does not call the done functions of unused receives. It may sleep,
-// and must not be called by a done function of the CQ.
+// DestroySRQ destroys a shared receive queue that was used with PostSRQ. DestroySRQ returns EBUSY while a queue pair
+// uses the SRQ. DestroySRQ handles remaining completions first. DestroySRQ does not call the done functions of unused
+// receives. DestroySRQ may sleep, and must not be called by a done function of the CQ.
 func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	if err := srq.Destroy(); err != nil {
 		return err
@@ -289,8 +289,8 @@ func (q *CQ) awaitPoller() {
 	defer q.polled.Unlock()
 }
 
-// Destroy frees the queue. It returns EBUSY while a queue pair uses the queue. After Destroy has returned, no done
-// function runs or will be called. It may sleep, and must not be called by a done function of the queue.
+// Destroy frees the queue. Destroy returns EBUSY while a queue pair uses the queue. After Destroy has returned, no done
+// function runs or will be called. Destroy may sleep, and must not be called by a done function of the queue.
 func (q *CQ) Destroy() error {
 	q.closing.Store(true)
 	q.awaitPoller()

@@ -10,7 +10,7 @@
 //	...
 //	err = errors.Join(qp.Close(ctx), cq.Destroy()) // every function has been called
 //
-// The package prevents four mistakes that are common in kernel drivers. They are: arming a queue without polling it
-// again, posting more requests than the completion queue has entries, freeing memory that a later completion needs, and
-// destroying a queue pair while another thread posts to it.
+// The package prevents four mistakes that are common in kernel drivers. The mistakes are: arming a queue without
+// polling it again, posting more requests than the completion queue has entries, freeing memory that a later completion
+// needs, and destroying a queue pair while another thread posts to it.
 package completion

@@ -66,7 +66,7 @@ func Example() {
 	// Output: success: "a message"
 }
 
-// Drain flushes outstanding work requests. It returns after their done functions have returned.
+// Drain flushes outstanding work requests. Drain returns after their done functions have returned.
 func ExampleQP_Drain() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)

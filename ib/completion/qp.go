@@ -26,11 +26,11 @@ type QP struct {
 	last        chan struct{} // closed at EventQPLastWQEReached; nil if the event cannot occur
 }
 
-// CreateQP creates a queue pair that completes on q. It may sleep.
+// CreateQP creates a queue pair that completes on q. CreateQP may sleep.
 func (q *CQ) CreateQP(pd *ib.PD, init ib.QPInitAttr) (*QP, error) { return NewQP(pd, init, q, q) }
 
 // NewQP creates a queue pair that completes its sends on send and its receives on recv. send and recv may be the same
-// CQ. It returns EINVAL for an XRC target, which has no queues. It may sleep.
+// CQ. NewQP returns EINVAL for an XRC target, which has no queues. NewQP may sleep.
 func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	if init.Type == ib.QPTypeXRCTgt {
 		return nil, fmt.Errorf("create qp: an XRC target has no queues: %w", syscall.EINVAL)
@@ -106,8 +106,8 @@ func (qp *QP) look() {
 }
 
 // PostSend posts a work request. When the request completes, also with an error, done is called with the completion.
-// done may be nil. It returns ENOMEM while the send queue or the completion queue is full, and ESHUTDOWN after Drain,
-// Close or Destroy was called. It may not sleep.
+// done may be nil. PostSend returns ENOMEM while the send queue or the completion queue is full, and ESHUTDOWN after
+// Drain, Close or Destroy was called. PostSend may not sleep.
 func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 	slot, err := qp.begin("post send", qp.send, done, wr.ID)
 	if err != nil {
@@ -123,7 +123,7 @@ func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 	return nil
 }
 
-// PostRecv posts a receive work request, like PostSend. It may not sleep.
+// PostRecv posts a receive work request, like PostSend. PostRecv may not sleep.
 func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 	slot, err := qp.begin("post receive", qp.recv, done, wr.ID)
 	if err != nil {
@@ -138,12 +138,12 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 	return nil
 }
 
-// Drain moves the queue pair to ERR. It returns when the done functions of all work requests of the queue pair have
+// Drain moves the queue pair to ERR. Drain returns when the done functions of all work requests of the queue pair have
 // returned. Requests in flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue
 // remain there, unless the queue pair has consumed them. Drain also works on a device in the error state. If ctx ends
-// first, Drain returns early. Done functions may then still be running, and Drain may be called again. It returns EIO
-// if a completion queue has failed. It may sleep and must not be called by a done function of the CQ. It processes a
-// Direct CQ itself. (ib_drain_qp)
+// first, Drain returns early. Done functions may then still be running, and Drain may be called again. Drain returns
+// EIO if a completion queue has failed. Drain may sleep and must not be called by a done function of the CQ. Drain
+// processes a Direct CQ itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
 	if err := qp.drain(ctx); err != nil {
 		return fmt.Errorf("drain qp %d: %w", qp.Num(), err)
@@ -232,7 +232,7 @@ func (qp *QP) await(ctx context.Context) error {
 
 // Close drains the queue pair and destroys it. If ctx ends first, the queue pair is not destroyed, and Close may be
 // called again. If one of its completion queues has failed, Close destroys the queue pair without calling the remaining
-// functions, and returns EIO. It may sleep, and must not be called by a done function of the CQ.
+// functions, and returns EIO. Close may sleep, and must not be called by a done function of the CQ.
 func (qp *QP) Close(ctx context.Context) error {
 	err := qp.Drain(ctx)
 	if err != nil && !errors.Is(err, errFailed) {
@@ -241,5 +241,5 @@ func (qp *QP) Close(ctx context.Context) error {
 	return errors.Join(err, qp.QP.DestroyContext(ctx))
 }
 
-// Destroy is Close without a time limit. It may sleep.
+// Destroy is Close without a time limit. Destroy may sleep.
 func (qp *QP) Destroy() error { return qp.Close(context.Background()) }

@@ -1,6 +1,6 @@
 // Package ibfake provides a fake driver for tests of consumers of package ib. The objects exist, but take no actions of
 // their own. A test can make methods fail ([Driver.Fail]) or wait ([Driver.Hold]) and can raise completions and events
-// ([CQ.Complete], [QP.Raise]). It can also inspect destroyed objects ([Driver.Destroyed]) and posted requests
+// ([CQ.Complete], [QP.Raise]). A test can also inspect destroyed objects ([Driver.Destroyed]) and posted requests
 // ([QP.Sent]).
 //
 // To transfer data, use the queue pairs of package driver/loopback.

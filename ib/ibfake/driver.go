@@ -65,8 +65,8 @@ type Answers struct {
 	GIDs   []ib.GIDEntry // GID table of the only port
 }
 
-// Driver is a fake driver, for ib.NewDevice. Its methods may be called from several goroutines. The methods do not
-// sleep, unless a test blocks them with Hold.
+// Driver is a fake driver, for ib.NewDevice. The methods of a Driver may be called from several goroutines. The methods
+// do not sleep, unless a test blocks them with Hold.
 type Driver struct {
 	qpn, keys atomic.Uint32
 
@@ -111,7 +111,7 @@ func New() *Driver {
 	}
 }
 
-// enter is called at the start of every method. It waits while Hold blocks the method, and returns the error set by
+// enter is called at the start of every method. enter waits while Hold blocks the method, and returns the error set by
 // Fail.
 //
 //verbena:allow nosleep a test has asked for the wait, by Hold

@@ -95,7 +95,7 @@ type CQ struct {
 	armed bool
 }
 
-// Complete adds a completion to the queue, and reports it if the queue is armed. It may not sleep.
+// Complete adds a completion to the queue, and reports it if the queue is armed. Complete may not sleep.
 func (c *CQ) Complete(wc ib.WC) {
 	c.mu.Lock()
 	c.wcs = append(c.wcs, wc)
@@ -146,7 +146,7 @@ func (c *CQ) Resize(entries int, u *ib.Udata) error {
 // Destroy implements ib.DriverCQ.
 func (c *CQ) Destroy() error { return c.d.destroy(DestroyCQ, "CQ") }
 
-// QP is the driver's side of a queue pair, returned by ib.DeviceHandle.QP. It records posted requests, but does not
+// QP is the driver's side of a queue pair, returned by ib.DeviceHandle.QP. A QP records posted requests, but does not
 // complete them.
 type QP struct {
 	ib.QPHandle
@@ -232,7 +232,7 @@ func (q *QP) Received() []ib.RecvWR {
 	return slices.Clone(q.recv)
 }
 
-// Modify implements ib.DriverQP. It stores the attributes unchanged.
+// Modify implements ib.DriverQP. Modify stores the attributes unchanged.
 func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
 	if err := q.d.enter(ModifyQP); err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"verbena/ib/slot"
 )
 
-// adapter is hardware without state. Its reset has no effect.
+// adapter is hardware without state. A reset of an adapter has no effect.
 type adapter struct{}
 
 func (adapter) Probe() (slot.Device, error) { return life{loopback.New("loop0", nil)}, nil }
@@ -22,7 +22,7 @@ type life struct{ *loopback.Device }
 
 func (l life) Close() error { return l.Handle().Dealloc() }
 
-// A slot resets a device. Its clients are removed from the old device and added to the new device.
+// A slot resets a device. The clients are removed from the old device and added to the new device.
 func ExampleSlot_Reset() {
 	var core ib.Core
 	client := &ib.Client{

@@ -43,8 +43,8 @@ func (m Moment) String() string { return m.what }
 // ResetAt schedules one reset at the time m. At that time it calls with, for example to make the hardware unreachable.
 // with may not sleep, and may be nil. The device stops, and the reset continues in the background. The wait for the
 // hardware has no limit. ResetAt replaces a pending ResetAt of the same kind. A pending ResetAt for a time of the
-// device is cancelled when the device is unplugged or reset. It returns EOPNOTSUPP if the hardware cannot stop at a
-// work request, and ENODEV if the slot is empty. It may not sleep.
+// device is cancelled when the device is unplugged or reset. ResetAt returns EOPNOTSUPP if the hardware cannot stop at
+// a work request, and ENODEV if the slot is empty. ResetAt may not sleep.
 func (s *Slot) ResetAt(m Moment, with func()) error {
 	dev := s.Device()
 	if dev == nil {
@@ -94,7 +94,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 	return nil
 }
 
-// Disarm cancels every pending ResetAt. It may not sleep.
+// Disarm cancels every pending ResetAt. Disarm may not sleep.
 func (s *Slot) Disarm() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +124,7 @@ func (s *Slot) duringRegistration() func() {
 	return f
 }
 
-// Close unplugs the device, if any, and waits for resets that ResetAt has started. It may sleep.
+// Close unplugs the device, if any, and waits for resets that ResetAt has started. Close may sleep.
 func (s *Slot) Close() (err error) {
 	for s.occupied() {
 		// another call has unplugged the device, or recovery has failed
@@ -136,7 +136,8 @@ func (s *Slot) Close() (err error) {
 	return err
 }
 
-// occupied reports whether the slot has a device or may soon have a device. It cancels a pending DuringRegistration.
+// occupied reports whether the slot has a device or may soon have a device. occupied cancels a pending
+// DuringRegistration.
 func (s *Slot) occupied() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,14 +18,15 @@ import (
 type Hardware interface {
 	// Probe creates a device that is ready for registration. (pci_driver.probe)
 	Probe() (Device, error)
-	// Reset resets the hardware. It returns an error if the hardware does not respond. (pci_error_handlers.slot_reset)
+	// Reset resets the hardware. Reset returns an error if the hardware does not respond.
+	// (pci_error_handlers.slot_reset)
 	Reset(ctx context.Context) error
-	// Await waits for unresponsive hardware to recover. It returns an error if the hardware cannot recover or ctx ends.
-	// (pci_error_handlers.resume)
+	// Await waits for unresponsive hardware to recover. Await returns an error if the hardware cannot recover or ctx
+	// ends. (pci_error_handlers.resume)
 	Await(ctx context.Context) error
 }
 
-// Device is one device of the hardware. It exists from Probe to Close.
+// Device is one device of the hardware. A Device exists from Probe to Close.
 type Device interface {
 	Handle() *ib.DeviceHandle
 	// Close releases the hardware after the device has been unregistered. (pci_driver.remove)
@@ -35,7 +36,8 @@ type Device interface {
 // Stopper is implemented by Hardware that can be stopped at a chosen work request, for tests.
 type Stopper interface {
 	// AtWorkRequest makes the hardware stop before the n-th send work request from now, and then call f. f may not
-	// sleep. n 0 cancels an earlier call. It returns false if the hardware has no device. It may not sleep.
+	// sleep. n 0 cancels an earlier call. AtWorkRequest returns false if the hardware has no device. AtWorkRequest may
+	// not sleep.
 	AtWorkRequest(n uint64, f func()) bool
 }
 
@@ -100,7 +102,7 @@ func New(core *ib.Core, name string, hw Hardware, logf func(format string, args 
 // Hardware returns the hardware of the slot.
 func (s *Slot) Hardware() Hardware { return s.hw }
 
-// Status returns the current status. It may not sleep.
+// Status returns the current status. Status may not sleep.
 func (s *Slot) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,14 +111,14 @@ func (s *Slot) Status() Status {
 	return st
 }
 
-// Device returns the device, or nil. It may not sleep.
+// Device returns the device, or nil. Device may not sleep.
 func (s *Slot) Device() Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.dev
 }
 
-// Events returns the event counts of all devices so far; see ib.DeviceHandle.Events. It may not sleep.
+// Events returns the event counts of all devices so far; see ib.DeviceHandle.Events. Events may not sleep.
 func (s *Slot) Events() ib.EventCounts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +129,7 @@ func (s *Slot) Events() ib.EventCounts {
 	return n
 }
 
-// lock begins a change of the device. It returns an error if ctx ends first.
+// lock begins a change of the device. lock returns an error if ctx ends first.
 func (s *Slot) lock(ctx context.Context) error {
 	select {
 	case s.flow <- struct{}{}:
@@ -176,8 +178,8 @@ func (s *Slot) hardware(ctx context.Context, method func(context.Context) error)
 	return method(ctx)
 }
 
-// Plug creates a device for the hardware and registers the device. It returns EBUSY if the slot has a device. It may
-// sleep.
+// Plug creates a device for the hardware and registers the device. Plug returns EBUSY if the slot has a device. Plug
+// may sleep.
 func (s *Slot) Plug() error {
 	_ = s.lock(context.Background())
 	defer s.unlock()
@@ -192,13 +194,13 @@ func (s *Slot) Plug() error {
 }
 
 // Unplug removes the device without notice, like a card that is pulled out of the machine. Outstanding requests are
-// flushed. Then the clients' Remove functions are called. A recovery that waits for the hardware is cancelled. It
-// returns ENODEV if the slot is empty. It may sleep.
+// flushed. Then the clients' Remove functions are called. A recovery that waits for the hardware is cancelled. Unplug
+// returns ENODEV if the slot is empty. Unplug may sleep.
 func (s *Slot) Unplug() error { return s.UnplugContext(context.Background()) }
 
 // UnplugContext is Unplug with a limit for the wait. If ctx ends while another change is in progress, Unplug has only
 // cancelled a recovery that waits for the hardware. If ctx ends later, the call continues, and other changes wait for
-// its end. It may sleep.
+// its end. UnplugContext may sleep.
 func (s *Slot) UnplugContext(ctx context.Context) error {
 	s.mu.Lock()
 	present := s.dev != nil || s.cancel != nil
@@ -230,9 +232,9 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 	})
 }
 
-// Reset resets the device; see the package comment. It returns when the recovered device is registered. ctx limits the
-// wait for other changes and for unresponsive hardware. If the recovery fails, the slot is empty afterwards. If ctx
-// ends while a client's function is running, Reset returns an error and the reset continues. It may sleep.
+// Reset resets the device; see the package comment. Reset returns when the recovered device is registered. ctx limits
+// the wait for other changes and for unresponsive hardware. If the recovery fails, the slot is empty afterwards. If ctx
+// ends while a client's function is running, Reset returns an error and the reset continues. Reset may sleep.
 func (s *Slot) Reset(ctx context.Context) error { return s.reset(ctx, nil) }
 
 // reset resets the device certain if it is still present. A nil certain means the current device.
@@ -351,7 +353,8 @@ func (s *Slot) take(dev Device) error {
 	return err
 }
 
-// bring probes and registers a device. It starts again if a pending moment makes the device fail during registration.
+// bring probes and registers a device. bring starts again if a pending moment makes the device fail during
+// registration.
 func (s *Slot) bring(ctx context.Context) error {
 	for {
 		dev, err := s.hw.Probe()

@@ -159,8 +159,8 @@ func TestSteps(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestEvents checks that the event counts of a slot include all its devices. It also checks that events of an unknown
-// type are not counted.
+// TestEvents checks that the event counts of a slot include all its devices. The test also checks that events of an
+// unknown type are not counted.
 func TestEvents(t *testing.T) {
 	_, _, s := newSlot(t)
 	must(t, s.Plug())

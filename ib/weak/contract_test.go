@@ -59,8 +59,8 @@ func wrapped(inner ibtest.NewDevice, c weak.Config) ibtest.NewDevice {
 	}
 }
 
-// TestContract checks that a weak device meets the contract. The checks of the suite are correct consumers. They must
-// work under every choice.
+// TestContract checks that a weak device meets the contract. The checks of the suite are correct consumers. The checks
+// must work under every choice.
 func TestContract(t *testing.T) {
 	for _, d := range []struct {
 		name  string

@@ -22,7 +22,7 @@ type cq struct {
 	obj ib.CQHandle
 	rep atomic.Bool // the inner queue has reported a completion
 
-	// hides is set when hidden requests exist. Their completions are invisible to the consumer.
+	// hides is set when hidden requests exist. The completions of hidden requests are invisible to the consumer.
 	hides atomic.Bool
 
 	ord       uint64 // number in creation order
@@ -143,7 +143,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	return n, err
 }
 
-// pull moves completions from the inner queue to the window until the window contains most completions. It drops
+// pull moves completions from the inner queue to the window until the window contains most completions. pull drops
 // completions of hidden requests.
 //
 //verbena:held mu
@@ -334,7 +334,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	return missed, nil
 }
 
-// tick executes a step that is not caused by a poll. It reports whether more steps are needed.
+// tick executes a step that is not caused by a poll. tick reports whether more steps are needed.
 func (c *cq) tick() (more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

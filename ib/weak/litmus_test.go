@@ -645,8 +645,8 @@ func awaitsByTime(w *world, wrong bool) error {
 
 const litmusSeeds = 5
 
-// TestLitmus runs the incorrect consumer of each row. It must work on a device without the choice and fail on a device
-// with the choice. The correct consumer must work on both devices, and on a device with all choices.
+// TestLitmus runs the incorrect consumer of each row. The consumer must work on a device without the choice and fail on
+// a device with the choice. The correct consumer must work on both devices, and on a device with all choices.
 func TestLitmus(t *testing.T) {
 	for _, l := range litmuses {
 		t.Run(weak.Choices[l.choice].Name+"/"+l.misuse, func(t *testing.T) {
@@ -709,7 +709,7 @@ func TestTable(t *testing.T) {
 	gendoc.Check(t, "../../docs/results/weak.md", "weak choices", b.String())
 }
 
-// TestReplay checks that the same calls on a device with the same seed have the same results. It also checks that
+// TestReplay checks that the same calls on a device with the same seed have the same results. The test also checks that
 // another seed has other results.
 func TestReplay(t *testing.T) {
 	run := func(seed uint64) (results []string) {
@@ -741,7 +741,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestUnsignaledReadIsNotSeen checks an unsignaled READ with late data. It must cause no completion and no
+// TestUnsignaledReadIsNotSeen checks an unsignaled READ with late data. The READ must cause no completion and no
 // notification, and occupy no entry of the completion queue.
 func TestUnsignaledReadIsNotSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

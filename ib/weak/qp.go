@@ -10,7 +10,7 @@ import (
 	"verbena/ib"
 )
 
-// qp is a queue pair. It stores delayed sends, and posts them to the inner queue pair in order.
+// qp is a queue pair. A qp stores delayed sends, and posts them to the inner queue pair in order.
 type qp struct {
 	ib.DriverQP
 	d              *driver
@@ -233,7 +233,8 @@ func (r *request) keep() {
 	}
 }
 
-// keepAH copies the address handle of a delayed request. It returns false if the inner driver cannot copy the handle.
+// keepAH copies the address handle of a delayed request. keepAH returns false if the inner driver cannot copy the
+// handle.
 //
 //verbena:held mu
 func (q *qp) keepAH(r *request) bool {
@@ -282,8 +283,8 @@ func (q *qp) full(list *[]*request, c *cq, room uint32) bool {
 	return len(*list) >= int(room)
 }
 
-// mayHold reports whether a request can be delayed. The inner driver must be certain to accept the request later. This
-// is assumed if the driver has accepted a request of the same kind before.
+// mayHold reports whether a request can be delayed. The inner driver must be certain to accept the request later.
+// Acceptance is assumed if the driver has accepted a request of the same kind before.
 //
 //verbena:held mu
 func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
@@ -351,7 +352,7 @@ func (q *qp) blocked(r *request) bool {
 	return len(q.reading) > 0
 }
 
-// advance executes one step. It reports whether sends are still delayed.
+// advance executes one step. advance reports whether sends are still delayed.
 func (q *qp) advance() (more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -374,7 +375,7 @@ func (q *qp) advance() (more bool) {
 	return len(q.held) > 0
 }
 
-// begin posts the first delayed send. It returns false if a fence blocks the send.
+// begin posts the first delayed send. begin returns false if a fence blocks the send.
 //
 //verbena:held mu
 func (q *qp) begin() bool {
@@ -545,8 +546,8 @@ func (q *qp) happened(e ib.EventType) {
 	q.d.wait(q)
 }
 
-// eventTick executes one step for the delayed events. The events are raised in order. It reports whether delayed events
-// remain.
+// eventTick executes one step for the delayed events. The events are raised in order. eventTick reports whether delayed
+// events remain.
 func (q *qp) eventTick() (more bool) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
@@ -560,7 +561,7 @@ func (q *qp) eventTick() (more bool) {
 	return len(q.events) > 0
 }
 
-// report ends the delay of all events. It raises the events, or drops them if raise is false.
+// report ends the delay of all events. report raises the events, or drops them if raise is false.
 func (q *qp) report(raise bool) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()

@@ -342,7 +342,7 @@ type EventResp struct {
 	ECE      ECE
 }
 
-// MinEventResp is the length of an EventResp for older callers. It excludes the fields that were added later.
+// MinEventResp is the length of an EventResp for older callers. The length excludes the fields that were added later.
 const MinEventResp = 324
 
 // SetOption sets an option (struct rdma_ucm_set_option).

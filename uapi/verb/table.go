@@ -178,7 +178,7 @@ var Table = []Spec{
 		Midlayer: []string{"MW.Dealloc"}, Driver: []string{"DriverMW.Dealloc"},
 	},
 
-	// Completion queues. A channel belongs to the core alone. It therefore works on a device in the error state.
+	// Completion queues. A channel belongs to the core alone. A channel therefore works on a device in the error state.
 	{
 		Name: "create_comp_channel", Effect: Reads,
 		Commands: []Command{answered[uapi.CreateCompChannel, uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel)},

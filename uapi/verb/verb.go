@@ -2,7 +2,7 @@ package verb
 
 import "verbena/uapi"
 
-// Spec is a row of the table. It describes an operation on a device or its objects, and all calls of the operation.
+// Spec is a row of the table. A row describes an operation on a device or its objects, and all calls of the operation.
 type Spec struct {
 	// Name is the name of the C function without ibv_. Fault rules cannot select a verb without a name. Such a verb is
 	// on the data path, or is called only by consumers in the same process.
@@ -17,12 +17,13 @@ type Spec struct {
 	Methods  []Method
 	// Midlayer contains the methods of package ib for consumers in the same process, such as "PD.RegMR".
 	Midlayer []string
-	// Driver contains the methods by which a driver implements the verb, such as "DriverQP.PostSend". They belong to
-	// interfaces of package ib.
+	// Driver contains the methods by which a driver implements the verb, such as "DriverQP.PostSend". The methods
+	// belong to interfaces of package ib.
 	Driver []string
 }
 
-// Effect is the effect of a verb on a device and its objects. It determines the device states in which the verb works.
+// Effect is the effect of a verb on a device and its objects. The effect determines the device states in which the verb
+// works.
 type Effect uint8
 
 // The effects. The state of a device is active, error or gone. A context of a removed device is a zombie.

@@ -2,8 +2,8 @@ package poller
 
 import "testing"
 
-// TestBriefSource checks that a source can be stopped before its thread has run for the first time. This happens if the
-// program exits at once.
+// TestBriefSource checks that a source can be stopped before its thread has run for the first time. A source is stopped
+// so early if the program exits at once.
 func TestBriefSource(t *testing.T) {
 	w := newWorld(t)
 	_, s, _ := w.rings()

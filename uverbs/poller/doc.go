@@ -3,8 +3,8 @@
 //
 // While programs of a user post, one thread per user polls their send queues (uverbs.File.RingPosted) and yields the
 // processor between polls. If no requests have been posted for a while, the thread sleeps. A program wakes the thread
-// in one of two ways. It writes to an eventfd after a notification that the thread sleeps, or it writes to a watched
-// file with each post.
+// in one of two ways. The program writes to an eventfd after a notification that the thread sleeps, or it writes to a
+// watched file with each post.
 //
 //	           no new requests for linger       nothing posted meanwhile
 //	polling ------------------------> leaving --------------------> asleep

@@ -15,8 +15,8 @@ import (
 )
 
 // ear is an inotify instance that pollers share. The kernel charges instances and watches to the account of the
-// service, which may be root's account. It does not charge the programs' users. The number of instances is therefore
-// limited: the first few pollers have one instance each, and further pollers share these instances.
+// service, which may be root's account. The kernel does not charge the programs' users. The number of instances is
+// therefore limited: the first few pollers have one instance each, and further pollers share these instances.
 //
 // Each poller adds the instance to its epoll set, with EPOLLEXCLUSIVE. An event then wakes one of the sleeping threads
 // that share the instance. A thread that wakes for any reason reads all events and wakes their pollers. This work
@@ -45,7 +45,7 @@ func mostWatches() (user, all int) {
 	return max(all/userShare, 1), all
 }
 
-// readLimit reads a limit of inotify. It returns the kernel's default if the read fails.
+// readLimit reads a limit of inotify. readLimit returns the kernel's default if the read fails.
 func readLimit(name string, usual int) int {
 	b, err := procfile.Read("/proc/sys/fs/inotify/" + name)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(b)))

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// linger is the time for which a thread continues to poll without finding new requests. It approximates the cost of
-	// sleeping and waking. The total cost is therefore never much worse than that of either alternative.
+	// linger is the time for which a thread continues to poll without finding new requests. linger approximates the
+	// cost of sleeping and waking. The total cost is therefore never much worse than that of either alternative.
 	linger = 50 * time.Microsecond
 	// allRounds is the number of rounds after which a thread checks all queue pairs: see uverbs.File.RingPosted.
 	allRounds = 64
@@ -47,8 +47,8 @@ type Source struct {
 	// sleeps.
 	Bell int
 	Tell func(awake bool)
-	// Watched is the alternative to the eventfd. It adds an inotify watch for a file to which the program writes with each
-	// post.
+	// Watched is the alternative to the eventfd. Watched adds an inotify watch for a file to which the program writes
+	// with each post.
 	Watched func(inotify int, mask uint32) (wd int, err error)
 	// Due, if not nil, is called every few milliseconds while the thread is awake, and before the thread sleeps. Due
 	// must not sleep. If Due returns true, another thread calls Tend. Calls of Tend for the files of one user do not
@@ -84,7 +84,8 @@ type Polled struct {
 	wd    int32       // the last watch, or 0; under ear.mu
 	deaf  bool        // the last attempt to arm the watch has failed; under poller.mu
 	scan  uverbs.Scan // used by the thread that has set busy
-	// busy is set by the thread that polls the file. It remains set while that thread is blocked on a program's memory.
+	// busy is set by the thread that polls the file. busy remains set while that thread is blocked on a program's
+	// memory.
 	busy atomic.Bool
 	by   *runner // the thread that has set busy; under busy
 }
@@ -225,7 +226,7 @@ func (p *poller) startLocked() error {
 	return nil
 }
 
-// close ends the thread. It waits for the thread unless the thread has been replaced.
+// close ends the thread. close waits for the thread unless the thread has been replaced.
 func (p *poller) close() {
 	p.mu.Lock()
 	r := p.current
@@ -340,8 +341,8 @@ func (r *runner) tendIfDue(now time.Time) {
 	}
 }
 
-// say notifies all programs whether they must write to the doorbell descriptor. It does nothing if the thread no longer
-// belongs to the poller. It returns the maximum sleep. A negative value means to sleep until a write.
+// say notifies all programs whether they must write to the doorbell descriptor. say does nothing if the thread no
+// longer belongs to the poller. say returns the maximum sleep. A negative value means to sleep until a write.
 func (r *runner) say(awake bool) (timeout time.Duration) {
 	timeout = -1
 	p := r.p
@@ -362,7 +363,7 @@ func (r *runner) say(awake bool) (timeout time.Duration) {
 }
 
 // armLocked makes the next write to a watched file wake the thread. Only one write wakes the thread, because a watch
-// makes each write slower. It returns false if the file cannot be watched now.
+// makes each write slower. armLocked returns false if the file cannot be watched now.
 //
 //verbena:held mu
 func (p *poller) armLocked(x *Polled) bool {
@@ -467,7 +468,7 @@ func (p *poller) replace(r *runner) {
 	}
 }
 
-// sleep waits for a doorbell, for wakeLocked, or until the timeout. A negative timeout means no limit. It forwards
+// sleep waits for a doorbell, for wakeLocked, or until the timeout. A negative timeout means no limit. sleep forwards
 // doorbells of other users, which do not end the sleep.
 func (p *poller) sleep(timeout time.Duration) {
 	var events [64]unix.EpollEvent

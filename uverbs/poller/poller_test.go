@@ -126,7 +126,7 @@ func TestBell(t *testing.T) {
 	x.Stop()
 }
 
-// TestWatched checks the same with writes to a watched file. It also checks that other files remain watched.
+// TestWatched checks the same with writes to a watched file. The test also checks that other files remain watched.
 func TestWatched(t *testing.T) {
 	w := newWorld(t)
 	var files [3]*file
@@ -268,8 +268,8 @@ func TestPanic(t *testing.T) {
 	x.Stop()
 }
 
-// TestReplacedRunner checks a thread that is blocked on a file. It must be replaced once, by a thread that skips the
-// file. When the blocked thread continues, it must end, and the new thread must poll the file again.
+// TestReplacedRunner checks a thread that is blocked on a file. The thread must be replaced once, by a thread that
+// skips the file. When the blocked thread continues, it must end, and the new thread must poll the file again.
 func TestReplacedRunner(t *testing.T) {
 	w := newWorld(t)
 	_, s, awake := w.rings()

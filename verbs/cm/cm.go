@@ -24,10 +24,10 @@ type Manager struct {
 // ender is a Conn or a Listener.
 type ender interface{ end(why error) }
 
-// New creates a Manager on a backend. It is for packages that implement a backend.
+// New creates a Manager on a backend. New is for packages that implement a backend.
 func New(b cmid.Backend) *Manager { return &Manager{b: b, open: map[ender]struct{}{}} }
 
-// Close closes the manager together with its connections and listeners. It may be called again, and may sleep.
+// Close closes the manager together with its connections and listeners. Close may be called again, and may sleep.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	closed := m.closed
@@ -129,7 +129,7 @@ func retries(n int) uint8 {
 	return uint8(min(n, 7))
 }
 
-// Conn is one side of a connection. It exists from address resolution on.
+// Conn is one side of a connection. A Conn exists from address resolution on.
 //
 //	active:   Resolve - create a queue pair - Init - post receives - Connect - use it
 //	passive:  Listener.Accept - create a queue pair - Request.Init - post receives - Request.Accept - use it
@@ -246,8 +246,8 @@ type Target struct {
 	Source netip.AddrPort // local address; zero: any address that reaches the destination
 }
 
-// Resolve resolves the addresses and the device of a connection. The caller must close the returned Conn. It may sleep.
-// (rdma_resolve_addr, rdma_resolve_route)
+// Resolve resolves the addresses and the device of a connection. The caller must close the returned Conn. Resolve may
+// sleep. (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn(m)
 	if err := m.enter(c); err != nil {
@@ -291,19 +291,19 @@ func (c *Conn) learn() error {
 // plain unmaps an IPv4-mapped address.
 func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// NodeGUID returns the node GUID of the connection's device: see [verbs.DeviceAttr]. It may sleep.
+// NodeGUID returns the node GUID of the connection's device: see [verbs.DeviceAttr]. NodeGUID may sleep.
 func (c *Conn) NodeGUID() (uint64, error) {
 	v, err := c.id.View()
 	return v.NodeGUID, err
 }
 
-// LocalAddr returns the local address. It may be called after Close.
+// LocalAddr returns the local address. LocalAddr may be called after Close.
 func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 
-// RemoteAddr returns the address of the peer. It may be called after Close.
+// RemoteAddr returns the address of the peer. RemoteAddr may be called after Close.
 func (c *Conn) RemoteAddr() netip.AddrPort { return c.remote }
 
-// Init moves a queue pair of type RC from RESET to INIT. In INIT receives can be posted. It may sleep.
+// Init moves a queue pair of type RC from RESET to INIT. In INIT receives can be posted. Init may sleep.
 func (c *Conn) Init(qp *verbs.QP) error {
 	guid, err := c.NodeGUID()
 	if err != nil {
@@ -346,8 +346,8 @@ func (c *Conn) take(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) 
 	return qp.Modify(a, mask|verbs.AttrState)
 }
 
-// bring moves the queue pair from INIT to RTS. It repeats the transition to INIT, because the peer's access rights were
-// unknown before.
+// bring moves the queue pair from INIT to RTS. bring repeats the transition to INIT, because the peer's access rights
+// were unknown before.
 func (c *Conn) bring(qp *verbs.QP, p cmid.Param, accepts bool) error {
 	for _, s := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
 		if err := c.take(qp, s, p, accepts); err != nil {
@@ -358,9 +358,9 @@ func (c *Conn) bring(qp *verbs.QP, p cmid.Param, accepts bool) error {
 }
 
 // Connect establishes the connection and moves the queue pair to RTS. data, at most 56 bytes, is sent to the peer as
-// private data. The result is the peer's private data. It returns a *RefusedError if the peer rejects the connection,
-// and ETIMEDOUT if the peer does not respond. If ctx ends first, Connect returns and the attempt continues until Close.
-// It may sleep. (rdma_connect)
+// private data. The result is the peer's private data. Connect returns a *RefusedError if the peer rejects the
+// connection, and ETIMEDOUT if the peer does not respond. If ctx ends first, Connect returns and the attempt continues
+// until Close. Connect may sleep. (rdma_connect)
 func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) ([]byte, error) {
 	param, err := p.forQP(qp)
 	if err != nil {
@@ -385,7 +385,7 @@ func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) 
 }
 
 // Established waits until the connection is established. On the passive side, the connection is established after
-// Accept, when the peer confirms it or sends the first message. It may sleep.
+// Accept, when the peer confirms it or sends the first message. Established may sleep.
 func (c *Conn) Established(ctx context.Context) error {
 	select {
 	case <-c.established:
@@ -401,18 +401,18 @@ func (c *Conn) Established(ctx context.Context) error {
 // removed. Err then returns the reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err returns the reason for the end of the connection. It returns nil before the end.
+// Err returns the reason for the end of the connection. Err returns nil before the end.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Disconnect ends the connection. The owner must move the queue pair to the error state, or close the queue pair. It
-// may sleep. (rdma_disconnect)
+// Disconnect ends the connection. The owner must move the queue pair to the error state, or close the queue pair.
+// Disconnect may sleep. (rdma_disconnect)
 func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 
-// Close ends the connection and frees its resources. It may be called again, and may sleep. (rdma_destroy_id)
+// Close ends the connection and frees its resources. Close may be called again, and may sleep. (rdma_destroy_id)
 func (c *Conn) Close() error {
 	c.end(errOwnEnd)
 	c.m.leave(c)
@@ -436,7 +436,7 @@ type Listener struct {
 const defaultBacklog = 128
 
 // Listen listens on an address and a port. The address may be unspecified, and port 0 means any free port. backlog
-// limits the requests that Accept has not returned yet; 0 means 128. It may sleep. (rdma_bind_addr, rdma_listen)
+// limits the requests that Accept has not returned yet; 0 means 128. Listen may sleep. (rdma_bind_addr, rdma_listen)
 func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 	fail := func(err error) (*Listener, error) { return nil, fmt.Errorf("verbs/cm: listen on %v: %w", at, err) }
 	if backlog <= 0 {
@@ -502,11 +502,11 @@ func (l *Listener) end(why error) {
 	}
 }
 
-// Addr returns the address of the Listener. It may be called after Close.
+// Addr returns the address of the Listener. Addr may be called after Close.
 func (l *Listener) Addr() netip.AddrPort { return l.addr }
 
 // Accept waits for a connection request. The error is the cause of ctx, ErrClosed of package verbs, or ENODEV if the
-// device of the listener has been removed. It may sleep.
+// device of the listener has been removed. Accept may sleep.
 func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	select {
 	case r := <-l.requests:
@@ -522,7 +522,7 @@ func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	}
 }
 
-// Close closes the listener, and rejects the remaining requests. It may be called again, and may sleep.
+// Close closes the listener, and rejects the remaining requests. Close may be called again, and may sleep.
 func (l *Listener) Close() error {
 	l.end(errManager)
 	l.m.leave(l)
@@ -537,7 +537,7 @@ func (l *Listener) Close() error {
 	}
 }
 
-// Request is a connection request. It must be accepted or rejected.
+// Request is a connection request. A Request must be accepted or rejected.
 type Request struct {
 	Data []byte // private data: the peer's data, padded with zeros to the length of the message's field
 	peer cmid.Param
@@ -546,7 +546,7 @@ type Request struct {
 	answered atomic.Bool // set by Accept and Reject
 }
 
-// answer records that the request is being answered. It returns EINVAL if the request has already been answered.
+// answer records that the request is being answered. answer returns EINVAL if the request has already been answered.
 func (r *Request) answer() error {
 	if r.answered.Swap(true) {
 		return fmt.Errorf("verbs/cm: the request has already been answered: %w", syscall.EINVAL)
@@ -554,18 +554,18 @@ func (r *Request) answer() error {
 	return nil
 }
 
-// NodeGUID returns the node GUID of the device that received the request. It may sleep.
+// NodeGUID returns the node GUID of the device that received the request. NodeGUID may sleep.
 func (r *Request) NodeGUID() (uint64, error) { return r.conn.NodeGUID() }
 
-// RemoteAddr returns the address of the peer. It may be called after Accept or Reject.
+// RemoteAddr returns the address of the peer. RemoteAddr may be called after Accept or Reject.
 func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 
-// Init moves a queue pair of type RC from RESET to INIT. In INIT receives can be posted. It may sleep.
+// Init moves a queue pair of type RC from RESET to INIT. In INIT receives can be posted. Init may sleep.
 func (r *Request) Init(qp *verbs.QP) error { return r.conn.Init(qp) }
 
 // Accept accepts the request and moves the queue pair to RTS. data, at most 196 bytes, is sent to the peer as private
 // data. The connection is established when Conn.Established returns. The peer may send earlier. If Accept fails, the
-// request is rejected. It returns EINVAL if the request has already been answered. It may sleep. (rdma_accept)
+// request is rejected. Accept returns EINVAL if the request has already been answered. Accept may sleep. (rdma_accept)
 func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 	if err := r.answer(); err != nil {
 		return nil, err
@@ -589,8 +589,8 @@ func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 	return c, nil
 }
 
-// Reject rejects the request. data, at most 148 bytes, is sent to the peer as private data. It returns EINVAL if the
-// request has already been answered. It may sleep. (rdma_reject)
+// Reject rejects the request. data, at most 148 bytes, is sent to the peer as private data. Reject returns EINVAL if
+// the request has already been answered. Reject may sleep. (rdma_reject)
 func (r *Request) Reject(data []byte) error {
 	if err := r.answer(); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package cm connects queue pairs of package verbs with the RDMA connection manager, by IP addresses and ports. It
-// interoperates with programs that use librdmacm.
+// Package cm connects queue pairs of package verbs with the RDMA connection manager, by IP addresses and ports. The
+// package interoperates with programs that use librdmacm.
 //
 //	m, err := cm.Open()                                        // the manager of the kernel, or of the program's service
 //

@@ -20,7 +20,7 @@ import (
 // devicePath is the file of the connection manager.
 const devicePath = "/dev/infiniband/rdma_cm"
 
-// Open opens the connection manager of the kernel, or of the service under which the program runs. It may sleep.
+// Open opens the connection manager of the kernel, or of the service under which the program runs. Open may sleep.
 // (rdma_create_event_channel)
 func Open() (*Manager, error) {
 	f, err := transport.OpenCM(devicePath)
@@ -30,7 +30,7 @@ func Open() (*Manager, error) {
 	return NewFile(f), nil
 }
 
-// NewFile creates a Manager for an open file. It is for packages that open the file by other means than [Open].
+// NewFile creates a Manager for an open file. NewFile is for packages that open the file by other means than [Open].
 func NewFile(f transport.CM) *Manager {
 	b := &file{f: f, ended: make(chan struct{}), ids: map[uint64]*fileID{}}
 	go b.run()
@@ -154,7 +154,7 @@ func (b *file) dispatch(r *ucm.EventResp) {
 	}
 }
 
-// name assigns to an ID the number that its events contain. It fails if no more events can arrive.
+// name assigns to an ID the number that its events contain. name fails if no more events can arrive.
 func (b *file) name(id *fileID) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 
 // ConnectionManager opens the connection manager of the core's devices. A core can have only one connection manager. m
 // is an existing one. If m is nil, the Stack creates its own connection manager at the first call, and closes it after
-// the last user. It may sleep.
+// the last user. ConnectionManager may sleep.
 func (s *Stack) ConnectionManager(m *rdmacm.Manager) (*cm.Manager, error) {
 	if m != nil {
 		return cm.New(manager{m, func() {}}), nil

@@ -37,7 +37,7 @@ type Stack struct {
 }
 
 // New creates a Stack on the present and future devices of a core. The caller must close the Stack after closing the
-// devices opened on it. It may sleep.
+// devices opened on it. New may sleep.
 func New(core *ib.Core) (*Stack, error) {
 	srv, err := uverbs.NewServer(core, uverbs.ServerOptions{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -46,8 +46,8 @@ func New(core *ib.Core) (*Stack, error) {
 	return &Stack{core: core, srv: srv}, nil
 }
 
-// Close removes the devices from programs that have opened them, as if the devices had been unplugged. It also closes
-// the devices of [NewSoftware]. It may sleep.
+// Close removes the devices from programs that have opened them, as if the devices had been unplugged. Close also
+// closes the devices of [NewSoftware]. Close may sleep.
 func (s *Stack) Close() {
 	s.srv.Close()
 	for _, end := range s.own {
@@ -74,8 +74,8 @@ func (s *Stack) info(d *uverbs.Device) verbs.DeviceInfo {
 	})
 }
 
-// Open opens a device by name. "" means the first device. It returns verbs.ErrNoDevice if the device does not exist. It
-// may sleep.
+// Open opens a device by name. "" means the first device. Open returns verbs.ErrNoDevice if the device does not exist.
+// Open may sleep.
 func (s *Stack) Open(name string) (*verbs.Device, error) {
 	for _, i := range s.Devices() {
 		if name == "" || i.Name == name {
@@ -149,7 +149,8 @@ func (t *file) Write(s *transport.Scratch, n int, mem []byte) error {
 	return err
 }
 
-// registering is the Space of a command that registers memory. It contains the command and the registered memory.
+// registering is the Space of a command that registers memory. The Space contains the command and the registered
+// memory.
 type registering struct {
 	*umem.Local
 	mem *umem.Local

@@ -7,8 +7,8 @@ import (
 	"verbena/verbs"
 )
 
-// TestOrder runs a program and its device under the race detector. Their accesses to memory on the garbage collector's
-// heap must be ordered. It can only fail under -race.
+// TestOrder runs a program and its device under the race detector. The accesses to memory on the garbage collector's
+// heap must be ordered. The test can only fail under -race.
 func TestOrder(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{}), newEnd(t, dev, verbs.QPInit{})

@@ -23,7 +23,7 @@ type Software struct {
 }
 
 // NewSoftware creates a Stack with new software devices. Without arguments it creates one device from the zero
-// [Software]. The caller must close the Stack after closing the devices opened on it. It may sleep.
+// [Software]. The caller must close the Stack after closing the devices opened on it. NewSoftware may sleep.
 func NewSoftware(devices ...Software) (*Stack, error) {
 	if len(devices) == 0 {
 		devices = make([]Software, 1)

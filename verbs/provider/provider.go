@@ -1,6 +1,6 @@
 // Package provider defines the interface between package verbs and the code for one kind of device. Such code is called
-// a provider, as in libibverbs. A provider creates queues with driver-private data in the commands. It also reads and
-// writes work requests and completions in the layout of its device.
+// a provider, as in libibverbs. A provider creates queues with driver-private data in the commands. A provider also
+// reads and writes work requests and completions in the layout of its device.
 //
 // Each provider is a subpackage of this package, and is listed in [verbena/verbs]. Package verbs ensures that only one
 // goroutine at a time uses a queue.
@@ -54,14 +54,14 @@ type CQ interface {
 
 // QP is a queue pair with queues in memory that the device reads. Only Close sleeps.
 type QP interface {
-	// Send adds a work request to the queue. From then on the device may read the request. It returns ErrFull if the
+	// Send adds a work request to the queue. From then on the device may read the request. Send returns ErrFull if the
 	// queue is full.
 	Send(wr *SendWR) error
 	// Ring rings the doorbell for the added work requests.
 	Ring() error
-	// Recv adds a work request to the receive queue. It returns ErrFull if the queue is full.
+	// Recv adds a work request to the receive queue. Recv returns ErrFull if the queue is full.
 	Recv(wr *RecvWR) error
-	// Reset drops outstanding requests. It is called after the queue pair has been moved to RESET.
+	// Reset drops outstanding requests. Reset is called after the queue pair has been moved to RESET.
 	Reset()
 	// Close removes the mappings.
 	Close() error
@@ -70,7 +70,7 @@ type QP interface {
 // SRQ is a shared receive queue. Only Close and Modify sleep.
 type SRQ interface {
 	Recv(wr *RecvWR) error
-	// Modify changes the capacity, the limit, or both. It may sleep.
+	// Modify changes the capacity, the limit, or both. Modify may sleep.
 	Modify(req uapi.ModifySRQ) error
 	Close() error
 }

@@ -168,7 +168,7 @@ func BenchmarkWait(b *testing.B) {
 // stream alternates with copies of the same size. Each copy has the size of a WRITE, at most 256 KB, because Go's
 // memmove bypasses the cache from 1 MB on. The service falls asleep during the copies. After all threads of the service
 // have slept, the monitor of its Go runtime wakes fifty times within one or two milliseconds. If the monitor wakes on
-// the processor of the copying thread, the copy is delayed by more than the monitor's own time. This effect is visible
+// the processor of the copying thread, the copy is delayed by more than the monitor's own time. The effect is visible
 // in a short iteration of some milliseconds, but not in a long one.
 func BenchmarkWrite(b *testing.B) {
 	const memory, burst, stream = 64 << 20, 16 << 20, 256 << 20

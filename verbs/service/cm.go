@@ -14,7 +14,8 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// ConnectionManager opens the connection manager of the service. It may sleep. (rdma_create_event_channel)
+// ConnectionManager opens the connection manager of the service. ConnectionManager may sleep.
+// (rdma_create_event_channel)
 func (s *Service) ConnectionManager() (*cm.Manager, error) {
 	f, err := openCM(s.loc)
 	if err != nil {

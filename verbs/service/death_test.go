@@ -21,8 +21,8 @@ import (
 	"verbena/verbs/service"
 )
 
-// beService is an environment variable. It makes the test binary run as a service at the socket that the variable
-// names.
+// beService is an environment variable. The variable makes the test binary run as a service at the socket that the
+// variable names.
 const beService = "VERBENA_TEST_SERVICE"
 
 func TestMain(m *testing.M) {

@@ -66,7 +66,7 @@ func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
 	return f, nil
 }
 
-// watch waits until the service closes the signal. It then completes outstanding requests, because the service no
+// watch waits until the service closes the signal. watch then completes outstanding requests, because the service no
 // longer can.
 func (f *file) watch() {
 	defer close(f.watched)
@@ -121,7 +121,7 @@ func (f *file) Ioctl(s *transport.Scratch) error {
 	return f.command(devfile.Request{Op: devfile.OpIoctl, Addr: s.Addr})
 }
 
-// command sends a request. It stores the descriptor that arrives with the reply for Events.
+// command sends a request. command stores the descriptor that arrives with the reply for Events.
 func (f *file) command(r devfile.Request) error {
 	a, fd, err := f.ask(r)
 	if fd >= 0 {

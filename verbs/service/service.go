@@ -25,7 +25,7 @@ import (
 type Service struct{ loc ctl.Location }
 
 // At returns the service that listens on a socket. "" means $VERBENA_SOCKET or, if this is not set, the user's own
-// socket. At creates the directory of the user's own socket. It does not connect to the service.
+// socket. At creates the directory of the user's own socket. At does not connect to the service.
 func At(socket string) (*Service, error) {
 	if socket != "" {
 		return &Service{ctl.Location{Socket: socket}}, nil
@@ -37,11 +37,11 @@ func At(socket string) (*Service, error) {
 	return &Service{loc}, nil
 }
 
-// AtLocation returns the service at a location. It does not connect to the service.
+// AtLocation returns the service at a location. AtLocation does not connect to the service.
 func AtLocation(loc ctl.Location) *Service { return &Service{loc} }
 
-// Devices returns the working devices, sorted by name. It returns an error if no service is running. It also returns an
-// error if the service is not trusted, because a service can observe its programs. It may sleep.
+// Devices returns the working devices, sorted by name. Devices returns an error if no service is running. Devices also
+// returns an error if the service is not trusted, because a service can observe its programs. Devices may sleep.
 func (s *Service) Devices() ([]verbs.DeviceInfo, error) {
 	c, err := ctl.Dial(s.loc)
 	if err != nil {
@@ -66,8 +66,8 @@ func (s *Service) Devices() ([]verbs.DeviceInfo, error) {
 	return list, nil
 }
 
-// Open opens a device by name. "" means the first device. It returns verbs.ErrNoDevice if the device does not exist. It
-// may sleep.
+// Open opens a device by name. "" means the first device. Open returns verbs.ErrNoDevice if the device does not exist.
+// Open may sleep.
 func (s *Service) Open(name string) (*verbs.Device, error) {
 	list, err := s.Devices()
 	if err != nil {

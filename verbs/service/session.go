@@ -29,7 +29,7 @@ type session struct {
 	dead atomic.Bool // the service has ended
 }
 
-// dial opens a file of the service. It also returns extra descriptors in addition to those of the session.
+// dial opens a file of the service. dial also returns extra descriptors in addition to those of the session.
 func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []int, error) {
 	client, err := ctl.Dial(loc)
 	if err != nil {
@@ -68,7 +68,7 @@ func (x *session) close() {
 	x.signal.Close()
 }
 
-// ask sends a request with descriptors. It returns the reply together with the descriptor of the reply, or -1.
+// ask sends a request with descriptors. ask returns the reply together with the descriptor of the reply, or -1.
 func (x *session) ask(r devfile.Request, with ...int) (devfile.Answer, int, error) {
 	x.asking.Lock()
 	defer x.asking.Unlock()

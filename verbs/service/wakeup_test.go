@@ -13,10 +13,10 @@ import (
 	"verbena/verbs"
 )
 
-// TestWakeups posts at random times before and after the service's poller falls asleep. It uses a few queue pairs, and
-// then more queue pairs than the poller checks in each round. Posted requests must complete, even after a queue pair
-// has been reset and its indices have their former values. WAKEUPS sets the duration for each number of queue pairs.
-// The default is one second in total.
+// TestWakeups posts at random times before and after the service's poller falls asleep. The test uses a few queue
+// pairs, and then more queue pairs than the poller checks in each round. Posted requests must complete, even after a
+// queue pair has been reset and its indices have their former values. WAKEUPS sets the duration for each number of
+// queue pairs. The default is one second in total.
 func TestWakeups(t *testing.T) {
 	length := 300 * time.Millisecond
 	if s := os.Getenv("WAKEUPS"); s != "" {

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Goroutine returns the number of the calling goroutine. It takes about a microsecond.
+// Goroutine returns the number of the calling goroutine. Goroutine takes about a microsecond.
 func Goroutine() int64 {
 	var buf [64]byte
 	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))

@@ -74,7 +74,7 @@ var Rows = []Row{
 	{"SQE", "RTS", "RC XRC_INI XRC_TGT RAW_PACKET", "", ""},
 }
 
-// Mask returns the mask of the attributes in names. It panics on a name that is not in Attrs.
+// Mask returns the mask of the attributes in names. Mask panics on a name that is not in Attrs.
 func Mask(names string) (m uint32) {
 	for _, n := range strings.Fields(names) {
 		bit, ok := Attrs[n]

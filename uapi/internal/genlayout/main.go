@@ -1,8 +1,8 @@
 // Command genlayout writes a table with the layout of the RDMA user ABI. The C compiler determines the layout from the
 // headers of this machine.
 //
-// An existing table is extended. It keeps the facts of other header sets. To add the headers of another kernel, pass
-// the directory that contains rdma/:
+// An existing table is extended. The table keeps the facts of other header sets. To add the headers of another kernel,
+// pass the directory that contains rdma/:
 //
 //	genlayout -o testdata/kernel.txt -include ~/rdma-core/kernel-headers -set rdma-core-64
 //

@@ -70,7 +70,7 @@ var verbsEnums = []string{
 // macroPrefix marks an enumerator that represents a macro.
 const macroPrefix = "verbena_macro_"
 
-// Extract compiles the headers below the directory include, and returns the facts without header sets. It runs no
+// Extract compiles the headers below the directory include, and returns the facts without header sets. Extract runs no
 // program other than the compiler cc, and reads the facts from the compiler's debug information.
 func Extract(cc, include string, src Source) (Table, error) {
 	if _, err := exec.LookPath(cc); err != nil {

@@ -131,7 +131,7 @@ func (t Table) Merge(set string, facts Table) Table {
 	return out
 }
 
-// Diff compares t with the facts of other headers. It returns three lists: the facts that contradict t, the facts of
+// Diff compares t with the facts of other headers. Diff returns three lists: the facts that contradict t, the facts of
 // all header sets of t that the headers lack, and the facts that have no counterpart in t.
 func (t Table) Diff(facts Table) (wrong, missing, unknown Table) {
 	for i := range facts {

@@ -12,13 +12,14 @@ import (
 // Backend creates IDs.
 type Backend interface {
 	// NewID creates an ID. f is called for the events of the ID, one at a time, and must not wait for a call on an ID.
-	// It may sleep.
+	// NewID may sleep.
 	NewID(f func(Event)) (ID, error)
-	// Close closes the backend together with its remaining IDs. It may sleep.
+	// Close closes the backend together with its remaining IDs. Close may sleep.
 	Close() error
 }
 
-// ID is one side of a connection, or a listener (struct rdma_cm_id, port space TCP, RC). Its methods may sleep.
+// ID is one side of a connection, or a listener (struct rdma_cm_id, port space TCP, RC). The methods of an ID may
+// sleep.
 type ID interface {
 	Bind(at netip.AddrPort) error
 	Listen(backlog int) error
@@ -27,7 +28,7 @@ type ID interface {
 	ResolveRoute() error
 	// Connect causes an event ConnectResponse, Rejected or Unreachable.
 	Connect(p Param, data []byte) error
-	// Adopt sets the event function of a request. It must be called before Accept.
+	// Adopt sets the event function of a request. Adopt must be called before Accept.
 	Adopt(f func(Event))
 	// Accept causes an event Established.
 	Accept(p Param, data []byte) error

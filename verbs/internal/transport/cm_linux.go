@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CM is an open file of the connection manager. Its methods are safe for concurrent use. Commands must be in memory of
-// Scratch.
+// CM is an open file of the connection manager. The methods of a CM are safe for concurrent use. Commands must be in
+// memory of Scratch.
 type CM interface {
-	// Write executes a write(2) of one command: the first n bytes of s. Errors are those of Transport.Write. It may
+	// Write executes a write(2) of one command: the first n bytes of s. Errors are those of Transport.Write. Write may
 	// sleep.
 	Write(s *Scratch, n int) error
-	// Await is the equivalent of Write for a command that receives an event. It sleeps until an event arrives.
+	// Await is the equivalent of Write for a command that receives an event. Await sleeps until an event arrives.
 	Await(s *Scratch, n int) error
 	Scratch() *Scratch
 	Close() error

@@ -1,7 +1,7 @@
 // Package transport transmits the commands of package verbs to a device.
 //
 // A [Transport] is one open device file. The file belongs to the kernel or to a service that traps the calls on it
-// ([Open]). It may also belong to a service at the other end of a socket, or to package uverbs in this process
+// ([Open]). The file may also belong to a service at the other end of a socket, or to package uverbs in this process
 // (verbs/embed). All commands are those of the Linux user ABI. A provider therefore needs only one implementation.
 package transport
 
@@ -21,22 +21,22 @@ var ErrClosed = errors.New("verbs: use of a closed device")
 // The other end accesses no other memory of this process except registered memory.
 type Transport interface {
 	// Write executes a write(2) of one command, which is the first n bytes of s. mem is the memory that the command
-	// registers, or nil. The error is a syscall.Errno or ErrClosed, or wraps one of them. It may sleep.
+	// registers, or nil. The error is a syscall.Errno or ErrClosed, or wraps one of them. Write may sleep.
 	Write(s *Scratch, n int, mem []byte) error
 	// Ioctl executes an ioctl(2) with RDMA_VERBS_IOCTL. The argument is at the start of s. Errors are those of Write.
-	// It may sleep.
+	// Ioctl may sleep.
 	Ioctl(s *Scratch) error
 	// Scratch returns memory for a command. The caller must free the memory with Scratch.Free.
 	Scratch() *Scratch
-	// Doorbell rings the doorbell of a queue pair, which is given by its handle. It is equivalent to a POST_SEND
-	// without work requests. It does not sleep.
+	// Doorbell rings the doorbell of a queue pair, which is given by its handle. Doorbell is equivalent to a POST_SEND
+	// without work requests. Doorbell does not sleep.
 	Doorbell(qp uint32) error
 	// Map maps a queue at an offset of the device file for reading and writing. Unmap removes the mapping. Map and
 	// Unmap may sleep.
 	Map(offset uint64, size int) ([]byte, error)
 	Unmap([]byte) error
 	// Alloc returns memory for registration. The memory is zeroed, page-aligned and outside the heap of the garbage
-	// collector. It may sleep.
+	// collector. Alloc may sleep.
 	Alloc(size int) (Memory, error)
 	// Events takes ownership of an event file. fd is the descriptor of the file in a response.
 	Events(fd uint32) (*Events, error)
@@ -51,8 +51,8 @@ type Memory struct {
 	Free func()
 }
 
-// Events is a completion channel or the file of asynchronous events. It is the read end of a pipe, or a file of the
-// kernel.
+// Events is a completion channel or the file of asynchronous events. The file is the read end of a pipe, or a file of
+// the kernel.
 type Events struct {
 	f    *os.File
 	fd   uint32        // the number of the file in commands
@@ -85,7 +85,7 @@ func NewEvents(f *os.File, fd uint32) *Events {
 func (e *Events) FD() uint32 { return e.fd }
 
 // Read waits for records until ctx ends. If ctx ends, the error is the cause of ctx. Read returns io.EOF if the device
-// has been removed, and ErrClosed if the Events have been closed. It returns whole records of at most 64 bytes in
+// has been removed, and ErrClosed if the Events have been closed. Read returns whole records of at most 64 bytes in
 // total, if they fit in b.
 func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	select {
@@ -132,7 +132,7 @@ func (e *Events) watch(ctx context.Context) {
 	})
 }
 
-// Close wakes waiting readers. It may be called again.
+// Close wakes waiting readers. Close may be called again.
 func (e *Events) Close() error {
 	e.mu.Lock()
 	if e.watched != nil && !e.closed {

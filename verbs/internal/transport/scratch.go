@@ -14,8 +14,8 @@ type Scratch struct {
 	memory Memory
 }
 
-// ScratchSize is the length of Scratch.Mem. It suffices for each command of a provider, including a response with a
-// table of 256 GIDs.
+// ScratchSize is the length of Scratch.Mem. The length suffices for each command of a provider, including a response
+// with a table of 256 GIDs.
 const ScratchSize = 16 << 10
 
 // Arena allocates Scratches from memory that the function allocate returns. All methods are safe for concurrent use.

@@ -125,7 +125,7 @@ func (q *qp) Send(wr *provider.SendWR) error {
 // maxMessage is the maximum length of a message in bytes. A receive may be longer.
 const maxMessage = 1 << 31
 
-// putSGEs writes elements to b. It returns their description and the number of bytes written. most is the maximum
+// putSGEs writes elements to b. putSGEs returns their description and the number of bytes written. most is the maximum
 // number of elements.
 func putSGEs(b []byte, sges []provider.SGE, most int) (dma uapi.RXEDMAInfo, n int, total uint64, err error) {
 	if len(sges) > most {

@@ -1,6 +1,6 @@
-// Package rxe is the provider for software RoCE. It supports the kernel's rdma_rxe and Verbena, which has the same
-// queue layout. It corresponds to providers/rxe of rdma-core. Package ring defines the layout and the order of
-// accesses. Verbena's driver also uses package ring.
+// Package rxe is the provider for software RoCE. The provider supports the kernel's rdma_rxe and Verbena, which has the
+// same queue layout. The package corresponds to providers/rxe of rdma-core. Package ring defines the layout and the
+// order of accesses. Verbena's driver also uses package ring.
 package rxe
 
 import (
@@ -40,7 +40,7 @@ type queue struct {
 	mem []byte
 }
 
-// mapQueue maps a ring. It returns nil if mi has no offset.
+// mapQueue maps a ring. mapQueue returns nil if mi has no offset.
 func mapQueue(d *cmd.Device, mi uapi.MMInfo) (*queue, error) {
 	if mi.Size == 0 {
 		return nil, nil
@@ -93,9 +93,9 @@ func (Provider) CreateCQ(d *cmd.Device, req uapi.CreateCQ) (provider.CQ, uapi.Cr
 
 var errNoPlace = fmt.Errorf("the response contains no mmap offset of the queue: %w", syscall.EPROTO)
 
-// withInvalidate is the flag of an invalidated key. It accepts the number of libibverbs and the number of the kernel,
-// which the kernel's rxe uses. In libibverbs the kernel's number means a verified checksum. rxe devices do not report
-// verified checksums.
+// withInvalidate is the flag of an invalidated key. The flag accepts the number of libibverbs and the number of the
+// kernel, which the kernel's rxe uses. In libibverbs the kernel's number means a verified checksum. rxe devices do not
+// report verified checksums.
 const withInvalidate = uapi.WCFlagWithInvalidate | uapi.WCFlags(uapi.IBVWCWithInv)
 
 // Poll implements provider.CQ. (cq_poll)
