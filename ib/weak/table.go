@@ -39,91 +39,102 @@ type Row struct {
 var Choices = [numChoices]Row{
 	{
 		LateCompletion, "late-completion",
-		"delays each completion and its notification, and returns one completion by a poll",
-		"ibv_poll_cq(3): a poll returns the completions that are in the queue; no time is promised. ib_req_notify_cq: a handler may find the queue empty",
-		"polls a fixed number of times; takes an empty poll for an idle device; takes a full array for granted",
+		"delays each completion and its notification, and returns one completion per poll",
+		"ibv_poll_cq(3): a poll returns the completions that are in the queue, and no time is guaranteed. " +
+			"ib_req_notify_cq: a handler may find the queue empty",
+		"polls a fixed number of times; treats an empty poll as an idle device; expects a full array",
 	},
 	{
 		MissedCompletion, "missed-completion",
-		"delays each completion; some come between the last poll and ReqNotify, and are not notified of",
-		"ib_req_notify_cq: a completion that is in the queue when it is armed raises no call; IB_CQ_REPORT_MISSED_EVENTS tells of it",
-		"arms a queue that it has polled empty, and neither polls again nor asks what it has missed",
+		"delays each completion; some arrive between the last poll and ReqNotify, and are not reported",
+		"ib_req_notify_cq: a completion that is in the queue when the queue is armed causes no call; " +
+			"IB_CQ_REPORT_MISSED_EVENTS reports it",
+		"arms an empty queue, and neither polls again nor uses NotifyReportMissed",
 	},
 	{
 		CrossOrder, "cross-order",
-		"returns completions of different queues in any order; the order within a send or receive queue is kept",
-		"IBA 10.8.3: the order of completions is that of the work requests of one queue, and of no other",
-		"takes the completion of another queue pair, or of the peer's answer, as proof of an earlier request",
+		"returns completions of different queues in any order; the order within a send or receive queue is preserved",
+		"IBA 10.8.3: completions are in the order of the work requests of one queue only",
+		"treats the completion of another queue pair, or of the peer's response, as proof of an earlier request",
 	},
 	{
 		LateFlush, "late-flush",
 		"reports flushed work requests some polls after Modify has returned",
-		"IBA 10.3.1: a queue pair in the error state completes what is outstanding, in time",
+		"IBA 10.3.1: a queue pair in the error state completes the outstanding requests after some time",
 		"frees the memory of work requests when Modify to the error state returns",
 	},
 	{
 		PoisonedFields, "poisoned-fields",
-		"fills the fields of a failed completion that are undefined with a pattern; in a successful one the immediate data and the " +
-			"invalidated key, unless the flags name them",
-		"ibv_poll_cq(3): of a failed one wr_id, status, qp_num and vendor_err alone are valid (and, in package ib, the opcode of a flushed " +
-			"one); imm_data and invalidated_rkey are valid with IBV_WC_WITH_IMM and IBV_WC_WITH_INV",
-		"reads the length, the opcode or the immediate data before the status; takes immediate data of 0 for a message without any",
+		"fills the undefined fields of a failed completion with a pattern; in a successful completion it fills the " +
+			"immediate data and the invalidated key, unless the flags name these fields",
+		"ibv_poll_cq(3): in a failed completion only wr_id, status, qp_num and vendor_err are valid (in package ib " +
+			"also the opcode of a flushed request); imm_data and invalidated_rkey are valid with IBV_WC_WITH_IMM and " +
+			"IBV_WC_WITH_INV",
+		"reads the length, the opcode or the immediate data before the status; treats immediate data of 0 as a " +
+			"message without immediate data",
 	},
 	{
 		SplitKeys, "split-keys",
-		"gives regions a local key that differs from the remote key, and is no remote key",
+		"assigns regions a local key that differs from the remote key and is not a valid remote key",
 		"ibv_reg_mr(3): the local key is for the scatter list of work requests, the remote key for peers",
 		"names local memory by the remote key, or sends the local key to the peer",
 	},
 	{
 		NewKeys, "new-keys",
-		"gives a region new keys with each reregistration, and ends the former ones",
-		"IBA 11.2.8.5: the call returns the local and the remote key; MR.Rereg: the keys may be others afterwards",
-		"goes on with the keys of before a Rereg, or does not send the new one to the peer",
+		"assigns a region new keys with each reregistration, and invalidates the former keys",
+		"IBA 11.2.8.5: the call returns the local and the remote key; MR.Rereg: the keys may change",
+		"continues to use the keys from before a Rereg, or does not send the new key to the peer",
 	},
 	{
 		ExactRoom, "exact-room",
-		"grants the capacities of a queue pair that were asked for, and no more; a work request takes its place until its completion, " +
-			"or one of a later request of the queue, has been polled",
-		"ibv_create_qp(3): the granted values are at least those asked for; IBA 10.8.6: unsignaled work requests are outstanding until a later one completes",
-		"posts more than it has asked for; signals no request; counts a request as done when the peer has answered",
+		"grants exactly the requested capacities of a queue pair; a work request occupies its entry until its " +
+			"completion, or the completion of a later request of the queue, has been polled",
+		"ibv_create_qp(3): the granted values are at least the requested values; IBA 10.8.6: unsignaled work " +
+			"requests are outstanding until a later request completes",
+		"posts more requests than the requested capacity; signals no request; counts a request as done when the peer " +
+			"has responded",
 	},
 	{
 		EarlyNumbers, "early-numbers",
-		"gives a new queue pair the number of one that was destroyed, on drivers that can (ib.NumberReuser)",
+		"assigns a new queue pair the number of a destroyed queue pair, if the driver supports this (ib.NumberReuser)",
 		"IBA 10.2.4: the number identifies a queue pair while it exists",
 		"keeps state of a destroyed queue pair under its number",
 	},
 	{
 		LateEvent, "late-event",
-		"reports an event of a queue pair 6 to 13 ms after it has happened, at the latest when Modify to RESET returns",
-		"IBA 11.6.3: events are asynchronous; ib_qp.event_handler: no time is promised, nor an order with completions",
-		"destroys a queue pair with a shared receive queue without waiting for EventQPLastWQEReached; takes the completions for the event",
+		"reports an event of a queue pair 6 to 13 ms late, but at the latest when Modify to RESET returns",
+		"IBA 11.6.3: events are asynchronous; ib_qp.event_handler: neither a time nor an order with completions is " +
+			"guaranteed",
+		"destroys a queue pair with a shared receive queue without waiting for EventQPLastWQEReached; treats the " +
+			"completions as the event",
 	},
 	{
 		LateSource, "late-source",
-		"reads the memory of SENDs, WRITEs, READs and atomics when they begin, some steps after the post",
+		"reads the memory of SENDs, WRITEs, READs and atomics when their execution begins, some steps after the post",
 		"ibv_post_send(3): a buffer can only be reused safely when the completion has been retrieved",
-		"changes, or frees, the memory of a request before its completion; takes a post for a delivery",
+		"changes, or frees, the memory of a request before its completion; treats a post as a delivery",
 	},
 	{
 		LateTarget, "late-target",
-		"fills the memory of a receive when its completion is polled, if the peer of the queue pair has no rights to it",
-		"ibv_reg_mr(3), ordering semantics: data are guaranteed present only once a completing event has occurred",
-		"looks at the memory of a receive, or at the sender's completion, instead of the completion of the receive",
+		"fills the memory of a receive when its completion is polled, if the peer of the queue pair has no rights to " +
+			"this memory",
+		"ibv_reg_mr(3), ordering semantics: data are guaranteed to be present only after a completing event",
+		"reads the memory of a receive before the completion of the receive, or after the sender's completion",
 	},
 	{
 		LateRead, "late-read",
-		"fills the target of a READ or atomic when its completion is polled (of an unsignaled one, that of a later request), or a fenced request " +
-			"begins, if the peer of the queue pair has no rights to the target",
+		"fills the target of a READ or atomic when its completion is polled or a fenced request begins, if the peer " +
+			"of the queue pair has no rights to the target; for an unsignaled request the completion of a later request " +
+			"counts",
 		"ibv_reg_mr(3), ordering semantics; IBA 10.8.3.3: a request that follows a READ waits for its data only with a fence",
-		"uses the data of a READ after the peer's answer to a later message; sends the data on without a fence",
+		"uses the data of a READ after the peer's response to a later message; sends the data on without a fence",
 	},
 	{
 		SlowMethods, "slow-methods",
-		"takes 2 ms for one in eight of the calls that query the device, or make, change or destroy a queue pair, a completion queue or a region",
-		"the contract of package ib: such a method may sleep, and for as long as it takes",
-		"gives a call of another thread a fixed time; does not wait for the thread before it lets go of the device",
+		"delays one in eight of the calls that query the device, or create, change or destroy a queue pair, a " +
+			"completion queue or a region, by 2 ms",
+		"the contract of package ib: such a method may sleep, for an unlimited time",
+		"limits the duration of another thread's call; releases the device before the thread has returned",
 	},
 }
 
