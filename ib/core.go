@@ -135,14 +135,14 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	c.mu.Unlock()
 	if ctx.Done() == nil {
 		defer close(e.done)
-		e.err = c.takeAway(d)
+		e.err = c.detachAndUnregister(d)
 		return e.err
 	}
 	go func() {
 		defer close(e.done)
 		in, _ := registers(d.observed(), "Core.Unregister", nil)
 		defer in.leave()
-		e.err = c.takeAway(d)
+		e.err = c.detachAndUnregister(d)
 	}()
 	if err := e.wait(ctx); err != nil && !e.over() {
 		return fmt.Errorf("unregister device %s: %w", d.name, err)
@@ -150,8 +150,8 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	return e.err
 }
 
-// takeAway implements Unregister.
-func (c *Core) takeAway(d *Device) error {
+// detachAndUnregister implements Unregister.
+func (c *Core) detachAndUnregister(d *Device) error {
 	c.lock()
 	c.detachAll(d)
 	d.callbacks.drain()

@@ -53,25 +53,25 @@ func TestGIDTable(t *testing.T) {
 	}{
 		{name: "IPv4 comes before IPv6", addrs: "2001:db8::1 10.0.0.1", want: def + " 10.0.0.1 2001:db8::1", changed: 3},
 		{name: "nothing changes", addrs: "10.0.0.1 2001:db8::1", want: def + " 10.0.0.1 2001:db8::1"},
-		{name: "the address of the default GID has no other place", addrs: "10.0.0.1 2001:db8::1 " + def, want: def +
+		{name: "the address of the default GID has no second index", addrs: "10.0.0.1 2001:db8::1 " + def, want: def +
 			" 10.0.0.1 2001:db8::1"},
-		{name: "one goes, the others stay", addrs: "2001:db8::1", want: def + " - 2001:db8::1", changed: 1},
-		{name: "another gets its place", addrs: "2001:db8::1 10.0.0.2", want: def + " 10.0.0.2 2001:db8::1", changed: 1},
+		{name: "one GID is removed, the others keep their index", addrs: "2001:db8::1", want: def + " - 2001:db8::1", changed: 1},
+		{name: "a new GID gets the free index", addrs: "2001:db8::1 10.0.0.2", want: def + " 10.0.0.2 2001:db8::1", changed: 1},
 		{name: "no room for the last", addrs: "2001:db8::1 10.0.0.2 10.0.0.3 10.0.0.4", want: def +
 			" 10.0.0.2 2001:db8::1 10.0.0.3", changed: 1},
-		{name: "one that is referred to goes", hold: 1, addrs: "2001:db8::1", want: def + " - 2001:db8::1 -", changed: 2},
-		{name: "another does not get its place", addrs: "2001:db8::1 10.0.0.5", want: def + " - 2001:db8::1 10.0.0.5",
+		{name: "a GID with a reference is removed", hold: 1, addrs: "2001:db8::1", want: def + " - 2001:db8::1 -", changed: 2},
+		{name: "a new GID does not get a referenced index", addrs: "2001:db8::1 10.0.0.5", want: def + " - 2001:db8::1 10.0.0.5",
 			changed: 1},
-		{name: "nor is there another one", addrs: "2001:db8::1 10.0.0.5 10.0.0.6", want: def + " - 2001:db8::1 10.0.0.5"},
-		{name: "it comes back", addrs: "2001:db8::1 10.0.0.5 10.0.0.2", want: def + " 10.0.0.2 2001:db8::1 10.0.0.5",
+		{name: "a full table omits a new GID", addrs: "2001:db8::1 10.0.0.5 10.0.0.6", want: def + " - 2001:db8::1 10.0.0.5"},
+		{name: "a removed GID returns to its index", addrs: "2001:db8::1 10.0.0.5 10.0.0.2", want: def + " 10.0.0.2 2001:db8::1 10.0.0.5",
 			changed: 1},
-		{name: "goes again", addrs: "2001:db8::1 10.0.0.5", want: def + " - 2001:db8::1 10.0.0.5", changed: 1},
-		{name: "when nothing refers to it the place is empty", put: 1, addrs: "2001:db8::1 10.0.0.5 10.0.0.6",
+		{name: "the GID is removed again", addrs: "2001:db8::1 10.0.0.5", want: def + " - 2001:db8::1 10.0.0.5", changed: 1},
+		{name: "without a reference the index is empty", put: 1, addrs: "2001:db8::1 10.0.0.5 10.0.0.6",
 			want: def + " 10.0.0.6 2001:db8::1 10.0.0.5", changed: 1},
 		{name: "another MAC address", mac: mac2, want: def2 + " - - -", changed: 4},
-		{name: "the default GID is referred to", hold: -1, mac: mac, want: "- - - -", changed: 1},
-		{name: "it is kept", mac: mac, want: "- - - -"},
-		{name: "it is not any more", put: -1, mac: mac, want: def + " - - -", changed: 1},
+		{name: "the default GID has a reference", hold: -1, mac: mac, want: "- - - -", changed: 1},
+		{name: "the reference prevents reuse", mac: mac, want: "- - - -"},
+		{name: "the release allows reuse", put: -1, mac: mac, want: def + " - - -", changed: 1},
 	} {
 		place := func(n int) int { return max(n, 0) } // -1 stands for index 0
 		if step.hold != 0 {

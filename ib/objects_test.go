@@ -125,7 +125,7 @@ func TestRegMRChecks(t *testing.T) {
 	}{
 		{"remote write without local write", 10, AccessRemoteWrite, syscall.EINVAL},
 		{"atomics without local write", 10, AccessRemoteAtomic, syscall.EINVAL},
-		{"memory that is not there", 11, AccessLocalWrite, syscall.EFAULT},
+		{"unmapped memory", 11, AccessLocalWrite, syscall.EFAULT},
 		{"over the limit", 4 * umem.PageSize, AccessLocalWrite, syscall.ENOMEM},
 		{"on demand, of a device without", 10, AccessOnDemand, syscall.EOPNOTSUPP},
 		{"fine", 10, AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead, nil},

@@ -157,7 +157,7 @@ func TestQPModify(t *testing.T) {
 		{"to RTS", QPAttr{State: QPRTS, CurState: QPRTR},
 			QPAttrState | QPAttrCurState | QPAttrTimeout | QPAttrRetryCnt | QPAttrRNRRetry | QPAttrSQPSN | QPAttrMaxRdAtomic,
 			QPRTS, nil},
-		{"assert a state that cannot be", QPAttr{State: QPRTS, CurState: QPInit}, QPAttrState | QPAttrCurState, QPRTS,
+		{"assert an impossible state", QPAttr{State: QPRTS, CurState: QPInit}, QPAttrState | QPAttrCurState, QPRTS,
 			syscall.EINVAL},
 		{"to ERR", QPAttr{State: QPErr}, QPAttrState, QPErr, nil},
 		{"back to RTS", QPAttr{State: QPRTS}, QPAttrState, QPErr, syscall.EINVAL},

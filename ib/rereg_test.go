@@ -41,10 +41,10 @@ func TestRereg(t *testing.T) {
 		{"unknown change", 8, MRChange{}, syscall.EINVAL},
 		{"no domain", MRChangePD, MRChange{}, syscall.EINVAL},
 		{"remote write alone", MRChangeAccess, MRChange{Access: AccessRemoteWrite}, syscall.EINVAL},
-		{"right to write memory that may not be written", MRChangeAccess, MRChange{Access: AccessLocalWrite}, syscall.EFAULT},
+		{"write access to read-only memory", MRChangeAccess, MRChange{Access: AccessLocalWrite}, syscall.EFAULT},
 		{"addresses from zero without a change of memory", MRChangeAccess,
 			MRChange{Access: AccessRemoteRead | AccessZeroBased}, syscall.EINVAL},
-		{"memory that is not there", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8},
+		{"unmapped memory", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8},
 			syscall.EFAULT},
 	} {
 		wantErr(t, c.name, mr.Rereg(c.flags, c.to), c.want)

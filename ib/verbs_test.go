@@ -9,8 +9,8 @@ import (
 	"verbena/uapi/verb"
 )
 
-// notVerbs lists the driver's methods that are not verbs. These methods belong to two groups: the methods of the
-// device's life cycle, and queries of the midlayer.
+// notVerbs lists the driver's methods that are not verbs: methods of the device's life cycle, and queries of the
+// midlayer.
 var notVerbs = map[string]bool{
 	"Driver.EnterError": true, "UserContexter.AllocUserContext": true, "UserContexter.DeallocUserContext": true,
 	"Disassociator.Disassociate": true, "NumberReuser.ReuseNumbers": true, "LibraryFaulter.LibraryFault": true,

@@ -122,10 +122,10 @@ type receiver struct {
 
 	received uint64 // end of the received bytes
 	consumed uint64 // end of the consumed bytes
-	told     uint64 // value of consumed in the last credit
+	credited uint64 // value of consumed in the last credit
 
-	ends    ends   // ends of messages that have not been consumed
-	toldNum uint64 // number of the first message that had not been consumed at the last credit
+	ends        ends   // ends of messages that have not been consumed
+	creditedNum uint64 // number of the first message that had not been consumed at the last credit
 }
 
 func newReceiver(size, messages int) receiver {
@@ -160,11 +160,11 @@ func (r *receiver) consume(n int) (due bool) {
 }
 
 func (r *receiver) due() bool {
-	return (r.consumed-r.told)*fraction >= r.size || (r.ends.head-r.toldNum)*fraction >= r.messages
+	return (r.consumed-r.credited)*fraction >= r.size || (r.ends.head-r.creditedNum)*fraction >= r.messages
 }
 
 // credit returns the consumed position for immediate data, and records it as sent.
 func (r *receiver) credit() uint32 {
-	r.told, r.toldNum = r.consumed, r.ends.head
+	r.credited, r.creditedNum = r.consumed, r.ends.head
 	return uint32(r.consumed) & immMask
 }

@@ -128,7 +128,7 @@ func TestStranger(t *testing.T) {
 			p.write(0, 0, immFin)
 			p.write(5, 1, 0)
 		}},
-		{"nothing at all", func(p *stranger) { p.write(0, 0, 0) }},
+		{"a message without data, credit or flags", func(p *stranger) { p.write(0, 0, 0) }},
 		{"FIN twice", func(p *stranger) {
 			p.write(0, 0, immFin)
 			p.write(0, 0, immFin)

@@ -69,7 +69,7 @@ func TestParsePacketDrops(t *testing.T) {
 		{"FetchAdd", pkt(roce.RCFetchAdd, 0, 44), nil},
 		{"UD without DETH", pkt(roce.UDSendOnly, 0, 20), roce.DropHeaders},
 		{"WRITE with Immediate without ImmDt", pkt(roce.RCRDMAWriteOnlyWithImmediate, 0, 32), roce.DropHeaders},
-		{"not whole words", pkt(roce.RCSendOnly, 0, 17), roce.DropUnaligned},
+		{"length not a multiple of 4", pkt(roce.RCSendOnly, 0, 17), roce.DropUnaligned},
 		{"padding without payload", pkt(roce.RCSendOnly, 1, 16), roce.DropPad},
 		{"padding of an Acknowledge", pkt(roce.RCAcknowledge, 3, 20), roce.DropPad},
 		{"one byte and padding", pkt(roce.RCSendOnly, 3, 20), nil},

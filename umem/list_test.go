@@ -98,8 +98,8 @@ func TestListErrors(t *testing.T) {
 		want  error
 	}{
 		{"none", nil, true, 0, nil},
-		{"only empty ones", []Range{{p, 0}, {0, 0}}, true, 0, nil},
-		{"each is charged", []Range{{p, p}, {p, p}}, true, 2, nil},
+		{"only empty ranges", []Range{{p, 0}, {0, 0}}, true, 0, nil},
+		{"a repeated range is charged twice", []Range{{p, p}, {p, p}}, true, 2, nil},
 		{"pages that are touched", []Range{{p - 1, 2}, {7, 3}, {9*p + 1, p}}, true, 5, nil},
 		{"the limit", []Range{{0, 8 * p}, {0, 1}}, true, 0, ErrLimit},
 		{"not mapped", []Range{{p, p}, {49 * p, p + 1}}, false, 0, ErrFault},

@@ -276,7 +276,7 @@ func testProcessProtection(t *testing.T, start func(*testing.T, string) *childPr
 		{"empty at an address that is not mapped", 0, 0, nil, nil},
 		{"writable", page(0), 2 * PageSize, nil, nil},
 		{"unaligned", page(0) + 100, 17, nil, nil},
-		{"up to the end of what is readable", page(0), 3 * PageSize, nil, ErrFault},
+		{"up to the end of the readable pages", page(0), 3 * PageSize, nil, ErrFault},
 		{"read-only", page(2), 1, nil, ErrFault},
 		{"last byte read-only", page(1), PageSize + 1, nil, ErrFault},
 		{"no rights", page(3), 1, ErrFault, ErrFault},
@@ -313,7 +313,7 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 		end  func(c *childProcess)
 	}{
 		{"killed", func(c *childProcess) { c.kill() }},
-		{"killed, not waited for", func(c *childProcess) { c.cmd.Process.Kill() }},
+		{"killed, not yet waited for", func(c *childProcess) { c.cmd.Process.Kill() }},
 		{"marked dead", func(c *childProcess) { c.MarkDead() }},
 		{"closed", func(c *childProcess) { c.Close() }},
 	} {
@@ -989,12 +989,12 @@ func TestOnDemand(t *testing.T) {
 		iova, length uint64
 		want         error
 	}{
-		{"what is there", r, at, uint64(len(mem)), nil},
+		{"the whole mapped range", r, at, uint64(len(mem)), nil},
 		{"nothing", r, at, 0, nil},
-		{"before it", r, 0x7000, PageSize, ErrFault},
-		{"across its end", r, at + 2*PageSize, 2 * PageSize, ErrFault},
+		{"before the range", r, 0x7000, PageSize, ErrFault},
+		{"across the end of the range", r, at + 2*PageSize, 2 * PageSize, ErrFault},
 		{"outside the region", r, at, 5 * PageSize, ErrRange},
-		{"by its address", all, addr + 5, 2 * PageSize, nil},
+		{"by address, without IOVA", all, addr + 5, 2 * PageSize, nil},
 		{"all memory", all, 0, Everything, ErrFault},
 		{"the last byte", all, Everything, 1, ErrRange},
 	} {

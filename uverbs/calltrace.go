@@ -38,8 +38,8 @@ func (t *CommandTrace) named(name string) {
 	}
 }
 
-// gives records a number that the caller receives in an attribute.
-func (t *CommandTrace) gives(id uapi.AttrID, v uint64) {
+// recordNumber records a number that the caller receives in an attribute.
+func (t *CommandTrace) recordNumber(id uapi.AttrID, v uint64) {
 	if t == nil {
 		return
 	}

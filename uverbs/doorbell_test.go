@@ -177,8 +177,8 @@ func TestDoorbellPeeked(t *testing.T) {
 			1},
 		{"a queue pair that cannot send", byIoctl, maxScan + 1, func(_, early uint32) []byte { return doorbell(early) }, 1,
 			1},
-		{"not looked at: few queue pairs", byIoctl, 2, func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 0},
-		{"not looked at: other commands come by write", byWrite, maxScan + 1,
+		{"not peeked: few queue pairs", byIoctl, 2, func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 0},
+		{"not peeked: other commands by write", byWrite, maxScan + 1,
 			func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -612,9 +612,9 @@ func TestRingPostedGoesOn(t *testing.T) {
 		asked      int // number of calls of Idle
 	}{
 		{"done at once", 1, 9, nil, 0},
-		{"done while it is idle", 3, 9, []bool{true, true}, 2},
-		{"it has to go", 4, 1, []bool{true, true, false}, 2},
-		{"it never has time", 3, 0, []bool{true, false}, 1},
+		{"done while the caller is idle", 3, 9, []bool{true, true}, 2},
+		{"the caller must return", 4, 1, []bool{true, true, false}, 2},
+		{"the caller is never idle", 3, 0, []bool{true, false}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newWorld(t).start(byIoctl)

@@ -77,17 +77,17 @@ func TestDriverMethod(t *testing.T) {
 		want  syscall.Errno
 		seen  bool
 	}{
-		{"as it should be", []uapi.Attr{number, text, handleAttr(ownRegion, uint64(mr))}, 0, true},
+		{"valid call", []uapi.Attr{number, text, handleAttr(ownRegion, uint64(mr))}, 0, true},
 		{"without an optional attribute", []uapi.Attr{number}, 0, false},
-		{"without the mandatory one", []uapi.Attr{text}, syscall.EINVAL, false},
+		{"without the mandatory attribute", []uapi.Attr{text}, syscall.EINVAL, false},
 		{"too short", []uapi.Attr{number, input(ownBytes, make([]byte, 8))}, syscall.EINVAL, false},
 		{"twice", []uapi.Attr{number, number}, syscall.EINVAL, false},
-		{"an attribute that it must understand", []uapi.Attr{number, {AttrID: 77, Flags: uapi.AttrFMandatory}},
+		{"an unknown mandatory attribute", []uapi.Attr{number, {AttrID: 77, Flags: uapi.AttrFMandatory}},
 			syscall.EPROTONOSUPPORT, false},
 		{"no such object", []uapi.Attr{number, handleAttr(ownRegion, uint64(foreign))}, syscall.ENOENT, false},
 		{"another kind of object", []uapi.Attr{number, handleAttr(ownRegion, uint64(pd))}, syscall.EINVAL, false},
 		{"an error of the driver", []uapi.Attr{inline(ownNumber, 4, 1)}, syscall.ERANGE, false},
-		{"an error that is no errno", []uapi.Attr{inline(ownNumber, 4, 2)}, syscall.EIO, false},
+		{"an error without errno", []uapi.Attr{inline(ownNumber, 4, 2)}, syscall.EIO, false},
 	} {
 		seen = nil
 		out := p.alloc(8)[:8]

@@ -48,7 +48,7 @@ type eventFile struct {
 	note     kept.Note // charge for the read end
 	gate     *pipeGate
 	run      func()        // pump, stored so that starting it does not allocate
-	turn     chan struct{} // contains an element while a thread has the token
+	token    chan struct{} // contains an element while a thread has the token
 	over     chan struct{} // closed when the pipe is closed
 
 	mu     sync.Mutex
@@ -162,7 +162,7 @@ func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (
 	}
 	e = &eventFile{
 		dev: st.Dev, ino: st.Ino, size: size, pipe: os.NewFile(uintptr(writer), "events"), fd: writer,
-		records: make([]record, 0, 32), user: user, kept: keep, note: note, gate: gate, turn: make(chan struct{}, 1),
+		records: make([]record, 0, 32), user: user, kept: keep, note: note, gate: gate, token: make(chan struct{}, 1),
 		over: make(chan struct{}),
 	}
 	e.run = e.pump
@@ -233,11 +233,11 @@ func (e *eventFile) flush() {
 // pump writes the queued records, waits while the pipe is full, and closes the pipe at the end.
 func (e *eventFile) pump() {
 	for {
-		e.turn <- struct{}{}
+		e.token <- struct{}{}
 		e.gate.enter(nil)
 		next := e.work()
 		e.gate.leave()
-		<-e.turn
+		<-e.token
 		switch next {
 		case pumpWaits:
 			e.awaitRoom()
@@ -364,11 +364,11 @@ func (e *eventFile) hold() bool {
 	expired := time.NewTimer(timeout)
 	defer expired.Stop()
 	select {
-	case e.turn <- struct{}{}:
+	case e.token <- struct{}{}:
 		if e.gate.enter(expired.C) {
 			return true
 		}
-		<-e.turn
+		<-e.token
 	case <-expired.C:
 	}
 	e.mu.Lock()
@@ -379,7 +379,7 @@ func (e *eventFile) hold() bool {
 
 func (e *eventFile) release() {
 	e.gate.leave()
-	<-e.turn
+	<-e.token
 }
 
 // forgetRead drops the records that the program has read. The caller must have the token.
@@ -538,11 +538,11 @@ func (e *eventFile) deserted() bool {
 // file.
 func (e *eventFile) closeDeserted() bool {
 	select {
-	case e.turn <- struct{}{}:
+	case e.token <- struct{}{}:
 	default:
 		return false
 	}
-	defer func() { <-e.turn }()
+	defer func() { <-e.token }()
 	e.mu.Lock()
 	idle := !e.flushing && e.state != eventsClosed
 	if idle {

@@ -457,7 +457,7 @@ func TestEventAfterWrite(t *testing.T) {
 	must(t, err)
 	defer unix.Close(reader)
 	defer e.close()
-	e.turn <- struct{}{} // the test acts as the writer
+	e.token <- struct{}{} // the test acts as the writer
 	src := &eventSource{}
 	e.completed(src, 0xa)
 	var buf [batch]byte
@@ -481,7 +481,7 @@ func TestEventAfterWrite(t *testing.T) {
 	if raised != 2 || waiting != 1 {
 		t.Errorf("after the write: got %d events raised and %d queued, want 2 and 1", raised, waiting)
 	}
-	<-e.turn
+	<-e.token
 }
 
 // TestEventsAreBounded checks the number of identical events that wait for a blocked pipe. The test also checks that
@@ -491,7 +491,7 @@ func TestEventsAreBounded(t *testing.T) {
 	must(t, err)
 	defer unix.Close(reader)
 	defer e.close()
-	e.turn <- struct{}{} // simulates a thread that is in a call on the pipe
+	e.token <- struct{}{} // simulates a thread that is in a call on the pipe
 	srcs := []*eventSource{{}, {}}
 	for range 3 * maxWaiting {
 		for i, src := range srcs {
@@ -508,7 +508,7 @@ func TestEventsAreBounded(t *testing.T) {
 		t.Errorf("got %d records, want %d", got, want)
 	}
 	e.mu.Unlock()
-	<-e.turn
+	<-e.token
 	read := func(n int) {
 		t.Helper()
 		written(e)

@@ -115,8 +115,8 @@ func (f *File) charged(k kind, create func() error) error {
 	return err
 }
 
-// isGone records that an object has been destroyed.
-func (f *File) isGone(o *object) {
+// recordDestroyed records that an object has been destroyed.
+func (f *File) recordDestroyed(o *object) {
 	o.gone = true
 	f.user.Give(quotaKinds[o.res.kind()], 1)
 }
@@ -246,7 +246,7 @@ func (f *File) destroyObject(handle uint32, k kind) (resource, error) {
 			o.publish()
 			return nil, err
 		}
-		f.isGone(o)
+		f.recordDestroyed(o)
 	}
 	f.objects.remove(o)
 	return o.res, nil
@@ -260,7 +260,7 @@ func (f *File) destroyNow(o *object) {
 	if qp, ok := o.res.(*qpObject); ok {
 		qp.groups.leaveAll(qp.QP, f.user)
 	}
-	defer f.isGone(o)
+	defer f.recordDestroyed(o)
 	if err := o.res.destroy(); err != nil {
 		f.logf("cannot destroy %v with handle %d: %v", o.res.kind(), o.handle, err)
 	}

@@ -258,13 +258,13 @@ func (a *attribute) number() uint64 {
 	return a.Data
 }
 
-// give sets the value of the attribute to a new object's handle or to a descriptor. The value is stored when the call
-// succeeds.
-func (c *ioctlCall) give(id uapi.AttrID, v uint64) {
+// setNumber sets the value of the attribute to a new object's handle or to a descriptor. The value is stored when the
+// call succeeds.
+func (c *ioctlCall) setNumber(id uapi.AttrID, v uint64) {
 	i := c.place[id]
 	c.raw[i].Data = v
 	c.changed[i] = true
-	c.trace.gives(id, v)
+	c.trace.recordNumber(id, v)
 }
 
 // room returns the length of an attribute's buffer, or 0 if the caller did not pass the attribute.
@@ -285,7 +285,7 @@ func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	}
 	if len(bufs) == 1 && c.trace != nil {
 		if v, ok := number(bufs[0]); ok {
-			c.trace.gives(id, v)
+			c.trace.recordNumber(id, v)
 		}
 	}
 	room := int(c.raw[i].Len)

@@ -67,7 +67,7 @@ func TestCreateQPAttributes(t *testing.T) {
 		{"all sends signalled", uapi.QPTRC, flags(8, uapi.QPCreateSQSigAll), ok},
 		{"RC with an option", uapi.QPTRC, flags(8, blockLoopback), inval},
 		{"UC with an option", uapi.QPTUC, flags(8, padding), inval},
-		{"UD with an option of its own", uapi.QPTUD, flags(8, blockLoopback), notSup},
+		{"UD with a UD option", uapi.QPTUD, flags(8, blockLoopback), notSup},
 		{"UD with an option of all datagrams", uapi.QPTUD, flags(8, padding), notSup},
 		{"UD with an option of raw packets", uapi.QPTUD, flags(8, scatterFCS), inval},
 		{"UD with another option of raw packets", uapi.QPTUD, flags(8, stripping|blockLoopback), inval},

@@ -289,7 +289,7 @@ func asyncEventAlloc(c *ioctlCall) error {
 		return err
 	}
 	return c.finish(func() error {
-		c.give(uapi.AttrAsyncEventAllocFDHandle, uint64At(c.resp))
+		c.setNumber(uapi.AttrAsyncEventAllocFDHandle, uint64At(c.resp))
 		return c.deliver()
 	})
 }

@@ -114,7 +114,7 @@ func ioctlCreateCQ(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		c.give(uapi.AttrCreateCQHandle, uint64(resp.CQHandle))
+		c.setNumber(uapi.AttrCreateCQHandle, uint64(resp.CQHandle))
 		c.output(uapi.AttrCreateCQRespCQE, uint32Bytes(resp.CQE))
 		return nil
 	})
@@ -154,7 +154,7 @@ func ioctlCreateQP(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		c.give(uapi.AttrCreateQPHandle, uint64(resp.QPHandle))
+		c.setNumber(uapi.AttrCreateQPHandle, uint64(resp.QPHandle))
 		granted := uapi.QPCap{
 			MaxSendWR:     resp.MaxSendWR,
 			MaxRecvWR:     resp.MaxRecvWR,
@@ -265,7 +265,7 @@ func ioctlCreateSRQ(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		c.give(uapi.AttrCreateSRQHandle, uint64(resp.SRQHandle))
+		c.setNumber(uapi.AttrCreateSRQHandle, uint64(resp.SRQHandle))
 		c.output(uapi.AttrCreateSRQRespMaxWR, uint32Bytes(resp.MaxWR))
 		c.output(uapi.AttrCreateSRQRespMaxSGE, uint32Bytes(resp.MaxSGE))
 		if req.SRQType == uapi.SRQTXRC {
@@ -303,7 +303,7 @@ func ioctlRegMR(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		c.give(uapi.AttrRegMRHandle, uint64(resp.MRHandle))
+		c.setNumber(uapi.AttrRegMRHandle, uint64(resp.MRHandle))
 		c.output(uapi.AttrRegMRRespLKey, uint32Bytes(resp.LKey))
 		c.output(uapi.AttrRegMRRespRKey, uint32Bytes(resp.RKey))
 		return nil

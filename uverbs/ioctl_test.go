@@ -37,7 +37,7 @@ func TestIoctlHeader(t *testing.T) {
 		{"another driver", func(h *uapi.IoctlHdr) { h.DriverID = uapi.DriverMLX5 }, syscall.EINVAL},
 		{"no such method", func(h *uapi.IoctlHdr) { h.MethodID = 99 }, syscall.EPROTONOSUPPORT},
 		{"no such object", func(h *uapi.IoctlHdr) { h.ObjectID = 99 }, syscall.EPROTONOSUPPORT},
-		{"a method of objects that there are none of", func(h *uapi.IoctlHdr) {
+		{"a method of an unknown object type", func(h *uapi.IoctlHdr) {
 			h.ObjectID, h.MethodID = uapi.ObjectDM,
 				uapi.MethodDMAlloc
 		}, syscall.EPROTONOSUPPORT},
@@ -93,7 +93,7 @@ func TestIoctlAttributes(t *testing.T) {
 	}{
 		{"fine", []uapi.Attr{port, resp}, 0},
 		{"in any order", []uapi.Attr{resp, port}, 0},
-		{"mandatory one is missing", []uapi.Attr{port}, syscall.EINVAL},
+		{"without a mandatory attribute", []uapi.Attr{port}, syscall.EINVAL},
 		{"twice", []uapi.Attr{port, port, resp}, syscall.EINVAL},
 		{"unknown", []uapi.Attr{port, resp, {AttrID: 77}}, 0},
 		{"unknown and mandatory", []uapi.Attr{port, resp, {AttrID: 77, Flags: uapi.AttrFMandatory}}, syscall.EPROTONOSUPPORT},
@@ -102,11 +102,11 @@ func TestIoctlAttributes(t *testing.T) {
 		{"number that is too large", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 257), resp}, syscall.EINVAL},
 		{"reserved set", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1,
 			AttrData: uapi.AttrEnumData{Reserved: 1}}, resp}, syscall.EINVAL},
-		{"element of what is no enumeration", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1,
+		{"enumeration element in another attribute", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1,
 			AttrData: uapi.AttrEnumData{ElemID: 1}}, resp}, syscall.EINVAL},
 		{"little room", []uapi.Attr{port, outAttr(uapi.AttrQueryPortResp, room[:40])}, syscall.EINVAL},
-		{"more room than is needed", []uapi.Attr{port, outAttr(uapi.AttrQueryPortResp, room[:64])}, 0},
-		{"room that is not mapped", []uapi.Attr{port, {AttrID: uapi.AttrQueryPortResp, Len: 48, Data: 0x1000}},
+		{"larger buffer than needed", []uapi.Attr{port, outAttr(uapi.AttrQueryPortResp, room[:64])}, 0},
+		{"unmapped buffer", []uapi.Attr{port, {AttrID: uapi.AttrQueryPortResp, Len: 48, Data: 0x1000}},
 			syscall.EFAULT},
 		{"no such port", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 2), resp}, syscall.EINVAL},
 	} {
@@ -159,7 +159,7 @@ func TestInvokeWriteAttributes(t *testing.T) {
 		{"no room", []uapi.Attr{number, core}, syscall.ENOSPC},
 		{"request of 3 bytes", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 3}, outAttr(uapi.AttrCoreOut, resp[:4])},
 			syscall.EINVAL},
-		{"request that is not mapped", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 16, Data: 0x1000},
+		{"unmapped request", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 16, Data: 0x1000},
 			outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EFAULT},
 		{"driver's data that is not mapped", []uapi.Attr{number, core, outAttr(uapi.AttrCoreOut, resp[:4]),
 			{AttrID: uapi.AttrUHWIn, Len: 16, Data: 0x1000}}, syscall.EFAULT},

@@ -327,7 +327,7 @@ func (c *CQ) Resize(entries int) error {
 // Close may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
 	return failed("close a CQ", c.d.name, c.life.end(c.d, func() error {
-		if err := gone(c.d.cmd.DestroyCQ(c.handle)); err != nil {
+		if err := ignoreRemoved(c.d.cmd.DestroyCQ(c.handle)); err != nil {
 			return err
 		}
 		c.d.remove(c.id)

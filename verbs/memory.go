@@ -138,11 +138,11 @@ func (p *PD) Device() *Device { return p.d }
 
 // Close frees the domain. Close returns EBUSY while objects use the domain. Close may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
-	return failed("close a PD", p.d.name, p.life.end(p.d, func() error { return gone(p.d.cmd.DeallocPD(p.handle)) }))
+	return failed("close a PD", p.d.name, p.life.end(p.d, func() error { return ignoreRemoved(p.d.cmd.DeallocPD(p.handle)) }))
 }
 
-// gone ignores the error of destroying an object on a removed device.
-func gone(err error) error {
+// ignoreRemoved ignores the error of destroying an object on a removed device.
+func ignoreRemoved(err error) error {
 	switch {
 	case err == nil, isErrno(err, syscall.EIO), isErrno(err, syscall.ENODEV), err == ErrClosed:
 		return nil
@@ -302,7 +302,7 @@ func (m *MR) Remote(off int) Remote {
 // memory window is bound to the region. Close may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
 	return failed("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
-		err := gone(m.pd.d.cmd.DeregMR(m.handle))
+		err := ignoreRemoved(m.pd.d.cmd.DeregMR(m.handle))
 		if isErrno(err, syscall.ENOENT) && m.pd.d.closed() {
 			err = nil // Device.Close has ended the registration
 		}

@@ -359,7 +359,7 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 // sleep. (ibv_destroy_qp)
 func (q *QP) Close() error {
 	return failed(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(q.pd.d, func() error {
-		if err := gone(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
+		if err := ignoreRemoved(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
 			return err
 		}
 		q.pd.d.remove(q.id)
@@ -502,7 +502,7 @@ func (s *SRQ) Query() (SRQAttr, error) {
 // Close destroys the queue. Close returns EBUSY while queue pairs use the queue. Close may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
 	return failed("close an SRQ", s.pd.d.name, s.life.end(s.pd.d, func() error {
-		if err := gone(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
+		if err := ignoreRemoved(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
 			return err
 		}
 		s.pd.d.remove(s.id)
@@ -617,7 +617,7 @@ func (a *AH) use(p *PD) (provider.AH, error) {
 // (ibv_destroy_ah)
 func (a *AH) Close() error {
 	return failed("close an address handle", a.pd.d.name, a.life.end(a.pd.d, func() error {
-		if err := gone(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
+		if err := ignoreRemoved(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
 			return err
 		}
 		a.pd.life.put()
@@ -698,7 +698,7 @@ func (w *MW) Bound(key uint32) {
 // Close frees the window. Close may sleep. (ibv_dealloc_mw)
 func (w *MW) Close() error {
 	return failed("close a memory window", w.pd.d.name, w.life.end(w.pd.d, func() error {
-		if err := gone(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
+		if err := ignoreRemoved(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
 			return err
 		}
 		w.pd.life.put()

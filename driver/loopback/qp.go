@@ -262,7 +262,7 @@ func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 func (q *QP) take(wr *ib.SendWR) error {
 	c := &q.init.Cap
 	switch {
-	case !q.knows(wr):
+	case !q.supports(wr):
 		return fmt.Errorf("invalid opcode %d for a %v queue pair: %w", wr.Opcode, q.init.Type, syscall.EINVAL)
 	case len(wr.SGList) > int(c.MaxSendSGE):
 		return fmt.Errorf("%d gather elements exceed %d: %w", len(wr.SGList), c.MaxSendSGE, syscall.EINVAL)
@@ -338,8 +338,8 @@ func fetches(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
-// knows reports whether the service supports the operation, and whether the request has the required fields.
-func (q *QP) knows(wr *ib.SendWR) bool {
+// supports reports whether the service supports the operation, and whether the request has the required fields.
+func (q *QP) supports(wr *ib.SendWR) bool {
 	rc := q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit
 	switch wr.Opcode {
 	case ib.WRSend, ib.WRSendWithImm:

@@ -319,7 +319,7 @@ func (a *Attachment[S]) work() {
 	for {
 		x := a.hold(tried)
 		if x == nil {
-			a.giveUp()
+			a.endLost()
 			return
 		}
 		a.finish(x)
@@ -440,8 +440,8 @@ func (a *Attachment[S]) forget(x *session[S], cause error) {
 	close(x.over)
 }
 
-// giveUp ends an attachment that is in state Held.
-func (a *Attachment[S]) giveUp() {
+// endLost ends an attachment that is in state Held.
+func (a *Attachment[S]) endLost() {
 	a.mu.Lock()
 	if a.closing {
 		a.set(Closed)

@@ -102,7 +102,7 @@ func TestCheckSleep(t *testing.T) {
 			}
 			b.cq.ReqNotify(ib.NotifyNextComp)
 		}},
-		{"driver calls what may sleep from post send", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+		{"driver calls a sleeping function from post send", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
 			b.drv.onPost = func() { b.dev.QueryDevice() }
 			b.qp.PostSend(ib.SendWR{})
 		}},
@@ -118,7 +118,7 @@ func TestCheckSleep(t *testing.T) {
 			sleep()
 			b.handle.RunCallbacks()
 		}},
-		{"thread calls what may sleep while it holds callbacks", check.RuleHold, func(t *testing.T, b *bench) {
+		{"thread calls a sleeping function while it holds callbacks", check.RuleHold, func(t *testing.T, b *bench) {
 			b.handle.HoldCallbacks()
 			b.dev.QueryDevice()
 			b.handle.RunCallbacks()
@@ -339,7 +339,7 @@ func TestCheckLocks(t *testing.T) {
 			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil },
 				Remove: func(d *ib.Device, _ any) { d.QueryDevice() }}
 		}},
-		{"unregister, and Remove waits for one who calls the driver", func(b func() *bench) *ib.Client {
+		{"unregister, and Remove waits for a thread that calls the driver", func(b func() *bench) *ib.Client {
 			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil },
 				Remove: func(d *ib.Device, _ any) {
 					done := make(chan int)

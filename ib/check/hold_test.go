@@ -74,19 +74,19 @@ func TestCheckHold(t *testing.T) {
 		run  func(w *holdWorld, h *ib.Hold)
 		want string // "": no report
 	}{
-		{"added in the doorbell that it was given to", add, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
+		{"Add in a doorbell with this Hold", add, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
 		{"added by deferred work", func(w *holdWorld, h *ib.Hold) {
 			h.Defer(workFunc(func() { add(w, h); w.complete(1) }))
 		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
 		{"run in the doorbell", func(w *holdWorld, h *ib.Hold) { add(w, h); h.Run() }, func(w *holdWorld, h *ib.Hold) {
 			w.ring(h, h.Run)
 		}, "Hold.Run called in UserQP.Doorbell"},
-		{"another in a doorbell", func(w *holdWorld, h *ib.Hold) {
+		{"Add to another Hold in a doorbell", func(w *holdWorld, h *ib.Hold) {
 			var other ib.Hold
 			add(w, &other)
 			other.Run()
 		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, "Hold.Add called in UserQP.Doorbell"},
-		{"another in a doorbell without one", func(w *holdWorld, h *ib.Hold) {
+		{"Add to another Hold in a doorbell without a Hold", func(w *holdWorld, h *ib.Hold) {
 			var other ib.Hold
 			add(w, &other)
 			other.Run()

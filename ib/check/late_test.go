@@ -196,7 +196,7 @@ func TestCheckArmWithoutPoll(t *testing.T) {
 		rules []check.Rule
 		run   func(b *bench)
 	}{
-		{"arms after polling, and does not look again", []check.Rule{check.RuleArmWithoutPoll}, func(b *bench) {
+		{"arms after polling, and does not poll again", []check.Rule{check.RuleArmWithoutPoll}, func(b *bench) {
 			second(b.cq.Poll(make([]ib.WC, 8)))
 			b.qp.PostSend(ib.SendWR{})
 			second(b.cq.ReqNotify(ib.NotifyNextComp))

@@ -35,16 +35,16 @@ func TestCheckLeftInCQ(t *testing.T) {
 			ok(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2)
 		}, true},
-		{"until it is empty", func(_ *consumer, cq *ib.CQ) {
+		{"polls until the CQ is empty", func(_ *consumer, cq *ib.CQ) {
 			ok(cq.ReqNotify(ib.NotifyNextComp))
 			for poll(cq, 2) == 2 {
 			}
 		}, false},
-		{"a batch that takes all", func(_ *consumer, cq *ib.CQ) {
+		{"one batch polls all completions", func(_ *consumer, cq *ib.CQ) {
 			ok(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2*depth)
 		}, false},
-		{"asks what it has missed", func(_ *consumer, cq *ib.CQ) {
+		{"uses NotifyReportMissed", func(_ *consumer, cq *ib.CQ) {
 			for missed := true; missed; {
 				poll(cq, 2)
 				var err error
@@ -59,7 +59,7 @@ func TestCheckLeftInCQ(t *testing.T) {
 			poll(cq, 2)
 			time.AfterFunc(timeout/10, func() { x.poll() })
 		}, false},
-		{"is called again for what comes meanwhile", func(x *consumer, cq *ib.CQ) {
+		{"is called again for later completions", func(x *consumer, cq *ib.CQ) {
 			ok(cq.ReqNotify(ib.NotifyNextComp))
 			if x.calls.Add(1) == 1 {
 				x.recv(8)

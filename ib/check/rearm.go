@@ -52,7 +52,7 @@ func (o *object) expectRearm(at []uintptr, batch bool) {
 	r := &rearm{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at, batch: batch}
 	r.after(func() {
 		if r.idle() && o.probe(r) {
-			r.came()
+			r.completionArrived()
 		}
 	})
 }
@@ -93,13 +93,13 @@ func (o *object) ownProbe() bool {
 	if r == nil || o.armings.Load() != r.armings {
 		return false
 	}
-	r.came()
+	r.completionArrived()
 	return true
 }
 
-// came is called when the queue holds a completion. If the consumer neither polls nor arms the queue within Timeout,
-// came reports the violation.
-func (r *rearm) came() {
+// completionArrived is called when the queue holds a completion. If the consumer neither polls nor arms the queue
+// within Timeout, completionArrived reports the violation.
+func (r *rearm) completionArrived() {
 	r.after(func() {
 		if !r.idle() {
 			return

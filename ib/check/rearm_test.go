@@ -43,7 +43,7 @@ func TestCheckNotRearmed(t *testing.T) {
 			x.send(1, 0)
 			testutil.Advance(5 * timeout)
 		}, false},
-		{"nothing comes", func(n int32, _ *ib.CQ) bool { return false }, func(*consumer) { testutil.Advance(5 * timeout) },
+		{"no further completions", func(n int32, _ *ib.CQ) bool { return false }, func(*consumer) { testutil.Advance(5 * timeout) },
 			false},
 		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			x.recv(1)
@@ -104,7 +104,7 @@ func TestCheckNotRearmedAfterBatch(t *testing.T) {
 		caught bool
 	}{
 		{"left", false, false, func(*consumer) {}, true},
-		{"armed, with the question what was missed", true, false, func(*consumer) {}, false},
+		{"armed with NotifyReportMissed", true, false, func(*consumer) {}, false},
 		{"another thread polls", false, false, func(x *consumer) { testutil.Advance(timeout / 2); x.poll() }, false},
 		{"another thread arms", false, false, func(x *consumer) {
 			testutil.Advance(timeout / 2)

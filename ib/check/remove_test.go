@@ -22,7 +22,7 @@ func TestCheckUseAfterRemove(t *testing.T) {
 			}
 		}, []check.Rule{check.RuleUseAfterRemove, check.RuleUseAfterRemove}},
 		{"listens", func(d *ib.Device) { d.OnEvent(func(ib.Event) {})() }, []check.Rule{check.RuleUseAfterRemove}},
-		{"names it", func(d *ib.Device) { _ = d.Name() }, nil},
+		{"reads the name", func(d *ib.Device) { _ = d.Name() }, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w, core := &witness{}, &ib.Core{}

@@ -16,9 +16,9 @@ const (
 	restTime  = 50 * time.Millisecond
 )
 
-// rests counts inspections that find a callback waiting for a lock while no goroutine runs. rests reports whether their
-// number is sufficient.
-func (f *frame) rests(all map[int64]goroutine) bool {
+// countRest counts inspections that find a callback waiting for a lock while no goroutine runs. countRest reports
+// whether their number is sufficient.
+func (f *frame) countRest(all map[int64]goroutine) bool {
 	if f.kind != inCallback || !atRest(all) {
 		f.resting = 0
 		return false

@@ -24,18 +24,18 @@ const (
 //verbena:held mu
 func (k *checker) watch(f *frame) {
 	if f.kind == inCallback {
-		f.late = time.AfterFunc(k.cfg.ClientTimeout, func() { k.lookAtClient(f, RuleCallbackReturns) })
+		f.late = time.AfterFunc(k.cfg.ClientTimeout, func() { k.checkClientReturned(f, RuleCallbackReturns) })
 	}
 	switch {
 	case f.kind.mayNotSleep():
 		f.delay = firstLook
-		f.timer = time.AfterFunc(f.delay, func() { k.look(f) })
+		f.timer = time.AfterFunc(f.delay, func() { k.inspect(f) })
 	case f.kind == inRegister:
 		f.delay = k.cfg.Timeout / longWait
 		f.blocked = map[*frame]int{}
-		f.timer = time.AfterFunc(f.delay, func() { k.lookAround(f) })
+		f.timer = time.AfterFunc(f.delay, func() { k.inspectOthers(f) })
 	case f.kind == inClient:
-		f.timer = time.AfterFunc(k.cfg.ClientTimeout, func() { k.lookAtClient(f, RuleClientReturns) })
+		f.timer = time.AfterFunc(k.cfg.ClientTimeout, func() { k.checkClientReturned(f, RuleClientReturns) })
 	}
 }
 
@@ -47,8 +47,8 @@ func (k *checker) again(f *frame) {
 	}
 }
 
-// look inspects the thread of f, a call that may not sleep.
-func (k *checker) look(f *frame) {
+// inspect inspects the thread of f, a call that may not sleep.
+func (k *checker) inspect(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	k.mu.Lock()
@@ -85,7 +85,7 @@ func (k *checker) look(f *frame) {
 		f.suspected = true // confirmed by the next inspection
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
-	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Timeout/longWait:
+	case g.waitsForLock() && f.countRest(all), g.waits() && f.delay >= k.cfg.Timeout/longWait:
 		if f.blockedFor++; f.blockedFor < longWait && !f.asleep() {
 			break
 		}
@@ -132,8 +132,8 @@ func (k *checker) look(f *frame) {
 	k.report(v, f.dev, f.entry)
 }
 
-// lookAround reports calls into the driver that wait for a lock while f, a Register or Unregister, is in progress.
-func (k *checker) lookAround(f *frame) {
+// inspectOthers reports calls into the driver that wait for a lock while f, a Register or Unregister, is in progress.
+func (k *checker) inspectOthers(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	k.mu.Lock()
@@ -179,8 +179,8 @@ func (k *checker) lookAround(f *frame) {
 	k.report(v, stuck.dev, stuck.entry)
 }
 
-// lookAtClient reports an Add, Remove or callback that has not returned within ClientTimeout.
-func (k *checker) lookAtClient(f *frame, rule Rule) {
+// checkClientReturned reports an Add, Remove or callback that has not returned within ClientTimeout.
+func (k *checker) checkClientReturned(f *frame, rule Rule) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	all := goroutines()

@@ -482,7 +482,7 @@ func TestCheckUnsignaledOnly(t *testing.T) {
 	}{
 		{"none is signaled", 1000, depth + 1, true},
 		{"the queue is filled once", 1000, depth, false},
-		{"one of its length is", depth, 5 * depth, false},
+		{"one request per queue length is signaled", depth, 5 * depth, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newConsumer(t, consumerConfig{})

@@ -22,7 +22,7 @@ type QP struct {
 	outstanding atomic.Int64 // number of work requests with done functions that have not returned
 	draining    atomic.Bool  // posts are rejected
 	idle        chan struct{}
-	turn        chan struct{} // semaphore: full while a Drain is running
+	drainToken  chan struct{} // semaphore: full while a Drain is running
 	last        chan struct{} // closed at EventQPLastWQEReached; nil if the event cannot occur
 }
 
@@ -36,7 +36,7 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 		return nil, fmt.Errorf("create qp: an XRC target has no queues: %w", syscall.EINVAL)
 	}
 	init.SendCQ, init.RecvCQ = send.cq, recv.cq
-	qp := &QP{send: send, recv: recv, idle: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+	qp := &QP{send: send, recv: recv, idle: make(chan struct{}, 1), drainToken: make(chan struct{}, 1)}
 	if init.SRQ != nil {
 		qp.last = make(chan struct{})
 		init.Event = qp.listen(init.Event)
@@ -86,19 +86,19 @@ func (qp *QP) refuse(err error) error {
 // end is called after the done function of a work request has returned.
 func (qp *QP) end() {
 	if qp.outstanding.Add(-1) == 0 {
-		qp.look()
+		qp.wakeDrain()
 	}
 }
 
 // returned is called when a post call has left the queue pair.
 func (qp *QP) returned() {
 	if qp.posting.Add(-1) == 0 {
-		qp.look()
+		qp.wakeDrain()
 	}
 }
 
-// look wakes a Drain to check its condition again.
-func (qp *QP) look() {
+// wakeDrain wakes a Drain to check its condition again.
+func (qp *QP) wakeDrain() {
 	select {
 	case qp.idle <- struct{}{}:
 	default:
@@ -153,11 +153,11 @@ func (qp *QP) Drain(ctx context.Context) error {
 
 func (qp *QP) drain(ctx context.Context) error {
 	select {
-	case qp.turn <- struct{}{}: // one Drain at a time
+	case qp.drainToken <- struct{}{}: // one Drain at a time
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	defer func() { <-qp.turn }()
+	defer func() { <-qp.drainToken }()
 	qp.draining.Store(true)
 	state := qp.State()
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {

@@ -186,7 +186,7 @@ func (s *Slot) Plug() error {
 	if s.Device() != nil {
 		return fmt.Errorf("plug %s: already plugged in: %w", s.name, syscall.EBUSY)
 	}
-	err := s.change(context.Background(), s.bring, func(st *Status) { st.Plugs++ })
+	err := s.change(context.Background(), s.probeAndRegister, func(st *Status) { st.Plugs++ })
 	if err != nil {
 		return fmt.Errorf("plug %s: %w", s.name, err)
 	}
@@ -226,7 +226,7 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 			return fmt.Errorf("unplug %s: not plugged in: %w", s.name, syscall.ENODEV)
 		}
 		dev.Handle().SetError()
-		err := s.take(dev)
+		err := s.unregister(dev)
 		s.update(func(st *Status) { st.State = Empty })
 		return err
 	})
@@ -290,18 +290,18 @@ func (s *Slot) change(ctx context.Context, f func(context.Context) error, done f
 }
 
 func (s *Slot) recover(ctx context.Context, dev Device) error {
-	if err := tellFatal(ctx, dev.Handle()); err != nil {
+	if err := dispatchFatal(ctx, dev.Handle()); err != nil {
 		s.logf("reset %s: %v", s.name, err)
 	}
 	unanswered := s.hardware(ctx, s.hw.Reset)
 	dev.Handle().SetError()
-	if err := s.take(dev); err != nil {
+	if err := s.unregister(dev); err != nil {
 		s.logf("%v", err) // objects that a client has left do not stop the reset
 	}
 	if err := s.await(ctx, unanswered); err != nil {
 		return err
 	}
-	return s.bring(ctx)
+	return s.probeAndRegister(ctx)
 }
 
 // await waits for hardware that has not responded to its reset. unanswered is the error of the reset.
@@ -317,10 +317,10 @@ func (s *Slot) await(ctx context.Context, unanswered error) error {
 // fatalWait limits the wait for event functions of consumers.
 const fatalWait = time.Second
 
-// tellFatal dispatches the fatal event and waits until the consumers have received the event. Event functions are
-// called in the order of registration. The event function of tellFatal is the last one. The wait ends after fatalWait,
-// or when ctx ends.
-func tellFatal(ctx context.Context, h *ib.DeviceHandle) error {
+// dispatchFatal dispatches the fatal event and waits until the consumers have received the event. Event functions are
+// called in the order of registration. The event function of dispatchFatal is the last one. The wait ends after
+// fatalWait, or when ctx ends.
+func dispatchFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	told := make(chan struct{})
 	var once sync.Once
 	stop := h.Device().OnEvent(func(e ib.Event) {
@@ -342,8 +342,8 @@ func tellFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	}
 }
 
-// take unregisters the device and closes it.
-func (s *Slot) take(dev Device) error {
+// unregister unregisters the device and closes it.
+func (s *Slot) unregister(dev Device) error {
 	err := errors.Join(s.core.Unregister(dev.Handle()), dev.Close())
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,9 +353,9 @@ func (s *Slot) take(dev Device) error {
 	return err
 }
 
-// bring probes and registers a device. bring starts again if a pending moment makes the device fail during
-// registration.
-func (s *Slot) bring(ctx context.Context) error {
+// probeAndRegister probes and registers a device. probeAndRegister starts again if a pending moment makes the device
+// fail during registration.
+func (s *Slot) probeAndRegister(ctx context.Context) error {
 	for {
 		dev, err := s.hw.Probe()
 		if err != nil {

@@ -127,7 +127,7 @@ func (e *ear) size() int {
 func (e *ear) join(p *poller) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := p.hear(int(e.fd.Load()), unix.EPOLLIN|unix.EPOLLEXCLUSIVE); err != nil {
+	if err := p.addToEpoll(int(e.fd.Load()), unix.EPOLLIN|unix.EPOLLEXCLUSIVE); err != nil {
 		if len(e.pollers) == 0 {
 			e.close()
 		}

@@ -79,11 +79,11 @@ func New(log *slog.Logger) *Pollers {
 // Polled is a Source that is polled until Stop.
 type Polled struct {
 	Source
-	p     *poller
-	armed atomic.Bool // Watched: a write will wake the thread
-	wd    int32       // the last watch, or 0; under ear.mu
-	deaf  bool        // the last attempt to arm the watch has failed; under poller.mu
-	scan  uverbs.Scan // used by the thread that has set busy
+	p         *poller
+	armed     atomic.Bool // Watched: a write will wake the thread
+	wd        int32       // the last watch, or 0; under ear.mu
+	armFailed bool        // the last attempt to arm the watch has failed; under poller.mu
+	scan      uverbs.Scan // used by the thread that has set busy
 	// busy is set by the thread that polls the file. busy remains set while that thread is blocked on a program's
 	// memory.
 	busy atomic.Bool
@@ -174,7 +174,7 @@ func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
 		return nil, fmt.Errorf("epoll_create1: %w", err)
 	}
 	if p.kick, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
-		err = p.hear(p.kick, unix.EPOLLIN)
+		err = p.addToEpoll(p.kick, unix.EPOLLIN)
 	}
 	if err == nil {
 		p.mu.Lock()
@@ -188,8 +188,8 @@ func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
 	return p, nil
 }
 
-// hear adds a descriptor to the epoll set, whose events wake the thread.
-func (p *poller) hear(fd int, events uint32) error {
+// addToEpoll adds a descriptor to the epoll set, whose events wake the thread.
+func (p *poller) addToEpoll(fd int, events uint32) error {
 	if err := unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
 		return fmt.Errorf("epoll_ctl: %w", err)
 	}
@@ -248,7 +248,7 @@ func (p *poller) wakeLocked() {
 
 func (p *poller) add(x *Polled) error {
 	if x.Watched == nil {
-		if err := p.hear(x.Bell, unix.EPOLLIN|unix.EPOLLET); err != nil {
+		if err := p.addToEpoll(x.Bell, unix.EPOLLIN|unix.EPOLLET); err != nil {
 			return err // with EPOLLET each write is reported once and need not be read
 		}
 	}
@@ -305,7 +305,7 @@ func (r *runner) run() {
 	r.lastTend = last
 	for round := 1; ; round++ {
 		if r.known != r.p.files.Load() {
-			r.say(true)
+			r.announce(true)
 		}
 		found := r.round(round%allRounds == 0)
 		if round%16 == 0 && !r.isCurrent() {
@@ -322,13 +322,13 @@ func (r *runner) run() {
 			continue
 		}
 		r.p.tend()
-		timeout := r.say(false)
+		timeout := r.announce(false)
 		if found := r.round(true); !r.isCurrent() {
 			return
 		} else if !found {
 			r.p.sleep(timeout)
 		}
-		r.say(true)
+		r.announce(true)
 		last = time.Now()
 		r.lastTend = last
 	}
@@ -341,9 +341,10 @@ func (r *runner) tendIfDue(now time.Time) {
 	}
 }
 
-// say notifies all programs whether they must write to the doorbell descriptor. say does nothing if the thread no
-// longer belongs to the poller. say returns the maximum sleep. A negative value means to sleep until a write.
-func (r *runner) say(awake bool) (timeout time.Duration) {
+// announce notifies all programs whether they must write to the doorbell descriptor. announce does nothing if the
+// thread no longer belongs to the poller. announce returns the maximum sleep. A negative value means to sleep until a
+// write.
+func (r *runner) announce(awake bool) (timeout time.Duration) {
 	timeout = -1
 	p := r.p
 	p.mu.Lock()
@@ -377,14 +378,14 @@ func (p *poller) armLocked(x *Polled) bool {
 	}
 	if err != nil {
 		x.armed.Store(false)
-		if !x.deaf {
+		if !x.armFailed {
 			p.set.log.Warn("watch for doorbells: looking for them instead; see /proc/sys/fs/inotify/max_user_watches",
 				append([]any{"err", err}, x.Who...)...)
 		}
-		x.deaf = true
+		x.armFailed = true
 		return false
 	}
-	x.deaf = false
+	x.armFailed = false
 	e.armed(int32(wd), x, lost)
 	return true
 }
@@ -421,14 +422,14 @@ func (r *runner) round(all bool) (found bool) {
 			continue // another thread is blocked on this file
 		}
 		x.by = r
-		found = x.look(all) || found
+		found = x.pollFile(all) || found
 		x.busy.Store(false)
 	}
 	return found
 }
 
-// look polls one file.
-func (x *Polled) look(all bool) (found bool) {
+// pollFile polls one file.
+func (x *Polled) pollFile(all bool) (found bool) {
 	defer func() {
 		if v := recover(); v != nil {
 			err := fmt.Errorf("panic in a doorbell: %v", v)

@@ -275,14 +275,14 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	if _, err := c.await(ctx, cmid.RouteResolved, cmid.RouteError); err != nil {
 		return nil, err
 	}
-	if err := c.learn(); err != nil {
+	if err := c.storeAddresses(); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// learn stores the addresses of the ID, because the Conn needs them after the end of the ID.
-func (c *Conn) learn() error {
+// storeAddresses stores the addresses of the ID, because the Conn needs them after the end of the ID.
+func (c *Conn) storeAddresses() error {
 	v, err := c.id.View()
 	c.local, c.remote = v.Local, v.Remote
 	return err
@@ -317,12 +317,12 @@ func (c *Conn) Init(qp *verbs.QP) error {
 		return fmt.Errorf("verbs/cm: QP %d is on %s, want the connection's device with node GUID %016x: %w", qp.Num(),
 			qp.Device().Name(), guid, syscall.EINVAL)
 	}
-	return c.take(qp, verbs.Init, cmid.Param{}, false)
+	return c.modifyTo(qp, verbs.Init, cmid.Param{}, false)
 }
 
-// take moves the queue pair to a state. p holds the local parameters, which the connection manager does not receive
+// modifyTo moves the queue pair to a state. p holds the local parameters, which the connection manager does not receive
 // before Accept. (ucma_modify_qp_rtr, ucma_modify_qp_rts)
-func (c *Conn) take(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) error {
+func (c *Conn) modifyTo(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) error {
 	a, mask, err := c.id.QPAttr(to)
 	if err != nil {
 		return err
@@ -346,11 +346,11 @@ func (c *Conn) take(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) 
 	return qp.Modify(a, mask|verbs.AttrState)
 }
 
-// bring moves the queue pair from INIT to RTS. bring repeats the transition to INIT, because the peer's access rights
-// were unknown before.
-func (c *Conn) bring(qp *verbs.QP, p cmid.Param, accepts bool) error {
+// moveToRTS moves the queue pair from INIT to RTS. moveToRTS repeats the transition to INIT, because the peer's access
+// rights were unknown before.
+func (c *Conn) moveToRTS(qp *verbs.QP, p cmid.Param, accepts bool) error {
 	for _, s := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
-		if err := c.take(qp, s, p, accepts); err != nil {
+		if err := c.modifyTo(qp, s, p, accepts); err != nil {
 			return err
 		}
 	}
@@ -373,7 +373,7 @@ func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) 
 	if err != nil {
 		return nil, err
 	}
-	if err := c.bring(qp, param, false); err != nil {
+	if err := c.moveToRTS(qp, param, false); err != nil {
 		_ = c.id.Reject(nil)
 		return nil, err
 	}
@@ -510,7 +510,7 @@ func (l *Listener) Addr() netip.AddrPort { return l.addr }
 func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	select {
 	case r := <-l.requests:
-		if err := r.conn.learn(); err != nil {
+		if err := r.conn.storeAddresses(); err != nil {
 			_ = r.Reject(nil)
 			return nil, fmt.Errorf("verbs/cm: accept at %v: %w", l.addr, err)
 		}
@@ -577,7 +577,7 @@ func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 		param.ResponderResources = min(param.ResponderResources, r.peer.InitiatorDepth)
 		param.InitiatorDepth = min(param.InitiatorDepth, r.peer.ResponderResources)
 		c.id.Adopt(c.event)
-		err = c.bring(qp, param, true)
+		err = c.moveToRTS(qp, param, true)
 	}
 	if err == nil {
 		err = c.id.Accept(param, data)

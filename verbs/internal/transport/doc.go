@@ -54,10 +54,10 @@ type Memory struct {
 // Events is a completion channel or the file of asynchronous events. The file is the read end of a pipe, or a file of
 // the kernel.
 type Events struct {
-	f    *os.File
-	fd   uint32        // the number of the file in commands
-	turn chan struct{} // contains an element while no goroutine reads
-	buf  [64]byte      // used by the reading goroutine
+	f         *os.File
+	fd        uint32        // the number of the file in commands
+	readToken chan struct{} // contains an element while no goroutine reads
+	buf       [64]byte      // used by the reading goroutine
 
 	mu     sync.Mutex
 	closed bool
@@ -76,8 +76,8 @@ func (e *Events) OnClose(f func()) { e.onClose = sync.OnceFunc(f) }
 
 // NewEvents creates Events for a file, and takes ownership of the file. fd is the number of the file in commands.
 func NewEvents(f *os.File, fd uint32) *Events {
-	e := &Events{f: f, fd: fd, turn: make(chan struct{}, 1)}
-	e.turn <- struct{}{}
+	e := &Events{f: f, fd: fd, readToken: make(chan struct{}, 1)}
+	e.readToken <- struct{}{}
 	return e
 }
 
@@ -91,8 +91,8 @@ func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	select {
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
-	case <-e.turn:
-		defer func() { e.turn <- struct{}{} }()
+	case <-e.readToken:
+		defer func() { e.readToken <- struct{}{} }()
 	}
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
