@@ -21,27 +21,28 @@
 // each of its critical sections follows this rule. Such a mutex corresponds to a spinlock of the kernel.
 //
 //  1. The methods that create, modify, query and destroy an AH, [QP.PostSend], [QP.PostRecv], [SRQ.PostRecv],
-//     [CQ.Poll] and [CQ.ReqNotify] may not sleep and may be called from any context, completion handlers included.
-//     So may [DeviceHandle.DispatchEvent]. All other methods may sleep; each says so.
-//  2. Every driver method is fully reentrant. The midlayer serialises nothing. Concurrent Poll is allowed: the
-//     order between the callers is undefined, but no completion is lost or seen twice.
-//  3. No callback comes from the callchain of a method call: a completion raised inside PostSend is delivered
-//     after it has returned, by another goroutine or by a thread that said it would ([DeviceHandle.HoldCallbacks],
-//     [Hold]).
-//     At most one completion handler of one CQ runs at a time, also when the handler re-arms the CQ and new
-//     completions arrive; no armed notification is lost. Different CQs run in parallel.
-//     Asynchronous events of a device and its objects come one at a time, in the order in which they were raised.
+//     [CQ.Poll] and [CQ.ReqNotify] may not sleep and may be called from any context, including completion handlers.
+//     The same applies to [DeviceHandle.DispatchEvent]. All other methods may sleep, as their comments state.
+//  2. Every driver method is fully reentrant. The midlayer serialises no calls. Concurrent Poll is allowed: the
+//     order between the callers is undefined, but no completion is lost or returned twice.
+//  3. A callback is never called in the callchain of a method. A completion raised inside PostSend is delivered
+//     after PostSend has returned, by another goroutine or by a thread that has announced this
+//     ([DeviceHandle.HoldCallbacks], [Hold]).
+//     At most one completion handler of one CQ runs at a time, even if the handler re-arms the CQ and new
+//     completions arrive. No armed notification is lost. Different CQs run in parallel.
+//     Asynchronous events of a device and its objects are delivered one at a time, in the order in which they were
+//     raised.
 //  4. Consumers may not sleep in a callback. The context of a callback is not defined.
 //  5. A device is ready for use when [Core.Register] is called and stays usable until [Core.Unregister] returns.
-//     Both may sleep; the driver holds no lock across them that a consumer's call could need. A client may use
-//     the device as soon as its Add runs; when its Remove returns it has freed everything; both may sleep.
-//     Remove runs in the reverse order of Add.
-//  6. A device is active, in error, or gone ([DeviceState]). In error nothing is created or modified (EIO), no new
-//     work request is carried out, and what is in flight completes with a flush error ([Driver].EnterError); destroying
-//     works. User contexts are cut off when the device goes ([Disassociator]). Package ib/slot takes a device through
-//     a reset.
-//  7. A consumer may keep what it offers to its own users, such as a disk, through a transient reset, and have it
-//     attached to the recovered device (package ib/attach).
+//     Both functions may sleep. The driver holds no lock across them that a consumer's call could need. A client may
+//     use the device as soon as Add is called. When Remove returns, the client has freed all its objects. Add and
+//     Remove may sleep. Remove runs in the reverse order of Add.
+//  6. The state of a device is active, error or gone ([DeviceState]). In the error state no object is created or
+//     modified (EIO), no new work request is executed, and outstanding work requests complete with a flush error
+//     ([Driver].EnterError). Objects can still be destroyed. User contexts are detached when the device is removed
+//     ([Disassociator]). Package ib/slot executes the reset of a device.
+//  7. A consumer may preserve an object that it provides to its own users, such as a disk, through a transient
+//     reset. The object is attached to the recovered device (package ib/attach).
 //
 // # Checked mode
 //

@@ -5,9 +5,9 @@
 // the name and the minor number in sysfs. Opening a Device creates a [File], the user context. The program sends
 // commands to the File in the Linux user ABI (package uapi), in one of three forms:
 //
-//	write(2), plain       header, command, driver's data; the command says where the response goes
-//	write(2), extended    the same with separate lengths for the core's and the driver's parts
-//	ioctl(2)              a method with attributes; INVOKE_WRITE carries the commands of the other two
+//	write(2), plain       header, command, driver's data; the command contains the address of the response
+//	write(2), extended    the same data with separate lengths for the core's and the driver's parts
+//	ioctl(2)              a method with attributes; INVOKE_WRITE carries the commands of the write forms
 //
 // Three interfaces separate the package from the caller, which is a trapped system call of an unmodified program or a
 // test. A [Process] has opened the file. A [Caller] has issued one call. After a fork it may be another process than
@@ -53,14 +53,14 @@
 //
 // # Locks, outermost first
 //
-//	File.ends     held while the end of the context begins
-//	File.life     read by a command while it is in the midlayer, written to end the context
+//	File.ends     held while the end of the context is started
+//	File.life     read-locked while a command is in the midlayer, write-locked to end the context
 //	File.open     one GET_CONTEXT at a time
-//	xrcDomain.mu, xrcDomains.mu  XRC domains, which programs share
-//	doorbells.mu  held when queue pairs come and go; the doorbell does not take it
-//	bell.ringing  read by the doorbell of one queue pair, written when it comes and goes
+//	xrcDomain.mu, xrcDomains.mu  the XRC domains, which programs share
+//	doorbells.mu  held when queue pairs are added or removed; the doorbell does not lock it
+//	bell.ringing  read-locked by the doorbell of one queue pair, write-locked when the queue pair is added or removed
 //	table.mu      the handles
-//	eventFiles.mu the event files; then eventFile.mu, one of them
+//	eventFiles.mu the event files; eventFile.mu of one file follows
 //
 // No lock is held while a command accesses the memory of the program, because such an access may take an unlimited
 // time. One exception is the data that the driver copies for work requests of POST_SEND and for advice. File.life is

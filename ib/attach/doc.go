@@ -12,7 +12,7 @@
 //	        Attach succeeded                        LossTimeout after the object was attached last
 //	Held ---------------------> Attached       Held -----------------------------------------------> Lost
 //	 ^                             |
-//	 |                             | the device goes, or says IBV_EVENT_DEVICE_FATAL; the session fails
+//	 |                             | the device is removed or reports IBV_EVENT_DEVICE_FATAL, or the session fails
 //	 |        Detach returned      v
 //	 +------------------------ Detaching       (from any state: Close -> Closed)
 //

@@ -2,7 +2,7 @@
 // contract point 6 of package ib. The package corresponds to the interplay of the PCI core and a driver in Linux
 // (struct pci_driver, struct pci_error_handlers).
 //
-//	        Plug                 Reset                       the hardware answers again
+//	        Plug                 Reset                       the hardware responds again
 //	Empty -------> Running --------------> Recovering ---------------------------------+
 //	  ^               ^                        |                                       |
 //	  |               +------------------------|---------------------------------------+

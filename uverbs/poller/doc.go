@@ -6,10 +6,10 @@
 // in one of two ways. The program writes to an eventfd after a notification that the thread sleeps, or it writes to a
 // watched file with each post.
 //
-//	           no new requests for linger       nothing posted meanwhile
+//	           no new requests for linger       no new requests
 //	polling ------------------------> leaving --------------------> asleep
 //	   ^                                 |                            |
-//	   +--------- something posted ------+<---------- bell -----------+
+//	   +--------- new requests ----------+<-------- doorbell ---------+
 //
 // A doorbell may block the thread on the memory of an unresponsive program. In this case another thread replaces it.
 // The blocked thread ends when the doorbell returns.
