@@ -43,7 +43,8 @@ func TestCheckNotRearmed(t *testing.T) {
 			x.send(1, 0)
 			testutil.Advance(5 * timeout)
 		}, false},
-		{"no further completions", func(n int32, _ *ib.CQ) bool { return false }, func(*consumer) { testutil.Advance(5 * timeout) },
+		{"no further completions", func(n int32, _ *ib.CQ) bool { return false },
+			func(*consumer) { testutil.Advance(5 * timeout) },
 			false},
 		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			x.recv(1)
