@@ -67,10 +67,10 @@ func TestEncode(t *testing.T) {
 		dst := bytes.Repeat([]byte{0xee}, room)
 		n := Encode(dst, &v)
 		if n != min(room, 12) || !bytes.Equal(dst[:n], want[:n]) {
-			t.Errorf("Encode to %d bytes: wrote %d bytes: % x", room, n, dst)
+			t.Errorf("Encode to %d bytes: got %d bytes written: % x, want at most 12", room, n, dst)
 		}
 		if rest := dst[n:]; len(bytes.Trim(rest, "\xee")) > 0 {
-			t.Errorf("Encode to %d bytes: wrote after byte %d: % x", room, n, dst)
+			t.Errorf("Encode to %d bytes: got a write after byte %d: % x, want none", room, n, dst)
 		}
 	}
 	if got := AppendTo([]byte{9}, &v); !bytes.Equal(got, append([]byte{9}, want...)) {

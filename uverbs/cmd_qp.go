@@ -150,7 +150,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 		Type:   req.QPType,
 		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, e) },
 	}
-	if req.QPType == uapi.QPTXRCIni { // it cannot receive
+	if req.QPType == uapi.QPTXRCIni { // an XRC initiator cannot receive
 		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 	} else {
 		rcq, err := lookup[*cqObject](f, req.RecvCQHandle)

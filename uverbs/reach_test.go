@@ -105,7 +105,7 @@ func TestRing(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		handle uint32
-		text   string // empty: it rings
+		text   string // part of the error; empty if the doorbell must ring
 	}{
 		{"ready", ready, ""},
 		{"in RESET", early, "cannot send in state RESET"},

@@ -55,7 +55,7 @@ func TestNotReady(t *testing.T) {
 		if err := a.qp.Modify(verbs.QPAttr{State: s}, verbs.AttrState); err != nil {
 			t.Fatal(err)
 		}
-		if s == verbs.Error { // it is flushed
+		if s == verbs.Error { // the request is flushed
 			if err := a.qp.PostSend(&verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.mr.SGE(0, 4),
 				Remote: b.remote()}); err != nil {
 				t.Errorf("PostSend in ERR: %v", err)
