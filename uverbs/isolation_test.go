@@ -116,7 +116,7 @@ func TestOthersKeys(t *testing.T) {
 		name       string
 		op         uapi.WROpcode
 		lkey, rkey uint32
-		peer       uint32 // 0 means the sender's own QP
+		peer       uint32 // 0 means the program's other QP
 		want       uapi.WCStatus
 	}{
 		{"own keys", uapi.WRRDMAWrite, own.LKey, own.RKey, 0, uapi.WCSuccess},

@@ -138,7 +138,8 @@ func (p *PD) Device() *Device { return p.d }
 
 // Close frees the domain. Close returns EBUSY while objects use the domain. Close may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
-	return failed("close a PD", p.d.name, p.life.end(p.d, func() error { return ignoreRemoved(p.d.cmd.DeallocPD(p.handle)) }))
+	err := p.life.end(p.d, func() error { return ignoreRemoved(p.d.cmd.DeallocPD(p.handle)) })
+	return failed("close a PD", p.d.name, err)
 }
 
 // ignoreRemoved ignores the error of destroying an object on a removed device.
