@@ -16,7 +16,7 @@ import (
 // traceFlag is the value of --trace or --trace=FILE.
 type traceFlag struct {
 	on   bool
-	file string // empty: the standard error
+	file string // empty: standard error
 }
 
 // IsBool implements kong.BoolMapperValue: the value is optional.
@@ -30,7 +30,7 @@ func (t *traceFlag) Decode(ctx *kong.DecodeContext) error {
 	}
 	file, ok := ctx.Scan.Pop().Value.(string)
 	if !ok || file == "" {
-		return errors.New("--trace= has no file; --trace alone prints to the standard error")
+		return errors.New("--trace= names no file; --trace alone selects the standard error")
 	}
 	t.file = file
 	return nil
@@ -48,13 +48,13 @@ func (t *traceFlag) open() (io.WriteCloser, error) {
 	return f, nil
 }
 
-// keepOpen is a file that stays open after the trace.
+// keepOpen is a file that Close leaves open, such as the standard error.
 type keepOpen struct{ io.Writer }
 
 func (keepOpen) Close() error { return nil }
 
-// tracing copies a trace to a file. It reads the trace at once, even if the file or terminal is slow, so that the
-// service's queue does not fill.
+// tracing copies a trace to a file. tracing reads the trace at once, even if the file or terminal is slow. The
+// service's queue for the trace therefore does not fill.
 type tracing struct {
 	from  *ctl.CallTrace
 	lines chan string
@@ -62,8 +62,8 @@ type tracing struct {
 	err   error // valid once done is closed
 }
 
-// maxTraceLines is the number of lines that wait for the writer. Beyond it the service's queue fills, and calls are
-// missing in the trace.
+// maxTraceLines limits the number of lines that wait for the writer. Beyond this limit the service's queue fills,
+// and the service drops trace lines.
 const maxTraceLines = 1 << 16
 
 func startTracing(from *ctl.CallTrace, to io.WriteCloser) *tracing {
@@ -81,13 +81,13 @@ func startTracing(from *ctl.CallTrace, to io.WriteCloser) *tracing {
 	go func() {
 		defer close(t.done)
 		t.err = errors.Join(t.write(to), to.Close())
-		for range t.lines { // drain after an error
+		for range t.lines { // discard the remaining lines after an error
 		}
 	}()
 	return t
 }
 
-// write writes the lines, and flushes when no more lines wait.
+// write writes queued lines to the file, and flushes the buffer when the queue is empty.
 func (t *tracing) write(to io.Writer) error {
 	w := bufio.NewWriter(to)
 	for line := range t.lines {
@@ -102,11 +102,11 @@ func (t *tracing) write(to io.Writer) error {
 	return w.Flush()
 }
 
-// traceEnd is the time that finish waits for the end of the trace after the end of the program. The service ends the
-// trace when none of the program's processes is left.
+// traceEnd limits the time that finish waits for the end of the trace once the program has ended. The service ends
+// the trace after the last process of the program.
 const traceEnd = time.Second
 
-// finish ends the trace of a program that has ended. Remaining processes of the program are no longer traced.
+// finish ends the trace of a program that has ended. The service stops tracing the program's remaining processes.
 func (t *tracing) finish() error {
 	timer := time.NewTimer(traceEnd)
 	defer timer.Stop()

@@ -17,7 +17,7 @@ import (
 
 type captureCmd struct {
 	Write    string        `short:"w" required:"" help:"File to write; - is the standard output." placeholder:"FILE" complete:"file"`
-	Dev      string        `help:"Record only this device; default: all, including those added meanwhile." placeholder:"NAME" complete:"device"`
+	Dev      string        `help:"Record only this device; default: all, including devices added meanwhile." placeholder:"NAME" complete:"device"`
 	Filter   string        `help:"Only packets that match, such as qp=17 or opcode=read,dir=in; see above." placeholder:"F" complete:"none"`
 	Count    uint64        `help:"End after N packets." placeholder:"N" complete:"none"`
 	Duration time.Duration `help:"End after a time, such as 10s." placeholder:"D" complete:"none"`
@@ -58,7 +58,7 @@ func (c *captureCmd) Run(cl *cli) error {
 	}
 	select {
 	case <-ctx.Done():
-		stop() // a second signal kills this process
+		stop() // a second signal then kills this process
 	case <-rec.done:
 	}
 	return rec.finish()
@@ -72,7 +72,8 @@ type recordingFile struct {
 	err    error // valid once done is closed
 }
 
-// startRecording starts the capture and opens the file. If the service refuses the capture, the file stays unchanged.
+// startRecording starts the capture and opens the file. startRecording leaves the file unchanged if the service
+// refuses the capture.
 func startRecording(client *service.Client, name string, c ctl.Capture) (*recordingFile, error) {
 	stream, err := client.Capture(c)
 	if err != nil {
@@ -95,12 +96,12 @@ func startRecording(client *service.Client, name string, c ctl.Capture) (*record
 	return r, nil
 }
 
-// finish ends the capture, and prints its result.
+// finish ends the capture and prints its result.
 func (r *recordingFile) finish() error {
 	r.stream.Stop()
 	<-r.done
 	if errors.Is(r.err, syscall.EPIPE) {
-		return nil // the reader of the standard output has closed the pipe
+		return nil // the process that reads the standard output has closed the pipe
 	}
 	if r.err != nil {
 		return fmt.Errorf("capture: %s: %w", r.name, r.err)

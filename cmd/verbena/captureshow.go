@@ -15,9 +15,9 @@ import (
 type captureShowCmd struct {
 	File    string `arg:"" help:"Capture: pcap or pcapng, also compressed with gzip." complete:"file"`
 	QP      uint32 `name:"qp" help:"Show the connection of this queue pair." placeholder:"N" complete:"none"`
-	Trouble bool   `help:"Begin shortly before the first packet that was lost, sent again, refused (NAK, RNR NAK) or corrupted."`
+	Trouble bool   `help:"Begin shortly before the first packet that was lost, retransmitted, refused (NAK, RNR NAK) or corrupted."`
 	Limit   int    `help:"Show at most N packets; 0: all." default:"200" placeholder:"N" complete:"none"`
-	SVG     string `name:"svg" help:"Write a picture to this file instead." placeholder:"FILE" complete:"file"`
+	SVG     string `name:"svg" help:"Write an SVG picture to this file instead of text." placeholder:"FILE" complete:"file"`
 }
 
 func (*captureShowCmd) Help() string {
@@ -34,7 +34,7 @@ func (c *captureShowCmd) Run() error { return c.show(os.Stdout) }
 
 func (c *captureShowCmd) show(out io.Writer) error {
 	if c.Limit < 0 {
-		return fmt.Errorf("capture show: --limit %d: it must not be negative", c.Limit)
+		return fmt.Errorf("capture show: --limit %d is negative", c.Limit)
 	}
 	f, err := os.Open(c.File)
 	if err != nil {
@@ -46,7 +46,7 @@ func (c *captureShowCmd) show(out io.Writer) error {
 		return fmt.Errorf("capture show: %s: %w", c.File, err)
 	}
 	if len(all) == 0 {
-		return fmt.Errorf("capture show: %s: there is no packet of a connection (RC, UC, XRC) in it", c.File)
+		return fmt.Errorf("capture show: %s contains no packet of a connection (RC, UC, XRC)", c.File)
 	}
 	list := all
 	if c.QP != 0 {
@@ -54,9 +54,9 @@ func (c *captureShowCmd) show(out io.Writer) error {
 	}
 	switch {
 	case len(list) == 0:
-		return fmt.Errorf("capture show: %s: no connection has a queue pair %d; without --qp they are listed", c.File, c.QP)
+		return fmt.Errorf("capture show: %s contains no connection with queue pair %d; omit --qp to list the connections", c.File, c.QP)
 	case len(list) > 1 && c.SVG != "":
-		return errors.New("capture show: --svg is for one connection: choose it with --qp")
+		return errors.New("capture show: --svg needs --qp: a picture shows one connection")
 	case len(list) > 1:
 		for _, x := range list {
 			fmt.Fprintln(out, x.Summary())

@@ -38,8 +38,8 @@ func (c *completionCmd) Run() error {
 	return nil
 }
 
-// completionScripts hold the scripts for the shells. They call the command itself to complete a command line; see
-// completion.
+// completionScripts holds the completion script of each shell. The scripts call verbena itself to complete a
+// command line; see completion.
 var completionScripts = map[string]string{
 	"bash": `# bash completion of verbena
 _verbena() {
@@ -155,8 +155,8 @@ type completeCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" complete:"none"`
 }
 
-// Run prints candidates, one per line with a tab and a description. A last line tells the shell what to add: ":none",
-// ":file", or ":program N", where N is the number of the word at which another command line begins.
+// Run prints candidates, one per line with a tab and a description. The last line tells the shell which candidates
+// to add: ":none", ":file", or ":program N", where N is the index of the word that begins another command line.
 func (c *completeCmd) Run(cl *cli, app *kong.Kong) error {
 	words := c.Words
 	if len(words) > 0 && words[0] == "--" {
@@ -167,15 +167,16 @@ func (c *completeCmd) Run(cl *cli, app *kong.Kong) error {
 	return w.Flush()
 }
 
-// completion is a command line that was parsed up to the word to complete.
+// completion is a command line that is parsed up to the word to complete.
 type completion struct {
 	node   *kong.Node
 	args   int        // number of arguments so far
-	end    bool       // no flags follow
+	end    bool       // flags are not allowed after this word
 	expect *kong.Flag // the word is the value of this flag
 }
 
-// complete completes the last of the words. names returns the names of a kind, such as "device".
+// complete completes the last of the words. The function names returns the existing names of a kind, such as
+// "device".
 func complete(w io.Writer, root *kong.Node, words []string, names func(kind string) []string) {
 	if len(words) == 0 {
 		words = []string{""}
@@ -210,7 +211,7 @@ func complete(w io.Writer, root *kong.Node, words []string, names func(kind stri
 	}
 }
 
-// program reports whether another command line begins at this word or after it, and the number of its first word.
+// program reports whether another command line begins at this word or a later one, and the index of its first word.
 func (c *completion) program(word string, at int) (int, bool) {
 	if c.expect != nil || len(c.node.Positional) == 0 || !c.node.Positional[0].Passthrough {
 		return 0, false
@@ -239,17 +240,18 @@ func (c *completion) read(word, next string) {
 		c.end = true
 	case !strings.Contains(word, "="):
 		f := c.find(word)
-		if f == nil || f.IsCounter() || len(word) > 2 && word[1] != '-' { // -pPORT includes its value
+		if f == nil || f.IsCounter() || len(word) > 2 && word[1] != '-' { // -pPORT includes the value
 			return
 		}
-		// An optional value looks like a time, see outage.
+		// an optional value resembles a time, see outage
 		if !f.IsBool() || f.PlaceHolder != "" && strings.ContainsAny(firstOf(next), "0123456789.") {
 			c.expect = f
 		}
 	}
 }
 
-// flags returns the flags allowed here: those of the command, of its groups, and of the default command of a group.
+// flags returns the flags allowed at this position: the flags of the command, of its groups, and of the default
+// command of a group.
 func (c *completion) flags() (all []*kong.Flag) {
 	for _, group := range c.node.AllFlags(true) {
 		all = append(all, group...)
@@ -264,7 +266,7 @@ func (c *completion) flags() (all []*kong.Flag) {
 	return all
 }
 
-// find returns the flag of a word, or nil.
+// find returns the flag that a word names, or nil.
 func (c *completion) find(word string) *kong.Flag {
 	for _, f := range c.flags() {
 		if word == "--"+f.Name || f.Short != 0 && strings.HasPrefix(word, "-"+string(f.Short)) {
@@ -297,8 +299,8 @@ func (c *completion) offerWord(w io.Writer, at int, prefix string, names func(st
 	}
 }
 
-// offer offers the values of a flag or argument that begin with prefix. before is the part of the word before the
-// value.
+// offer offers the values of a flag or argument that begin with prefix. The argument before is the part of the word
+// that precedes the value.
 func offer(w io.Writer, v *kong.Value, before, prefix string, names func(kind string) []string) {
 	var values []string
 	kind := v.Tag.Get("complete")
@@ -335,7 +337,7 @@ func (c *cli) names(kind string) (names []string) {
 		go func() { done <- c.deviceNames() }()
 		select {
 		case names = <-done:
-		case <-time.After(time.Second): // a service that does not answer must not block a shell
+		case <-time.After(time.Second): // completion must not block the shell if the service does not answer
 		}
 	case "verb":
 		names = service.VerbNames()

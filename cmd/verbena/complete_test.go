@@ -13,13 +13,13 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// model returns the model of the command line used by --help.
+// model returns the command-line model that --help also uses.
 func model() *kong.Application {
 	var c cli
 	return newParser(&c).Model
 }
 
-// every calls f for the command line, and for each visible command and group.
+// every calls f for the root command, and for each visible command and group.
 func every(n *kong.Node, f func(n *kong.Node)) {
 	f(n)
 	for _, child := range visible(n.Children) {
@@ -27,7 +27,7 @@ func every(n *kong.Node, f func(n *kong.Node)) {
 	}
 }
 
-// TestValuesAreCompleted tests that each flag and argument with a value has a tag for its completion.
+// TestValuesAreCompleted tests that each flag and argument with a value has a valid completion tag.
 func TestValuesAreCompleted(t *testing.T) {
 	every(model().Node, func(n *kong.Node) {
 		for _, v := range n.Values() {
@@ -39,7 +39,7 @@ func TestValuesAreCompleted(t *testing.T) {
 				kind == "interface", kind == "verb", kind == "event", kind == "errno":
 			case strings.Contains(kind, ","):
 			default:
-				t.Errorf("%s: %s: its tag complete is %q; set it to none, file, device, a list of words, ...", n.FullPath(),
+				t.Errorf("%s: %s: got tag complete:%q, want none, file, device, a list of words, ...", n.FullPath(),
 					v.ShortSummary(), kind)
 			}
 		}
@@ -61,7 +61,7 @@ func TestComplete(t *testing.T) {
 		"dev reset --at ":                  "registration\ncompletion\n:none",
 		"dev reset --at=c":                 "--at=completion\n:none",
 		"dev reset -- --at=c":              ":none",
-		"dev --js":                         "--json\n:none", // the flag of the default command
+		"dev --js":                         "--json\n:none", // a flag of the default command
 		"capture -w ":                      ":file",
 		"capture --write=":                 ":file",
 		"capture -w out --dev ":            "rxe0\nrxe1\n:none",
@@ -104,15 +104,15 @@ func TestComplete(t *testing.T) {
 		}
 	})
 	if strings.Contains(b.String(), "complete-words") {
-		t.Error("candidates: got hidden commands")
+		t.Error("candidates: got hidden commands, want none")
 	}
 }
 
-// inShell runs a script in a shell in which `verbena` is this program, and a service has the device rxe0.
+// inShell runs a script in a shell whose `verbena` is this program, with a service that has the device rxe0.
 func inShell(t *testing.T, shell, addr, script string) string {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("a shell starts the command for each line, which takes seconds")
+		t.Skip("the shell runs verbena for each line, which takes seconds")
 	}
 	path, err := exec.LookPath(shell)
 	if err != nil {
@@ -173,8 +173,8 @@ func TestBashCompletion(t *testing.T) {
 }
 
 func TestZshCompletion(t *testing.T) {
-	// The shell runs in a pseudo-terminal. The script types lines, completes them with a key, and reads the resulting
-	// lines.
+	// The shell runs in a pseudo-terminal. The script types command lines, completes them with a key, and reads the
+	// completed lines.
 	got := inShell(t, "zsh", "127.91.50.2", `
 		zmodload zsh/zpty
 		touch out.pcapng
@@ -212,7 +212,7 @@ func TestFishCompletion(t *testing.T) {
 	}
 }
 
-// TestManual tests that the pages describe each command and flag, and that the formatters accept them.
+// TestManual tests that the manual pages describe each command and flag, and that man formatters accept the pages.
 func TestManual(t *testing.T) {
 	pages := manual(model(), "2026-11-24", "verbena 1.2.3")
 	dir := t.TempDir()
@@ -235,7 +235,7 @@ func TestManual(t *testing.T) {
 		}
 		for _, f := range n.Flags {
 			if text := escape("--" + f.Name); !f.Hidden && !strings.Contains(pages[page], text) {
-				t.Errorf("%s does not have %s of %s", page, text, n.FullPath())
+				t.Errorf("%s: got no %s of %s", page, text, n.FullPath())
 			}
 		}
 		if !strings.Contains(pages[page], escape(n.Path())) {

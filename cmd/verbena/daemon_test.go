@@ -17,7 +17,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// at returns a function that makes command lines for the service at a control socket. The service ends with the test.
+// at returns a function that builds command lines for the service at a control socket. The test cleanup ends the
+// service.
 func at(t *testing.T, socket string) func(args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := command()
@@ -41,7 +42,7 @@ func ok(t *testing.T, c *exec.Cmd) string {
 	return string(out)
 }
 
-// fails runs a command that must fail with verbena's own exit code and a line that contains each of want.
+// fails runs a command, which must exit with verbena's own exit code and print one line that contains each of want.
 func fails(t *testing.T, c *exec.Cmd, want ...string) {
 	t.Helper()
 	out, err := c.CombinedOutput()
@@ -73,16 +74,16 @@ func TestServeDaemon(t *testing.T) {
 	}
 	pid, _ := strconv.Atoi(m[1])
 	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
-		t.Errorf("session: got %d, %v, want a new one, %d", sid, err, pid)
+		t.Errorf("session: got %d, %v, want a new session, not %d", sid, err, pid)
 	}
-	// A second service is refused, and does not truncate the first one's log.
+	// The first service holds the location, so the second one fails without truncating the first one's log.
 	fails(t, v("serve", "--daemon"), "running already at "+socket, "verbena stop", "--socket")
 	if b, err := os.ReadFile(m[3]); err != nil || !strings.Contains(string(b), "serving") {
-		t.Errorf("log after a second service: got %q, %v", b, err)
+		t.Errorf("log after the second service: got %q, %v, want the first service's log", b, err)
 	}
 	ok(t, v("stop"))
 	fails(t, v("link", "show"), "no service is running")
-	ok(t, v("serve", "--link", "rxe3=127.91.11.1", "--daemon", "--")) // "--" would end the flags that daemon appends
+	ok(t, v("serve", "--link", "rxe3=127.91.11.1", "--daemon", "--")) // daemon appends flags, which must precede "--"
 	ok(t, v("stop"))
 }
 
@@ -95,8 +96,8 @@ func TestServeDaemonFails(t *testing.T) {
 	fails(t, v("link", "show"), "no service is running")
 }
 
-// TestRelativeSocket tests that a relative path is resolved in the directory of the command, also by the service that
-// it starts.
+// TestRelativeSocket tests that the command resolves a relative path in its own directory, and that the service
+// that it starts uses the same path.
 func TestRelativeSocket(t *testing.T) {
 	dir := t.TempDir()
 	v := at(t, "sock")
@@ -109,8 +110,8 @@ func TestRelativeSocket(t *testing.T) {
 	ok(t, in(v("stop")))
 }
 
-// TestServeTakesOver tests that a service of the user, in the foreground or background, replaces an idle one that was
-// started on demand.
+// TestServeTakesOver tests that a service replaces an idle service that was started on demand, in the foreground
+// and in the background.
 func TestServeTakesOver(t *testing.T) {
 	for _, flag := range []string{"--daemon", "--debug"} {
 		socket := filepath.Join(t.TempDir(), "sock")
@@ -128,14 +129,14 @@ func TestServeTakesOver(t *testing.T) {
 			out, err = v("link", "show").CombinedOutput()
 			return err == nil && strings.Contains(string(out), "rxe7")
 		}) {
-			t.Fatalf("serve %s did not take over: %v\n%s", flag, err, out)
+			t.Fatalf("serve %s: %v, want a takeover of the idle service\n%s", flag, err, out)
 		}
 		ok(t, v("stop"))
 	}
 }
 
-// TestServeInUse tests that a service that was started on demand is not replaced while it is in use, and that its
-// program continues.
+// TestServeInUse tests that a service that was started on demand is not replaced while a program uses it, and that
+// the program continues.
 func TestServeInUse(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "sock")
@@ -162,14 +163,14 @@ func TestServeInUse(t *testing.T) {
 	}
 	stdin.Close()
 	if err := program.Wait(); err != nil {
-		t.Errorf("Wait of the program: %v", err)
+		t.Errorf("program's Wait: %v", err)
 	}
-	// Now without a program, but with a rule that would be lost.
+	// The next check has no program, but a fault rule that a takeover would lose.
 	ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%"))
 	fails(t, v("serve", "--link", "rxe7=127.91.11.5"), "changed by hand", "verbena stop")
 }
 
-// TestFaultAddStarts tests that "fault add", like "run", starts a service if necessary, and reports that.
+// TestFaultAddStarts tests that "fault add" starts a service if necessary, and reports the start, like "run".
 func TestFaultAddStarts(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
 	if out := ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%")); !strings.Contains(out, "started one") {
@@ -180,7 +181,7 @@ func TestFaultAddStarts(t *testing.T) {
 	}
 }
 
-// TestNoService tests that commands about the objects of a service fail without one.
+// TestNoService tests that commands about the objects of a service fail if no service runs.
 func TestNoService(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
 	for _, args := range [][]string{
@@ -192,7 +193,7 @@ func TestNoService(t *testing.T) {
 	}
 }
 
-// TestWait tests that "wait" returns when the starting service is ready, and fails after its timeout.
+// TestWait tests that "wait" returns when a starting service is ready, and fails after its timeout otherwise.
 func TestWait(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sock")
 	v := at(t, socket)
@@ -238,22 +239,22 @@ func TestListens(t *testing.T) {
 	}
 }
 
-// TestSocketWithoutDirectory tests that the error for a control socket in a missing directory names the option or
-// variable of the path.
+// TestSocketWithoutDirectory tests that the error for a control socket in a missing directory names the flag or
+// variable with the path.
 func TestSocketWithoutDirectory(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "no", "sock")
 	for _, args := range [][]string{
 		{"serve"}, {"serve", "--daemon"}, {"run", "--", "true"}, {"link", "show"}, {"wait"},
 	} {
 		fails(t, verbena(t, append([]string{"--socket", missing}, args...)...),
-			"--socket "+missing, "no such file or directory", "make it")
+			"--socket "+missing, "no such file or directory", "create it")
 		c := verbena(t, args...)
 		c.Env = append(os.Environ(), "VERBENA_SOCKET="+missing)
-		fails(t, c, "VERBENA_SOCKET "+missing, "no such file or directory", "make it")
+		fails(t, c, "VERBENA_SOCKET "+missing, "no such file or directory", "create it")
 	}
 }
 
-// TestServiceEndsUnderProgram tests that processes of a program that keep a device of an ended service open are ended,
+// TestServiceEndsUnderProgram tests that verbena run ends processes that keep a device of an ended service open,
 // unless --outlive is given.
 func TestServiceEndsUnderProgram(t *testing.T) {
 	const script = `exec 9<>/dev/infiniband/uverbs0; echo ready; sleep 12; echo outlived`
@@ -270,7 +271,7 @@ func TestServiceEndsUnderProgram(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			if testing.Short() && c.name != "ended" {
-				t.Skip("waits for the kill of programs")
+				t.Skip("waits holdTime before the programs are killed")
 			}
 			socket := filepath.Join(t.TempDir(), "sock")
 			v := at(t, socket)
@@ -294,7 +295,7 @@ func TestServiceEndsUnderProgram(t *testing.T) {
 			err = program.Wait()
 			all := out.String() + string(rest)
 			if code := program.ProcessState.ExitCode(); code != c.code || !strings.Contains(all, c.want) {
-				t.Errorf("exit code %d, %v, want %d, and %q in\n%s", code, err, c.code, c.want, all)
+				t.Errorf("exit code %d, %v, want %d and %q in\n%s", code, err, c.code, c.want, all)
 			}
 		})
 	}

@@ -25,7 +25,7 @@ func (*outage) IsBool() bool { return true }
 // Decode implements kong.MapperValue.
 func (o *outage) Decode(ctx *kong.DecodeContext) error {
 	o.set = true
-	// Without a "=", the next word is the value if it looks like a time. Names of devices begin with rxe.
+	// Without a "=", the next word is the value if it has the form of a time. Device names begin with rxe.
 	if t := ctx.Scan.Peek(); t.Type != kong.FlagValueToken && !strings.ContainsAny(firstOf(t.String()), "0123456789.") {
 		return nil
 	}
@@ -50,7 +50,7 @@ type ordinal uint64
 func (n *ordinal) UnmarshalText(b []byte) error {
 	v, err := strconv.ParseUint(string(b), 10, 64)
 	if err != nil || v == 0 {
-		return fmt.Errorf("%q is not a number from 1 on", b)
+		return fmt.Errorf("%q is not a number from 1 upwards", b)
 	}
 	*n = ordinal(v)
 	return nil
@@ -66,16 +66,16 @@ func (m *moment) UnmarshalText(b []byte) error {
 		*m = moment(v)
 		return nil
 	}
-	return fmt.Errorf("moment %q is neither %s nor %s", b, ctl.DevRegistration, ctl.DevCompletion)
+	return fmt.Errorf("moment %q is not %s or %s", b, ctl.DevRegistration, ctl.DevCompletion)
 }
 
 type devResetCmd struct {
 	Name        string  `arg:"" help:"Name of the device." complete:"device"`
 	Unreachable outage  `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION" complete:"none"`
-	NoFlush     bool    `help:"Give programs no completions for outstanding requests, as the kernel's Soft-RoCE does, instead of flush errors."`
+	NoFlush     bool    `help:"Give programs no completions for outstanding requests, as the kernel's Soft-RoCE does, rather than flush errors."`
 	AtWR        ordinal `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
 	At          moment  `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment" complete:"registration,completion"`
-	Cancel      bool    `help:"Cancel resets that wait for --at-wr or --at, and make none." xor:"moment"`
+	Cancel      bool    `help:"Cancel the pending resets of --at-wr and --at, and do not reset the device." xor:"moment"`
 }
 
 func (d *devResetCmd) Help() string {
@@ -92,7 +92,7 @@ Examples:
 
 func (d *devResetCmd) Run(c *cli) error {
 	if d.Cancel && (d.Unreachable.set || d.NoFlush) {
-		return errors.New("dev reset: --cancel makes no reset: leave out --unreachable and --no-flush")
+		return errors.New("dev reset: --cancel resets no device: omit --unreachable and --no-flush")
 	}
 	_, err := c.ask(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{
 		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, NoFlush: d.NoFlush, AtWR: uint64(

@@ -13,20 +13,20 @@ import (
 	"verbena/verbs/service"
 )
 
-// verbsFlags select the RDMA device that a command uses itself.
+// verbsFlags select the RDMA device that a command opens for itself.
 type verbsFlags struct {
 	Dev      string     `short:"d" help:"Device to use; default: the first." placeholder:"DEV" complete:"device"`
-	Direct   bool       `name:"service" help:"Use a device of the running service, over its socket, though there are others here; without others that is the default."`
-	Embedded bool       `help:"Make a software device in this process, and run both ends on it."`
-	Addr     netip.Addr `help:"Make a software device in this process, with this address of the host, where UDP port 4791 must be free." placeholder:"IP" complete:"none"`
-	Wire     bool       `help:"With --embedded: send packets, rather than copy messages within the process."`
+	Direct   bool       `name:"service" help:"Use a device of the running service, over its socket, even if this process sees other devices; the default if it sees none."`
+	Embedded bool       `help:"Create a software device in this process, and run both ends on it."`
+	Addr     netip.Addr `help:"Create a software device in this process, with this address of the host, whose UDP port 4791 must be free." placeholder:"IP" complete:"none"`
+	Wire     bool       `help:"With --embedded: send packets instead of copying messages within the process."`
 }
 
-// openDevice opens the device. command is used in the error, which names the remedy.
+// openDevice opens the selected device. Its errors begin with command and name the remedy.
 func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done func(), err error) {
 	if f.Embedded || f.Addr.IsValid() {
 		if f.Direct {
-			return nil, nil, fmt.Errorf("%s: --embedded and --addr make a device in this process: leave them out, or --service",
+			return nil, nil, fmt.Errorf("%s: --embedded and --addr create a device in this process: omit them or --service",
 				command)
 		}
 		s, err := embed.NewSoftware(embed.Software{Addr: f.Addr, Wire: f.Wire, Name: f.Dev})
@@ -40,7 +40,7 @@ func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done
 		return dev, func() { dev.Close(); s.Close() }, nil
 	}
 	if f.Wire {
-		return nil, nil, fmt.Errorf("%s: --wire is for --embedded; `verbena serve --wire` is the same for a service", command)
+		return nil, nil, fmt.Errorf("%s: --wire needs --embedded; for a service use `verbena serve --wire`", command)
 	}
 	list, err := findDevices(c, command, f.Dev, f.Direct)
 	if err != nil {
@@ -52,8 +52,9 @@ func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done
 	return dev, func() { dev.Close() }, nil
 }
 
-// findDevices lists the devices that this process sees. If there are none, or with direct, it lists those of the
-// running service. It returns at least one device. If name is not "", it lists only the device of that name.
+// findDevices lists the devices that this process sees. If this process sees none, or if direct is true,
+// findDevices lists the devices of the running service. A nil error implies at least one device. A name that is not
+// empty restricts the list to the device with that name.
 func findDevices(c *cli, command, name string, direct bool) (list []verbs.DeviceInfo, err error) {
 	if !direct {
 		if list, err = verbs.Devices(); err != nil {
@@ -67,12 +68,12 @@ func findDevices(c *cli, command, name string, direct bool) (list []verbs.Device
 		}
 		switch {
 		case errors.Is(err, ctl.ErrNotRunning) && !direct:
-			return nil, fmt.Errorf("%s: there is no RDMA device here, and no service runs at %s: give it a device by `verbena run -- verbena %[1]s`, "+
+			return nil, fmt.Errorf("%s: this process sees no RDMA device, and no service runs at %s: run it with a device by `verbena run -- verbena %[1]s`, "+
 				"start a service by `verbena serve --daemon`, or use --embedded for a device in this process", command, loc.Socket)
 		case err != nil:
 			return nil, fmt.Errorf("%s: %w", command, err)
 		case len(list) == 0:
-			return nil, fmt.Errorf("%s: the service at %s has no device; `verbena link add` makes one", command, loc.Socket)
+			return nil, fmt.Errorf("%s: the service at %s has no device; create one by `verbena link add`", command, loc.Socket)
 		}
 	}
 	if name == "" {
@@ -85,7 +86,7 @@ func findDevices(c *cli, command, name string, direct bool) (list []verbs.Device
 		}
 		names[i] = d.Name
 	}
-	return nil, fmt.Errorf("%s: no device is called %q; there are: %s", command, name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("%s: no device is named %q; the devices are: %s", command, name, strings.Join(names, ", "))
 }
 
 // byteSize is a number of bytes, such as 4096, 64K or 1M.

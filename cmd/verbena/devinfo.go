@@ -11,8 +11,8 @@ import (
 
 type devinfoCmd struct {
 	Dev      string `arg:"" optional:"" help:"Name of the device; default: all." complete:"device"`
-	Embedded bool   `help:"Describe a software device of this process."`
-	Direct   bool   `name:"service" help:"Describe the devices of the running service, over its socket, though there are others here; without others that is the default."`
+	Embedded bool   `help:"Describe a software device that this process creates."`
+	Direct   bool   `name:"service" help:"Describe the devices of the running service, over its socket, even if this process sees other devices; the default if it sees none."`
 	JSON     bool   `name:"json" help:"Print JSON."`
 }
 
@@ -27,7 +27,7 @@ Examples:
   verbena devinfo --embedded`
 }
 
-// deviceReport is the printed description of a device.
+// deviceReport is the description of a device that devinfo prints.
 type deviceReport struct {
 	Name     string       `json:"name"`
 	Path     string       `json:"path"`
@@ -38,7 +38,7 @@ type deviceReport struct {
 	Ports    []portReport `json:"ports"`
 }
 
-// attr is an attribute with its name, in the order of ibv_devinfo.
+// attr is a named attribute; attributes have the order of ibv_devinfo.
 type attr struct {
 	name string
 	v    any
@@ -63,10 +63,10 @@ type portReport struct {
 
 type gidReport struct {
 	Index   int    `json:"index"`
-	GID     string `json:"gid"` // not abbreviated, as in ibv_devinfo
+	GID     string `json:"gid"` // names are not abbreviated, as in ibv_devinfo
 	Type    string `json:"type"`
 	Address string `json:"address"`
-	Default bool   `json:"default"` // the GID that programs of package verbs use by default
+	Default bool   `json:"default"` // the default GID of programs that use package verbs
 }
 
 func (d *devinfoCmd) Run(c *cli) error {
@@ -200,7 +200,7 @@ func (r *deviceReport) write(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// guid formats a GUID like ibv_devinfo.
+// guid formats a GUID in the format of ibv_devinfo.
 func guid(v uint64) string {
 	return fmt.Sprintf("%04x:%04x:%04x:%04x", v>>48, v>>32&0xffff, v>>16&0xffff, v&0xffff)
 }
@@ -231,7 +231,7 @@ var capabilityNames = []struct {
 	{uapi.DeviceAtomicWrite, "ATOMIC_WRITE"},
 }
 
-// capabilities returns the names of the flags. Flags without a name here are combined into one number.
+// capabilities returns the names of the flags. capabilities combines flags without a name into one number.
 func capabilities(c uapi.DeviceCapFlags) []string {
 	names := []string{}
 	for _, n := range capabilityNames {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestMissingProvider tests that run names the missing package if rdma-core lacks its provider. In that case libibverbs
-// lists no device, without an error.
+// TestMissingProvider tests that run names the package to install if rdma-core lacks its rxe provider. Without the
+// provider, libibverbs lists no device and returns no error.
 func TestMissingProvider(t *testing.T) {
 	const lib, driver, provider = "usr/lib/x86_64-linux-gnu/libibverbs.so.1", "etc/libibverbs.d/rxe.driver",
 		"usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
@@ -73,8 +73,8 @@ func TestMissingInterpreter(t *testing.T) {
 	}
 }
 
-// TestFaultWithoutEffect tests that rules without an effect are refused, before a service is started, and that the
-// error lists the effects.
+// TestFaultWithoutEffect tests that a rule without an effect is refused before a service starts, and that the error
+// lists the effects.
 func TestFaultWithoutEffect(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
 	fails(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
@@ -102,7 +102,7 @@ func TestShellLimits(t *testing.T) {
 		c.Path = "/bin/sh"
 		return c
 	}
-	// for the command, and for the service that it starts
+	// the limit applies to the command and to the service that it starts
 	for _, limit := range []string{"-n 8", "-n 10", "-n 12", "-n 14"} {
 		fails(t, under(limit, "run", "--private", "--link", "rxe0=127.91.12.9", "--", "true"), "too many open files",
 			"`ulimit -n`")

@@ -25,13 +25,13 @@ var errNoAddress = error(syscall.EADDRNOTAVAIL)
 type exchangeFlags struct {
 	Server string `arg:"" optional:"" help:"Host of the server; without it this is the server, which serves one client." complete:"none"`
 	verbsFlags
-	Port     uint16 `short:"p" help:"TCP port by which the ends meet; default: ${default}." default:"18515" placeholder:"PORT" complete:"none"`
-	GIDIndex int    `short:"g" name:"gid-index" help:"Index of the GID to use; default: that of an IPv4 address if there is one." default:"-1" placeholder:"N" complete:"none"`
+	Port     uint16 `short:"p" help:"TCP port of the negotiation between both ends; default: ${default}." default:"18515" placeholder:"PORT" complete:"none"`
+	GIDIndex int    `short:"g" name:"gid-index" help:"Index of the GID to use; default: a GID with an IPv4 address if there is one." default:"-1" placeholder:"N" complete:"none"`
 	IBPort   uint8  `name:"ib-port" help:"Port of the device; default: ${default}." default:"1" placeholder:"N" complete:"none"`
 	Type     string `help:"Transport service: rc, uc or ud; default: ${default}." enum:"rc,uc,ud" default:"rc" placeholder:"TYPE"`
 	Op       string `help:"Operation: send, write, read or atomic; default: ${default}." enum:"send,write,read,atomic" default:"${op}" placeholder:"OP"`
-	MTU      int    `short:"m" name:"mtu" help:"Path MTU in bytes; default: the largest that both ports take." placeholder:"BYTES" complete:"none"`
-	Events   bool   `short:"e" help:"Sleep until completions come, rather than poll: faster where more programs poll than there are processors."`
+	MTU      int    `short:"m" name:"mtu" help:"Path MTU in bytes; default: the largest MTU that both ports support." placeholder:"BYTES" complete:"none"`
+	Events   bool   `short:"e" help:"Sleep until completions arrive, rather than poll: faster if more programs poll than there are processors."`
 	JSON     bool   `name:"json" help:"Print JSON."`
 }
 
@@ -45,7 +45,7 @@ func (f *exchangeFlags) local() measure.Local {
 	return l
 }
 
-// clearLine removes a line of progress.
+// clearLine erases the progress line of the terminal.
 func clearLine(l measure.Local) {
 	if l.Progress != nil {
 		fmt.Fprint(os.Stderr, "\r\033[K")
@@ -64,14 +64,14 @@ type side func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.
 func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server side) (*measure.Result,
 	error) {
 	if f.Embedded && f.Addr.IsValid() {
-		return nil, fmt.Errorf("%s: --embedded runs both ends on a device that no other process reaches: leave out --addr",
+		return nil, fmt.Errorf("%s: --embedded runs both ends on a device that no other process can reach: omit --addr",
 			command)
 	}
 	if f.Embedded && f.Server != "" {
-		return nil, fmt.Errorf("%s: --embedded runs both ends: leave out %s", command, f.Server)
+		return nil, fmt.Errorf("%s: --embedded runs both ends: omit %s", command, f.Server)
 	}
 	if f.Port == 0 && !f.Embedded {
-		return nil, fmt.Errorf("%s: --port 0: the other end would not know the port; choose one of 1 to 65535", command)
+		return nil, fmt.Errorf("%s: --port 0: the other end cannot know the port; choose a port from 1 to 65535", command)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -84,7 +84,7 @@ func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, cl
 		r   *measure.Result
 		err error
 	}
-	run := func(e side, conn net.Conn) <-chan outcome { // not on the first thread, which main has locked
+	run := func(e side, conn net.Conn) <-chan outcome { // not on the first thread, to which main is locked
 		c := make(chan outcome, 1)
 		go func() {
 			r, err := e(ctx, dev, conn)
@@ -127,7 +127,7 @@ func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, cl
 	return o.r, nil
 }
 
-// accept waits for one client.
+// accept waits for one client and returns its connection.
 func accept(ctx context.Context, port uint16) (net.Conn, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", fmt.Sprint(":", port))
@@ -148,7 +148,7 @@ type pingpongCmd struct {
 	exchangeFlags
 	Size   byteSize `short:"s" help:"Bytes of a message, such as 4096 or 64K; a datagram is at most one MTU; default: ${default}." default:"4096" placeholder:"BYTES" complete:"none"`
 	Iters  int      `short:"n" help:"Round trips; default: ${default}." default:"1000" placeholder:"N" complete:"none"`
-	Compat bool     `help:"Meet ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong at the other end, with the same sizes and counts (rc: -s 4096 -n 1000)."`
+	Compat bool     `help:"Exchange messages with ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong at the other end, with the same sizes and counts (rc: -s 4096 -n 1000)."`
 }
 
 func (p *pingpongCmd) Help() string {
@@ -175,7 +175,7 @@ func (p *pingpongCmd) Run(c *cli) error {
 	server := serve(l)
 	if p.Compat {
 		if params.MTU == 0 {
-			params.MTU = 1024 // as in rdma-core's programs
+			params.MTU = 1024 // the default values of rdma-core's programs
 		}
 		client = func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 			return measure.Compat(ctx, dev, conn, true, params, l)
@@ -198,7 +198,7 @@ func serve(l measure.Local) side {
 	}
 }
 
-// mode returns the words for the way in which a side waits.
+// mode returns the description of how a side waits for completions.
 func mode(r *measure.Result) string {
 	if r.Events {
 		return "events"
@@ -206,7 +206,7 @@ func mode(r *measure.Result) string {
 	return "polling"
 }
 
-// what describes the messages.
+// what returns a description of the messages.
 func what(r *measure.Result) string {
 	return fmt.Sprintf("%s %s of %d bytes on %s, %s", r.Type, r.Op, r.Size, r.Device, mode(r))
 }
@@ -252,11 +252,11 @@ func bandwidth(b float64) string {
 type perfCmd struct {
 	exchangeFlags
 	Size     byteSize      `short:"s" help:"Bytes of a message, such as 4096 or 64K; a datagram is at most one MTU; default: ${default}." default:"65536" placeholder:"BYTES" complete:"none"`
-	Test     string        `help:"Phases to run: latency (one message at a time), bandwidth (--depth of them on each queue pair), or both; default: ${default}." enum:"latency,bandwidth,both" default:"both" placeholder:"TEST"`
+	Test     string        `help:"Phases to run: latency (one message at a time), bandwidth (--depth messages on each queue pair), or both; default: ${default}." enum:"latency,bandwidth,both" default:"both" placeholder:"TEST"`
 	QPs      int           `short:"q" name:"qps" help:"Queue pairs of the bandwidth phase; default: ${default}." default:"1" placeholder:"N" complete:"none"`
-	Depth    int           `help:"Messages in flight on each; default: ${default}." default:"64" placeholder:"N" complete:"none"`
-	Duration time.Duration `short:"D" help:"Time of a phase; default: ${default}." default:"2s" placeholder:"D" complete:"none"`
-	Iters    int           `short:"n" help:"Messages of a phase, rather than a time." placeholder:"N" complete:"none"`
+	Depth    int           `help:"Messages in flight on each queue pair; default: ${default}." default:"64" placeholder:"N" complete:"none"`
+	Duration time.Duration `short:"D" help:"Duration of a phase; default: ${default}." default:"2s" placeholder:"D" complete:"none"`
+	Iters    int           `short:"n" help:"Number of messages of a phase; it replaces --duration." placeholder:"N" complete:"none"`
 }
 
 func (p *perfCmd) Help() string {
@@ -273,7 +273,7 @@ Examples:
 
 func (p *perfCmd) Run(c *cli) error {
 	if p.Iters < 0 || p.Iters == 0 && p.Duration <= 0 {
-		return fmt.Errorf("perf: --iters %d, --duration %v: one of them must be more than 0, none less", p.Iters, p.Duration)
+		return fmt.Errorf("perf: --iters %d, --duration %v: neither may be negative, and one must be more than 0", p.Iters, p.Duration)
 	}
 	l := p.local()
 	params := measure.Params{

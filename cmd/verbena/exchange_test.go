@@ -37,7 +37,7 @@ func TestEmbeddedExchanges(t *testing.T) {
 			}
 		}
 		if n == 0 || r.Device != "rxe0" {
-			t.Errorf("%s --json: nothing was measured:\n%s", line, out)
+			t.Errorf("%s --json: got no measurement:\n%s", line, out)
 		}
 	}
 }
@@ -45,33 +45,33 @@ func TestEmbeddedExchanges(t *testing.T) {
 // TestExchangeErrors tests that the error of an invalid command line names the value and the remedy.
 func TestExchangeErrors(t *testing.T) {
 	for line, want := range map[string]string{
-		"pingpong --embedded 127.0.0.1":                     "--embedded runs both ends: leave out 127.0.0.1",
-		"pingpong --embedded --addr 127.0.0.104":            "leave out --addr",
+		"pingpong --embedded 127.0.0.1":                     "--embedded runs both ends: omit 127.0.0.1",
+		"pingpong --embedded --addr 127.0.0.104":            "omit --addr",
 		"pingpong --embedded --type xc":                     `--type must be one of "rc","uc","ud"`,
 		"pingpong --embedded --type ud --op read":           `type ud has no operation "read"`,
 		"pingpong --embedded --type ud --size 5000":         "exceeds the MTU of 4096 bytes",
 		"pingpong --embedded --size 1.5":                    `"1.5" is not a number of bytes below 2G: write 4096, 64K or 1M`,
 		"pingpong --embedded --size 2G":                     "not a number of bytes below 2G",
-		"pingpong --embedded --size 0":                      "size 0 is not within 1 to 67108864\n",
-		"pingpong --embedded --size 65M":                    "size 68157440 is not within",
+		"pingpong --embedded --size 0":                      "size 0 is not in the range from 1 to 67108864\n",
+		"pingpong --embedded --size 65M":                    "size 68157440 is not in the range",
 		"perf --embedded --op send --qps 1024 --depth 1000": "qps 1024 of depth 1000 need a completion queue of",
 		"pingpong --addr 127.0.0.104 --gid-index 99":        "find GID 99 of port 1",
 		"perf --addr 127.0.0.104 --ib-port 2":               "query port 2",
 		"pingpong --embedded -n 0":                          "is less than 1",
-		"pingpong --embedded --compat --op write":           "is by SEND",
+		"pingpong --embedded --compat --op write":           "needs SEND",
 		"pingpong --embedded -g 7":                          "find GID 7 of port 1",
 		"pingpong --addr 192.0.2.1":                         "192.0.2.1",
 		"pingpong --addr 127.0.0.104 -p 1 localhost":        "start the server before the client: `verbena pingpong` without a host",
-		"perf --embedded --depth 5000":                      "depth 5000 is not within 1 to 4096",
-		"perf --embedded --duration 0s":                     "one of them must be more than 0",
-		"perf --embedded --qps 0":                           "qps 0 is not within 1 to 1024",
-		"perf --embedded --mtu 1000":                        "mtu 1000 is none of 256",
+		"perf --embedded --depth 5000":                      "depth 5000 is not in the range from 1 to 4096",
+		"perf --embedded --duration 0s":                     "one must be more than 0",
+		"perf --embedded --qps 0":                           "qps 0 is not in the range from 1 to 1024",
+		"perf --embedded --mtu 1000":                        "mtu 1000 is not 256",
 		"pingpong --embedded --ib-port 2":                   "query port 2",
-		"perf --embedded --service":                         "leave them out, or --service",
-		"perf --service --addr 127.0.0.104":                 "leave them out, or --service",
-		"perf -p 0":                                         "choose one of 1 to 65535",
-		"devinfo --embedded --service":                      "leave them out, or --service",
-		"pingpong --embedded --compat --type ud -s 2K ":     "", // the default MTU of 1024 must not limit the MTU of the port
+		"perf --embedded --service":                         "omit them or --service",
+		"perf --service --addr 127.0.0.104":                 "omit them or --service",
+		"perf -p 0":                                         "choose a port from 1 to 65535",
+		"devinfo --embedded --service":                      "omit them or --service",
+		"pingpong --embedded --compat --type ud -s 2K ":     "", // the default MTU of 1024 must not reduce the port's MTU
 	} {
 		if want == "" {
 			ok(t, verbena(t, strings.Fields(line)...))
@@ -84,10 +84,10 @@ func TestExchangeErrors(t *testing.T) {
 		return
 	}
 	for _, command := range []string{"devinfo", "pingpong", "perf"} {
-		fails(t, verbena(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "there is no RDMA device here",
+		fails(t, verbena(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "this process sees no RDMA device",
 			"`verbena serve --daemon`", "`verbena run -- verbena "+command+"`", "--embedded")
 	}
-	fails(t, verbena(t, "perf", "--wire"), "--wire is for --embedded")
+	fails(t, verbena(t, "perf", "--wire"), "--wire needs --embedded")
 }
 
 // TestDevinfo tests that devinfo lists the attributes under the names of ibv_devinfo, as text and as JSON.

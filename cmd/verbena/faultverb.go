@@ -9,20 +9,20 @@ import (
 	"verbena/service"
 )
 
-// verbFlags are the flags of fault add for verbs.
+// verbFlags holds the flags of fault add that apply to verbs.
 type verbFlags struct {
-	Verb    string  `help:"Instead of packets, act on the calls of a verb, such as create_cq, rdma_connect, or modify_qp:rtr." placeholder:"VERB" complete:"verb"`
+	Verb    string  `help:"Affect calls of a verb, such as create_cq, rdma_connect or modify_qp:rtr, instead of packets." placeholder:"VERB" complete:"verb"`
 	Errno   string  `help:"Error with which the verb fails, such as ENOMEM." placeholder:"NAME" complete:"errno"`
-	Nth     ordinal `help:"Act only on the N-th call, or with --times on that many calls from the N-th on." placeholder:"N" complete:"none"`
-	Times   ordinal `help:"Act on at most N calls." placeholder:"N" complete:"none"`
-	Process string  `help:"Act only on the calls of this process, given by its number or the name of its program." placeholder:"NAME" complete:"none"`
+	Nth     ordinal `help:"Affect only the N-th call, or with --times that many calls from the N-th on." placeholder:"N" complete:"none"`
+	Times   ordinal `help:"Affect at most N calls." placeholder:"N" complete:"none"`
+	Process string  `help:"Affect only calls of this process, given by its number or the name of its program." placeholder:"NAME" complete:"none"`
 }
 
 func (f *faultAddCmd) verbRule() (*ctl.FaultRule, error) {
 	packets := f.Rule
 	packets.Delay = 0
 	if packets != (ruleFlags{}) {
-		return nil, errors.New("--verb goes with --errno, --delay, --nth, --times, --process and --dev alone")
+		return nil, errors.New("--verb can be combined only with --errno, --delay, --nth, --times, --process and --dev")
 	}
 	v := &ctl.VerbFault{Verb: f.Verb, Errno: f.Errno, Delay: f.Rule.Delay, Process: f.Process, Nth: uint64(f.Nth),
 		Times: uint64(f.Times)}
@@ -32,7 +32,7 @@ func (f *faultAddCmd) verbRule() (*ctl.FaultRule, error) {
 	return &ctl.FaultRule{Dev: f.Dev, Verb: v}, service.CheckVerbFault(f.Dev, v)
 }
 
-// verbText formats a rule.
+// verbText formats a rule as text.
 func verbText(v *ctl.VerbFault) string {
 	w := []string{v.Verb}
 	word := func(show bool, format string, arg any) {

@@ -16,7 +16,7 @@ func commandAt(n *kong.Node, path ...string) *kong.Node {
 	return n
 }
 
-// arrange moves the flags in order before the other flags of a command.
+// arrange moves the flags named in order before the other flags of a command.
 func arrange(n *kong.Node, order []string) {
 	rank := func(f *kong.Flag) int {
 		if i := slices.Index(order, f.Name); i >= 0 {
@@ -27,7 +27,7 @@ func arrange(n *kong.Node, order []string) {
 	slices.SortStableFunc(n.Flags, func(a, b *kong.Flag) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
-// valueOf returns an option with a parser for the values of flags of a type.
+// valueOf returns a kong option that sets the parser for flag values of a type.
 func valueOf[T any](parse func(string) (T, error)) kong.Option {
 	return kong.TypeMapper(reflect.TypeFor[T](),
 		kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {

@@ -37,10 +37,10 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestFaultTexts compares the help, manual pages and completions of the commands that disturb links or show their
-// state.
+// TestFaultTexts compares the help, manual pages and completions of the commands that disturb links or print their
+// state with golden files.
 func TestFaultTexts(t *testing.T) {
-	t.Setenv("COLUMNS", "") // the width of the help depends on it
+	t.Setenv("COLUMNS", "") // the help is wrapped at this width
 	var b strings.Builder
 	for _, command := range []string{"fault add", "fault show", "fault clear", "link set", "link show", "qp show",
 		"qp trace"} {
@@ -66,7 +66,7 @@ func TestFaultTexts(t *testing.T) {
 	golden(t, "fault_help.txt", b.String())
 }
 
-// faultLines are valid and invalid command lines.
+// faultLines holds valid and invalid command lines.
 var faultLines = []string{
 	"fault add --dev rxe0 --drop 1%",
 	"fault add --dev rxe0 --qp 17 --peer ::ffff:10.0.0.2 --skip 1 --limit 2 --seed 3 --drop 0.25 --duplicate 1 --corrupt .5 --reorder 100% --delay 50us --jitter 1ms",
@@ -127,7 +127,7 @@ var faultLines = []string{
 	"link set rxe0 --loss some",
 }
 
-// TestFaultRequests compares the requests, or errors, of command lines.
+// TestFaultRequests compares the requests, or errors, of command lines with a golden file.
 func TestFaultRequests(t *testing.T) {
 	var b strings.Builder
 	for _, line := range faultLines {
@@ -157,7 +157,7 @@ func TestFaultRequests(t *testing.T) {
 	golden(t, "fault_requests.txt", b.String())
 }
 
-// answer is a response of a service, with a value in each field.
+// answer is a response of a service in which each field has a value.
 const answer = `{
 	"Links": [{"name":"rxe0","uverbs":"uverbs0","netdev":"lo","state":"ACTIVE","mtu":1024,"gids":null,"wire":false,"link":"flap","max_mtu":512,
 		"shape":{"rate_bps":1500000000,"delay_ns":20000,"jitter_ns":1000,"queue_bytes":262144,"queue_packets":9,"ecn_bytes":65536,"loss":0.01,"seed":7}}],
@@ -179,7 +179,7 @@ const answer = `{
 		{"time":"2026-01-02T03:04:05.123457Z","event":"timeout"}]}
 }`
 
-// TestFaultAnswers compares the output of commands for the answer, as text and as JSON.
+// TestFaultAnswers compares the text and JSON output of commands for answer with golden files.
 func TestFaultAnswers(t *testing.T) {
 	var r ctl.Response
 	d := json.NewDecoder(strings.NewReader(answer))

@@ -13,18 +13,19 @@ import (
 	"verbena/supervisor"
 )
 
-// holdTime is the time for which a process may keep a device of an ended service open, before SIGTERM and again before
-// SIGKILL. A program that polls its completions or events closes the device at once. A program that polls memory for a
-// message of its peer, or a shared receive queue, would wait forever, since nothing is written there any more.
+// holdTime is the time that a process may keep a device of an ended service open before it gets SIGTERM. SIGKILL
+// follows after another holdTime. A program that polls its completions or events closes the device soon after the
+// service ends. A program that polls a shared receive queue, or memory for a message of its peer, would wait for
+// ever, since no thread writes to its memory any more.
 const holdTime = 5 * time.Second
 
-// queueFiles finds the queue files of a session by their names. A program can give any memfd such a name, and pass it
-// to another process.
+// queueFiles is a pattern that matches the names of a session's queue files. A program can give a memfd any such
+// name, and pass the memfd to another process.
 type queueFiles struct{ session string }
 
-// open opens the files that this user may open.
+// open opens the matching files that this user may open.
 func (f queueFiles) open() (files []*os.File) {
-	seen := map[uint64]bool{} // by inode
+	seen := map[uint64]bool{} // indexed by inode
 	for _, pid := range processes() {
 		f.each(pid, func(file *os.File, st *syscall.Stat_t) {
 			if !seen[st.Ino] {
@@ -38,7 +39,7 @@ func (f queueFiles) open() (files []*os.File) {
 	return files
 }
 
-// each calls use with each matching file that a process has open. use must close the file.
+// each calls use with each matching file that a process has open. The function use must close the file.
 func (f queueFiles) each(pid int, use func(*os.File, *syscall.Stat_t)) {
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {
@@ -63,14 +64,14 @@ func endHolders(files queueFiles) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		time.Sleep(holdTime)
 		for _, pid := range files.holders() {
-			p, err := os.FindProcess(pid) // from here on the number cannot be reused
+			p, err := os.FindProcess(pid) // the kernel cannot reuse the process number while the pidfd is open
 			if err != nil || !files.heldBy(pid) {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, "+
 				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(nameOf(pid)), pid,
 				signalName(sig))
-			_ = p.Signal(sig) // the process may just have ended
+			_ = p.Signal(sig) // The process may have ended since it was listed.
 		}
 	}
 }
@@ -104,9 +105,9 @@ func (f queueFiles) holders() (pids []int) {
 }
 
 // heldBy reports whether a process has one of the files open, and belongs to the owner of the file. A process of
-// another user may have inherited the descriptor, and must not be ended. The same holds for a daemon of root: a program
-// may have passed it a device opened before the program changed its user. So of root's processes only descendants of
-// this process count.
+// another user may have inherited the descriptor, and must not be killed. A daemon of root must not be killed
+// either: a program may have passed a device to the daemon before the program changed its user. Therefore heldBy
+// matches only descendants of this process among root's processes.
 func (f queueFiles) heldBy(pid int) (held bool) {
 	f.each(pid, func(file *os.File, st *syscall.Stat_t) {
 		file.Close()
@@ -138,7 +139,7 @@ func wholly(pid, uid int) bool {
 	return false
 }
 
-// nameOf returns the name of a process's program.
+// nameOf returns the name of the program that a process runs.
 func nameOf(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {

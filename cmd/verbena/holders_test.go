@@ -16,7 +16,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// holding starts a process that has a file open.
+// holding starts a process that keeps a file open.
 func holding(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr) int {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", script+"echo ready && read end")
@@ -31,7 +31,7 @@ func holding(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr)
 	}
 	t.Cleanup(func() {
 		in.Close()
-		_ = cmd.Wait() // the read has failed
+		_ = cmd.Wait() // the process's read has failed
 	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("%s: got %q, %v, want ready", script, line, err)
@@ -39,7 +39,7 @@ func holding(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr)
 	return cmd.Process.Pid
 }
 
-// queueFile makes a queue file of a session, and returns a program's description of it.
+// queueFile creates a queue file of a session, and returns an open file description as a program would have it.
 func queueFile(t *testing.T, name string, uid int) *os.File {
 	t.Helper()
 	f, err := shm.Create(name, quota.RingBytes, nil, nil)
@@ -60,7 +60,8 @@ func queueFile(t *testing.T, name string, uid int) *os.File {
 	return p
 }
 
-// TestHolders tests that a process is ended because of a queue file of the session, and of no other file.
+// TestHolders tests that a process is ended if it holds a queue file of the session, and not because of another
+// file.
 func TestHolders(t *testing.T) {
 	session := fmt.Sprintf("/dev/shm/verbena-%d-%d/run/1-2", os.Getuid(), os.Getpid())
 	files := queueFiles{session: session}
@@ -72,19 +73,19 @@ func TestHolders(t *testing.T) {
 	got := files.holders()
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
-		t.Errorf("holders: got %v, want %v; process %d holds a file of another session", got, want, other)
+		t.Errorf("holders: got %v, want %v; process %d has a file of another session open", got, want, other)
 	}
 	opened := files.open()
 	for _, f := range opened {
 		f.Close()
 	}
 	if len(opened) != 1 {
-		t.Errorf("open: got %d files, want 1, which both processes hold", len(opened))
+		t.Errorf("open: got %d files, want the 1 file that both processes have open", len(opened))
 	}
 }
 
-// TestHoldersOfOthers tests that a process of another user is not ended, since a program may have passed its queue file
-// to it, and neither is a process with the IDs of two users.
+// TestHoldersOfOthers tests that two kinds of processes are not ended: those of another user, which a program may
+// have passed its queue file to, and those with the IDs of two users.
 func TestHoldersOfOthers(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
 	session := fmt.Sprintf("/dev/shm/verbena-0-%d/run/3-4", os.Getpid())
@@ -105,7 +106,7 @@ func TestHoldersOfOthers(t *testing.T) {
 		want     bool
 	}{{own, uid, true}, {own, stranger, false}, {daemon, uid, false}, {daemon, 0, true}, {1 << 30, 0, false}} {
 		if got := wholly(tt.pid, tt.uid); got != tt.want {
-			t.Errorf("wholly of process %d and user %d: got %v", tt.pid, tt.uid, got)
+			t.Errorf("wholly of process %d and user %d: got %v, want the opposite", tt.pid, tt.uid, got)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"verbena/internal/fault"
 )
 
-// linkState is up, down, flap or flap=DURATION.
+// linkState is the argument up, down, flap or flap=DURATION.
 type linkState struct {
 	state ctl.LinkState
 	down  time.Duration
@@ -25,7 +25,7 @@ func (s *linkState) UnmarshalText(b []byte) error {
 	text, after, timed := strings.Cut(string(b), "=")
 	switch state := ctl.LinkState(text); {
 	case state != ctl.LinkUp && state != ctl.LinkDown && state != ctl.LinkFlap, timed && state != ctl.LinkFlap:
-		return fmt.Errorf("state %q: there are up, down, flap and flap=DURATION", b)
+		return fmt.Errorf("state %q is not up, down, flap or flap=DURATION", b)
 	default:
 		s.state = state
 	}
@@ -59,7 +59,7 @@ func (q *queueSize) UnmarshalText(b []byte) error {
 	}
 	var err error
 	if q.bytes, err = fault.ParseSize(string(b)); err == nil && q.bytes == 0 {
-		err = errors.New("a queue of 0 bytes holds no packet")
+		err = errors.New("a queue of 0 bytes cannot hold a packet")
 	}
 	return err
 }
@@ -75,7 +75,7 @@ func (m *pathMTU) UnmarshalText(b []byte) error {
 	}
 	v, err := strconv.Atoi(string(b))
 	if err != nil || v <= 0 {
-		return fmt.Errorf("%q is not an MTU: there are 256, 512, 1024, 2048 and 4096, and none", b)
+		return fmt.Errorf("%q is not an MTU: use 256, 512, 1024, 2048, 4096 or none", b)
 	}
 	*m = pathMTU(v)
 	return nil
@@ -83,31 +83,31 @@ func (m *pathMTU) UnmarshalText(b []byte) error {
 
 type linkSetCmd struct {
 	Name     string     `arg:"" help:"Name of the device." complete:"device"`
-	State    *linkState `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after 1s or that time." complete:"up,down,flap"`
+	State    *linkState `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after DURATION; default: 1s." complete:"up,down,flap"`
 	AtWR     ordinal    `name:"at-wr" help:"Take the link down just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
 	AtPacket ordinal    `help:"Take the link down just before the device sends its N-th packet from now." placeholder:"N" xor:"moment" complete:"none"`
-	Cancel   bool       `help:"Cancel a moment that was not reached yet." xor:"moment"`
-	MTU      pathMTU    `name:"mtu" help:"Limit the active MTU, in bytes; none: as the interface allows." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
+	Cancel   bool       `help:"Cancel a pending --at-wr or --at-packet." xor:"moment"`
+	MTU      pathMTU    `name:"mtu" help:"Limit the active MTU, in bytes; none: use the interface's limit." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
 	Shape    shapeFlags `embed:""`
 	Queue    queueSize  `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
 
-	shaped bool // a flag describes the shape, even if the shape is zero
+	hasShape bool // the command line has a flag of the shape, even if the shape is zero
 }
 
-// shapeFlags is a fault.Shape without its Validate, which kong would call before the queue size is set.
+// shapeFlags is a fault.Shape without its Validate method, which kong would call before the queue size is set.
 type shapeFlags fault.Shape
 
-// shapeFlagOrder moves the flag of the queue to its place.
+// shapeFlagOrder lists the queue size flag among the other flags of the shape.
 func shapeFlagOrder(k *kong.Kong) error {
 	arrange(commandAt(k.Model.Node, "link", "set"),
 		[]string{"at-wr", "at-packet", "cancel", "mtu", "rate", "delay", "jitter", "queue", "ecn-threshold", "loss", "seed"})
 	return nil
 }
 
-// AfterApply records whether a flag was given that can end the shape.
+// AfterApply records whether the command line contains a flag that can remove the shape.
 func (l *linkSetCmd) AfterApply(k *kong.Context) error {
 	for _, f := range k.Flags() {
-		l.shaped = l.shaped || f.Set && slices.Contains([]string{"rate", "delay", "loss"}, f.Name)
+		l.hasShape = l.hasShape || f.Set && slices.Contains([]string{"rate", "delay", "loss"}, f.Name)
 	}
 	return nil
 }
@@ -129,11 +129,11 @@ Examples:
   verbena link set rxe0 --mtu 1024`
 }
 
-// shape returns the shape described by the flags, or nil.
+// shape returns the shape that the flags describe, or nil.
 func (l *linkSetCmd) shape() *fault.Shape {
 	s := fault.Shape(l.Shape)
 	s.QueueBytes, s.QueuePackets = l.Queue.bytes, l.Queue.packets
-	if s == (fault.Shape{}) && !l.shaped {
+	if s == (fault.Shape{}) && !l.hasShape {
 		return nil
 	}
 	return &s
@@ -148,7 +148,7 @@ func (l *linkSetCmd) Run(c *cli) error {
 	return err
 }
 
-// request returns the change described by the command line.
+// request returns the request for the change that the command line describes.
 func (l *linkSetCmd) request() (*ctl.LinkSet, error) {
 	r := ctl.LinkSet{
 		Name: l.Name, AtWR: uint64(l.AtWR), AtPacket: uint64(l.AtPacket), Cancel: l.Cancel, MTU: int(l.MTU), Shape: l.shape()}
@@ -166,7 +166,7 @@ func (l *linkSetCmd) request() (*ctl.LinkSet, error) {
 	return &r, nil
 }
 
-// linkDetails describes the state that link set has given a link; "" if there is none.
+// linkDetails returns a description of the state that link set has given to a link, or "" if there is none.
 func linkDetails(x *ctl.LinkInfo) string {
 	var w []string
 	if x.Link != ctl.LinkUp && x.Link != "" {

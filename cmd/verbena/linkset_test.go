@@ -8,8 +8,8 @@ import (
 	"verbena/internal/fault"
 )
 
-// TestLinkSetShape tests the shapes of flags, including flags that disable a shape. A seed alone describes no shape, so
-// the request is refused.
+// TestLinkSetShape tests the shapes that flags describe, including flags that remove a shape. A seed without
+// another flag describes no shape, so the request is refused.
 func TestLinkSetShape(t *testing.T) {
 	for line, want := range map[string]*fault.Shape{
 		"down":                    nil,

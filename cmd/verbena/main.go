@@ -24,23 +24,23 @@ import (
 
 type cli struct {
 	Socket  string `help:"Control socket of the service; default: one per user and network namespace." placeholder:"PATH" env:"VERBENA_SOCKET" complete:"file"`
-	Service string `name:"service-user" help:"Trust a service of this user too. It reaches all memory and files of your programs; root's and your own are trusted anyway." placeholder:"USER" complete:"user"`
+	Service string `name:"service-user" help:"Also trust a service of this user. It can access all memory and files of your programs. Services of root and of your own user are always trusted." placeholder:"USER" complete:"user"`
 
 	Version versionFlag `help:"Print the version of this command, and exit."`
 
 	Run     runCmd   `cmd:"" help:"Run a program; it sees the service's devices below /dev/infiniband."`
 	Serve   serveCmd `cmd:"" help:"Run the service, in the foreground or with --daemon in the background."`
 	Wait    waitCmd  `cmd:"" help:"Wait until a service is ready, a program listens, or a program has opened a device."`
-	Stop    stopCmd  `cmd:"" help:"End the running service, and wait for that; programs that still use it get errors."`
+	Stop    stopCmd  `cmd:"" help:"End the running service, and wait until it has ended; programs that still use it get errors."`
 	Capture struct {
 		Record captureCmd     `cmd:"" help:"Record packets in a pcapng file." default:"withargs"`
 		Show   captureShowCmd `cmd:"" help:"Show the connections in a capture file, and their packets, as text or as a picture."`
 		Verify verifyCmd      `cmd:"" help:"Check the ICRC of every RoCEv2 packet in capture files."`
-	} `cmd:"" help:"Record packets in a pcapng file, or show or check those of one."`
+	} `cmd:"" help:"Record packets in a pcapng file, and show or check the packets of a file."`
 	Link struct {
 		Add  linkAddCmd  `cmd:"" help:"Make a device."`
 		Del  linkDelCmd  `cmd:"" help:"Remove a device; programs that use it get errors."`
-		Set  linkSetCmd  `cmd:"" help:"Take a device's link down or up, and limit, delay or drop the packets it sends."`
+		Set  linkSetCmd  `cmd:"" help:"Take a device's link down or up, and limit, delay or drop the packets that it sends."`
 		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"withargs"`
 	} `cmd:"" help:"Devices."`
 	Res struct {
@@ -49,14 +49,14 @@ type cli struct {
 	QP struct {
 		Show  qpShowCmd  `cmd:"" help:"List the queue pairs with their protocol state." default:"withargs"`
 		Trace qpTraceCmd `cmd:"" help:"Print the latest protocol events of a queue pair."`
-	} `cmd:"" name:"qp" help:"Queue pairs, as the transport protocol has them."`
+	} `cmd:"" name:"qp" help:"Queue pairs and their protocol state."`
 	Stat struct {
 		Show statShowCmd `cmd:"" help:"List the counters of devices." default:"withargs"`
 	} `cmd:"" help:"Counters: packets, errors, and the reasons for which packets were dropped."`
 	Dev struct {
-		Reset  devResetCmd  `cmd:"" help:"Take a device through a reset: programs that use it get the fatal event and errors, new ones the recovered device."`
-		Unplug devUnplugCmd `cmd:"" help:"Take a device away as if it had been pulled out."`
-		Plug   devPlugCmd   `cmd:"" help:"Plug in a device that was unplugged, or make unreachable hardware answer."`
+		Reset  devResetCmd  `cmd:"" help:"Reset a device: programs that use it get the fatal event and errors, and new programs get the recovered device."`
+		Unplug devUnplugCmd `cmd:"" help:"Remove a device as if it had been pulled out."`
+		Plug   devPlugCmd   `cmd:"" help:"Plug in an unplugged device, or make unreachable hardware answer."`
 		Hang   devHangCmd   `cmd:"" help:"Make a device stop working without notice, until a reset."`
 		Event  devEventCmd  `cmd:"" help:"Raise an asynchronous event as if it had happened."`
 		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"withargs"`
@@ -67,8 +67,8 @@ type cli struct {
 	} `cmd:"" help:"Failover tests."`
 	Top         topCmd        `cmd:"" help:"Show devices, processes and rates, live."`
 	Devinfo     devinfoCmd    `cmd:"" help:"Print the attributes of the RDMA devices that a program sees here."`
-	Pingpong    pingpongCmd   `cmd:"" help:"Send a message to and fro between two programs, or within this one, and take the times." set:"op=send"`
-	Perf        perfCmd       `cmd:"" help:"Measure latency, bandwidth and message rate between two programs, or within this one." set:"op=write"`
+	Pingpong    pingpongCmd   `cmd:"" help:"Send a message back and forth between two programs, or within this process, and measure the round trips." set:"op=send"`
+	Perf        perfCmd       `cmd:"" help:"Measure latency, bandwidth and message rate between two programs, or within this process." set:"op=write"`
 	Completion  completionCmd `cmd:"" help:"Print a script that completes command lines of verbena in a shell."`
 	ShowVersion versionCmd    `cmd:"" name:"version" help:"Print the version of this command."`
 	Debug       struct {
@@ -77,19 +77,19 @@ type cli struct {
 	Fault struct {
 		Add   faultAddCmd   `cmd:"" help:"Disturb the packets of a device, or make a verb fail."`
 		Show  faultShowCmd  `cmd:"" help:"List the rules with their counters." default:"withargs"`
-		Clear faultClearCmd `cmd:"" help:"Remove a rule, or all."`
+		Clear faultClearCmd `cmd:"" help:"Remove one rule, or all rules."`
 	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire; receivers that are not ready; dead peers; verbs that fail."`
 
 	Complete completeCmd `cmd:"" hidden:"" name:"complete-words" help:"Print the completions of a command line, for the shells' scripts."`
 	Manual   manualCmd   `cmd:"" hidden:"" name:"man-pages" help:"Write the manual pages into a directory."`
 }
 
-// exitFailure is the exit code for a failure of verbena itself, as in env(1). Exit codes of the program under `run`
-// pass through.
+// exitFailure is the exit code for a failure of verbena itself, as in env(1). The exit code of the program under
+// `verbena run` is passed through.
 const exitFailure = 125
 
-// The first thread is reserved for main. A thread of a service that waits for a FUSE server cannot be killed, and keeps
-// the process. If that were the first thread, the process would not even look ended.
+// init reserves the first thread for main. A service thread that waits for a FUSE server cannot be killed, and
+// keeps the process from ending. If the first thread waited like this, the process would not even become a zombie.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -117,7 +117,8 @@ func main() {
 	}
 }
 
-// withRemedy returns the text of an error. For EMFILE it adds the limit to raise, if the text does not name one.
+// withRemedy returns the text of an error with the remedy. For EMFILE it adds the limit to raise, unless the text
+// already names a limit.
 func withRemedy(err error) string {
 	text := err.Error()
 	if errors.Is(err, syscall.EMFILE) && !strings.Contains(text, "RLIMIT_NOFILE") && !strings.Contains(text, "ulimit") {
@@ -126,7 +127,7 @@ func withRemedy(err error) string {
 	return text
 }
 
-// usage prints the help to the standard error, for a command line without a command.
+// usage prints the help to the standard error if the command line has no command.
 func usage(parser *kong.Kong) {
 	parser.Stdout = os.Stderr
 	if k, err := kong.Trace(parser, nil); err == nil {
@@ -143,7 +144,7 @@ func newParser(c *cli) *kong.Kong {
 		kong.PostBuild(faultFlags), kong.PostBuild(shapeFlagOrder))
 }
 
-// misuse returns the error of an invalid command line with its command, and the command that prints the help.
+// misuse returns the error for an invalid command line. The error names the command and the way to print its help.
 func misuse(err error) string {
 	text := strings.NewReplacer(
 		` but got "EOL" (<EOL>)`, "",
@@ -154,7 +155,7 @@ func misuse(err error) string {
 	command := ""
 	if errors.As(err, &p) {
 		for _, x := range p.Context.Path {
-			// A default command that was not typed is left out.
+			// The error omits a default command that the user did not type.
 			if x.Command != nil && slices.Contains(p.Context.Args, x.Command.Name) {
 				command = x.Command.Path()
 			}
@@ -166,7 +167,8 @@ func misuse(err error) string {
 	return fmt.Sprintf("%s: %s; see verbena %[1]s --help", command, text)
 }
 
-// exitCode is an error that was reported already, or needs no report. It is the exit code of verbena.
+// exitCode is an error with verbena's exit code, for errors that were reported already or need no report. It is the
+// exit code of verbena.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -203,7 +205,7 @@ func (c *cli) checkDirectory() error {
 		err = &fs.PathError{Op: "stat", Path: dir, Err: syscall.ENOTDIR}
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return fmt.Errorf("%s %s: directory of the control socket: %w; make it, or choose another path",
+		return fmt.Errorf("%s %s: directory of the control socket: %w; create it, or choose another path",
 			from, c.Socket, err)
 	}
 	return nil
@@ -223,8 +225,8 @@ func (c *cli) ask(r *ctl.Request) (*ctl.Response, error) {
 	return client.Do(r)
 }
 
-// askStarting sends one request. If there is no service, it first starts one. That service keeps the configuration of
-// the request, so it does not end by itself.
+// askStarting sends one request to the running service. If no service runs, askStarting first starts one. The
+// request configures that service, so the service does not end by itself.
 func (c *cli) askStarting(r *ctl.Request) (*ctl.Response, error) {
 	client, err := c.start()
 	if err != nil {

@@ -32,20 +32,21 @@ func TestDevResetFlags(t *testing.T) {
 	}
 }
 
-// TestPrintable tests that a name cannot contain control sequences for a terminal.
+// TestPrintable tests that a printed name contains no control sequences for a terminal.
 func TestPrintable(t *testing.T) {
 	if got := printable("a\x1b[2J\r\nb\x7f\u202e\tü "); got != "a?[2J??b???ü " {
 		t.Errorf("got %q", got)
 	}
 }
 
-// TestMisuse tests that the error of an invalid command line names the fault, and the command that prints the help.
+// TestMisuse tests that the error for an invalid command line names the fault, and the command that prints the
+// help.
 func TestMisuse(t *testing.T) {
 	for line, want := range map[string]string{
 		"dev reset":                                `dev reset: the NAME of a device is missing; see verbena dev reset --help`,
-		"dev reset rxe0 --at-wr 0":                 `dev reset: --at-wr: "0" is not a number from 1 on; see verbena dev reset --help`,
+		"dev reset rxe0 --at-wr 0":                 `dev reset: --at-wr: "0" is not a number from 1 upwards; see verbena dev reset --help`,
 		"dev reset rxe0 --at-wr":                   `dev reset: --at-wr: its value is missing; see verbena dev reset --help`,
-		"dev reset rxe0 --at noon":                 `dev reset: --at: moment "noon" is neither registration nor completion; see verbena dev reset --help`,
+		"dev reset rxe0 --at noon":                 `dev reset: --at: moment "noon" is not registration or completion; see verbena dev reset --help`,
 		"dev reset rxe0 --at completion --at-wr 3": `dev reset: --at-wr and --at can't be used together; see verbena dev reset --help`,
 		"dev reset rxe0 --unreachable=5":           `dev reset: --unreachable: "5" is not a duration: write 5s or 300ms; see verbena dev reset --help`,
 		"dev reset rxe0 --unreachable 0s":          `dev reset: --unreachable: "0s" is not a duration: write 5s or 300ms; see verbena dev reset --help`,
@@ -63,8 +64,7 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// TestShowByDefault tests that a command line with only the name of a group runs the group's show command, with the
-// flags of that command.
+// TestShowByDefault tests that a group's name alone runs the group's show command, with the flags of that command.
 func TestShowByDefault(t *testing.T) {
 	for _, group := range []string{"dev", "link", "res", "stat", "fault"} {
 		var c cli

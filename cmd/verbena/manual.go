@@ -17,7 +17,7 @@ type manualCmd struct {
 	Dir string `arg:"" help:"Directory; created if missing." complete:"file"`
 }
 
-// Run writes verbena.1, and a page for each command. Their date is SOURCE_DATE_EPOCH, or today.
+// Run writes verbena.1, and one page for each command. The date of the pages is SOURCE_DATE_EPOCH, or today.
 func (m *manualCmd) Run(app *kong.Kong) error {
 	date := time.Now()
 	if text := os.Getenv("SOURCE_DATE_EPOCH"); text != "" {
@@ -40,7 +40,7 @@ func (m *manualCmd) Run(app *kong.Kong) error {
 	return nil
 }
 
-// manual returns the pages by file name. They contain the text of --help in the format of man(7).
+// manual returns the manual pages by file name. The pages contain the text of --help in the format of man(7).
 func manual(app *kong.Application, date, version string) map[string]string {
 	commands := visible(app.Children)
 	pages := map[string]string{"verbena.1": overview(app, commands, date, version)}
@@ -61,10 +61,10 @@ func visible(nodes []*kong.Node) (shown []*kong.Node) {
 
 func pageOf(n *kong.Node) string { return "verbena-" + n.Name }
 
-// roff is a page under construction.
+// roff is a manual page under construction.
 type roff struct{ strings.Builder }
 
-// title begins a page.
+// title writes the page header.
 func (r *roff) title(page, summary, date, version string) {
 	fmt.Fprintf(r, ".\\\" Made by `verbena man-pages` from the command's own help.\n.TH %s 1 %s %q %q\n",
 		strings.ToUpper(page), date, version, "Verbena")
@@ -75,7 +75,7 @@ func (r *roff) title(page, summary, date, version string) {
 
 func (r *roff) section(name string) { fmt.Fprintf(r, ".SH %s\n", name) }
 
-// line writes filled text that cannot be taken for a macro.
+// line writes filled text, and escapes text that looks like a macro.
 func (r *roff) line(text string) {
 	const width = 72
 	var line string
@@ -93,7 +93,7 @@ func (r *roff) line(text string) {
 	r.fixed(line)
 }
 
-// fixed writes a line that is escaped already.
+// fixed writes a line that is already escaped.
 func (r *roff) fixed(line string) {
 	if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
 		line = `\&` + line
@@ -101,13 +101,13 @@ func (r *roff) fixed(line string) {
 	r.WriteString(line + "\n")
 }
 
-// item writes a paragraph with a head.
+// item writes a paragraph with a heading.
 func (r *roff) item(head, text string) {
 	fmt.Fprintf(r, ".TP\n.B %s\n", escape(head))
 	r.line(text)
 }
 
-// text writes paragraphs. Indented lines are not filled.
+// text writes paragraphs. Indented lines are written without filling.
 func (r *roff) text(text string) {
 	var filled, fixed []string
 	end := func() {
@@ -153,7 +153,7 @@ func lowerFirst(s string) string {
 	return s
 }
 
-// options writes flags, beginning with --help.
+// options writes the flags of a command, beginning with --help.
 func (r *roff) options(flags []*kong.Flag) {
 	for _, f := range flags {
 		if f.Hidden {
@@ -210,7 +210,7 @@ func exitStatus(r *roff) {
 	r.line("0 after success, 125 after a failure. Those of a program under `verbena run` pass through; see verbena-run(1).")
 }
 
-// usageOf returns a command with its arguments.
+// usageOf returns the name of a command with its arguments.
 func usageOf(n *kong.Node) string {
 	s := n.Path()
 	for _, p := range n.Positional {

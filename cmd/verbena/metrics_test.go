@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestMetrics tests that a service answers Prometheus from the time it is ready until it ends.
+// TestMetrics tests that a service answers Prometheus while it is ready, and not after its end.
 func TestMetrics(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -35,6 +35,6 @@ func TestMetrics(t *testing.T) {
 	}
 	ok(t, v("stop"))
 	if _, err := get(); err == nil {
-		t.Error("metrics after the end of the service: got an answer")
+		t.Error("metrics after the end of the service: got an answer, want an error")
 	}
 }

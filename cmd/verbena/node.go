@@ -9,14 +9,14 @@ import (
 	"verbena/supervisor"
 )
 
-// nodeFlags set the owner of the device files, like OWNER, GROUP and MODE of a udev rule.
+// nodeFlags sets the owner and mode of the device files, like OWNER, GROUP and MODE of a udev rule.
 type nodeFlags struct {
 	Owner string `help:"Owner of the device files and of the control socket; name or number." placeholder:"USER" complete:"user"`
-	Group string `help:"Their group." placeholder:"GROUP" complete:"group"`
-	Mode  string `help:"Their permission bits. Every user with write access to the device files may run programs on this service, also as another user if root runs the service. Default: 0660 with --group, 0600 with --owner; without any of the three, only programs of this user." placeholder:"OCTAL" complete:"none"`
+	Group string `help:"Group of the device files and of the control socket." placeholder:"GROUP" complete:"group"`
+	Mode  string `help:"Permission bits of the device files. Every user with write access may run programs on this service, also as another user if root runs the service. Default: 0660 with --group, 0600 with --owner; without any of the three flags, only programs of this user." placeholder:"OCTAL" complete:"none"`
 }
 
-// node returns the owner and mode of the flags, or nil if no flag is given.
+// node returns the owner and mode that the flags give, or nil without flags.
 func (f *nodeFlags) node() (*supervisor.Node, error) {
 	if f.Owner == "" && f.Group == "" && f.Mode == "" {
 		return nil, nil
@@ -50,7 +50,7 @@ func (f *nodeFlags) node() (*supervisor.Node, error) {
 	return n, nil
 }
 
-// lookupUser finds a user by name or number. flag is for the error.
+// lookupUser finds a user by name or number. Its errors name flag.
 func lookupUser(flag, name string) (int, error) {
 	return lookupID(flag, name, func(s string) (string, error) {
 		u, err := user.Lookup(s)

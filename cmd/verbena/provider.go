@@ -5,12 +5,12 @@ import (
 	"path/filepath"
 )
 
-// libDirs are the directories of distributions for shared libraries, below the root.
+// libDirs lists the directories below the root where distributions install shared libraries.
 var libDirs = []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib"}
 
-// missingProvider returns a message with the package to install if libibverbs is installed without its provider for rxe
-// devices. In that case programs find no device, without an error. It searches the directories of distributions below
-// root, and returns "" if nothing is missing or libibverbs is not found.
+// missingProvider returns a message that names the package to install if libibverbs lacks its provider for rxe
+// devices. Without the provider, programs find no device and get no error. missingProvider searches directories
+// below root, and returns "" if the provider exists or libibverbs is not found.
 func missingProvider(root string) string {
 	if !anyOf(root, libDirs, "libibverbs.so.1") {
 		return ""

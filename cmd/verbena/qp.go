@@ -44,8 +44,8 @@ func qpTable(w io.Writer, qps []ctl.QPStatusInfo) {
 }
 
 type qpTraceCmd struct {
-	Num  uint32 `arg:"" name:"qpn" help:"Number of the queue pair, as qp show and the program print it." complete:"none"`
-	Dev  string `help:"Its device; needed where there are several." placeholder:"NAME" complete:"device"`
+	Num  uint32 `arg:"" name:"qpn" help:"Number of the queue pair, as printed by qp show and by the program." complete:"none"`
+	Dev  string `help:"Device of the queue pair; required if the service has several devices." placeholder:"NAME" complete:"device"`
 	Off  bool   `help:"End the trace, after printing it."`
 	JSON bool   `name:"json" help:"Print JSON."`
 }
@@ -68,14 +68,14 @@ func (q *qpTraceCmd) Run(c *cli) error {
 	}
 	t := r.Trace
 	if t == nil {
-		return fmt.Errorf("qp trace %d: the service gives no trace", q.Num)
+		return fmt.Errorf("qp trace %d: got no trace from the service", q.Num)
 	}
 	if t.Began {
-		fmt.Fprintf(os.Stderr, "verbena: QP %d on %s is traced from now on; the same command prints what happens\n", t.Num,
+		fmt.Fprintf(os.Stderr, "verbena: QP %d on %s is traced from now on; repeat this command to print its events\n", t.Num,
 			t.Device)
 	}
 	if t.Lost > 0 {
-		fmt.Fprintf(os.Stderr, "verbena: %d older events are lost\n", t.Lost)
+		fmt.Fprintf(os.Stderr, "verbena: %d older events were discarded\n", t.Lost)
 	}
 	return output(q.JSON, t, func(w io.Writer) { traceTable(w, t.Events) })
 }

@@ -23,16 +23,16 @@ import (
 
 type runCmd struct {
 	deviceFlags
-	Private bool      `help:"Start a service for this program only, with devices of its own (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
-	Outlive bool      `help:"When the service ends, leave processes alone that keep its devices open; by default they are sent SIGTERM after 5 seconds, and SIGKILL after 10."`
+	Private bool      `help:"Start a service for this program only, with its own devices (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
+	Outlive bool      `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
 	Capture string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
-	Trace   traceFlag `help:"Print each call of the program that the service answers, but doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
+	Trace   traceFlag `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
 	Program []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
 	traceTo io.WriteCloser // destination of the trace
 }
 
-// Exit codes as in env(1) and the shells.
+// runCmd uses the exit codes of env(1) and the shells.
 const (
 	exitCannotRun = 126
 	exitNotFound  = 127
@@ -55,7 +55,7 @@ func (r *runCmd) Run(c *cli) error {
 		return errors.New("run: no program given: verbena run [FLAGS] -- PROGRAM [ARGS]")
 	}
 	if !r.Private && len(r.args()) > 0 {
-		return errors.New("run: --link, --wire, --no-probe, --doorbells, --no-loopback and --seed are for a service of one's own: add --private, or give them to `verbena serve`")
+		return errors.New("run: --link, --wire, --no-probe, --doorbells, --no-loopback and --seed need a private service: add --private, or give the flags to `verbena serve`")
 	}
 	path, err := exec.LookPath(argv[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {
@@ -76,7 +76,7 @@ func (r *runCmd) Run(c *cli) error {
 	if text := missingProvider("/"); text != "" {
 		fmt.Fprintln(os.Stderr, "verbena:", text)
 	}
-	// A service may be ending when idle, after `verbena stop`, or during a takeover.
+	// A service may be about to end when it is idle, after `verbena stop`, or during a takeover.
 	const attempts = 5
 	for i := 1; ; i++ {
 		err := r.start(c, path, argv)
@@ -88,10 +88,10 @@ func (r *runCmd) Run(c *cli) error {
 	}
 }
 
-// startPause is the time for an ending service to release its control socket.
+// startPause is the pause before the next attempt, in which an ending service can release its control socket.
 const startPause = 50 * time.Millisecond
 
-// start runs the program on a service.
+// start starts the program under the supervision of a service.
 func (r *runCmd) start(c *cli, path string, argv []string) error {
 	client, err := r.connect(c)
 	if err != nil {
@@ -159,7 +159,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 		}
 		if r.Trace.on {
 			if attached.Trace == nil {
-				return errors.New("run --trace: the running service is of an older build, which has no traces: end it with `verbena stop`")
+				return errors.New("run --trace: the running service is an older build without traces: end it with `verbena stop`")
 			}
 			trace = startTracing(attached.Trace, r.traceTo)
 		}
@@ -183,7 +183,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	if err != nil {
 		return err
 	}
-	// The program was executed, and no other program will be.
+	// An attempt has executed the program, so there must be no further attempt.
 	if err := confine.Threads(); err != nil && !errors.Is(err, unix.ENOTSUP) {
 		fmt.Fprintln(os.Stderr, "verbena:", err)
 	}
@@ -205,15 +205,15 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	return exitCode(prog.Wait())
 }
 
-// helper implements the requests of the service to this command. (ctl.Helper)
+// helper implements the service's requests to this command. (ctl.Helper)
 type helper struct{ supervisor.Ancestor }
 
-// Notice prints a message of the service to the user of the program.
+// Notice prints a message of the service for the user of the program.
 func (helper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
 
-// tracerOf returns the service's process, which the program should allow to access it, or nil if the process is not
-// visible here. It must be called before the handover of the program: the service's answer to that proves that the
-// number was not reused. The caller calls done afterwards.
+// tracerOf returns the service's process, which the program should permit to access its memory, or nil if the
+// process is not visible in this pid namespace. It must be called before the handover of the program: the service's
+// answer to the handover proves that the process number was not reused. The caller must call done afterwards.
 func tracerOf(client *service.Client) (_ *supervisor.Tracer, done func()) {
 	if client.PID() == 0 {
 		return nil, func() {}
@@ -226,7 +226,7 @@ func tracerOf(client *service.Client) (_ *supervisor.Tracer, done func()) {
 	return &supervisor.Tracer{PID: client.PID(), Pidfd: pidfd, Exec: "/proc/self/exe"}, func() { pidfd.Close() }
 }
 
-// explainExec names the interpreter if the program exists and its interpreter does not.
+// explainExec returns an error that names the interpreter if the program exists and its interpreter does not.
 func explainExec(e *supervisor.ExecError) error {
 	if !errors.Is(e.Err, fs.ErrNotExist) {
 		return e
@@ -244,7 +244,7 @@ func interpreterOf(path string) string {
 		return ""
 	}
 	defer f.Close()
-	const longest = 256 // the kernel reads as much (BINPRM_BUF_SIZE)
+	const longest = 256 // the kernel reads the same number of bytes (BINPRM_BUF_SIZE)
 	head := make([]byte, longest)
 	n, _ := io.ReadFull(f, head)
 	if line, ok := strings.CutPrefix(string(head[:n]), "#!"); ok {
@@ -269,8 +269,8 @@ func interpreterOf(path string) string {
 	return ""
 }
 
-// abandon completes the outstanding requests of the program with a flush error, and makes its native doorbells fail. It
-// closes the queue files.
+// abandon completes the outstanding requests of the program with flush errors, and makes its native doorbells fail.
+// abandon closes the queue files.
 func abandon(files []*os.File) error {
 	errs := []error{barDoorbells(files)}
 	for _, f := range files {
@@ -280,10 +280,11 @@ func abandon(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// barTimeout is the time for which a program may lock its queue files by a write from memory that does not answer.
+// barTimeout limits the time for which a program can delay barDoorbells, by a write from memory that does not
+// answer.
 const barTimeout = time.Second
 
-// barDoorbells makes native doorbells fail, since the queues are no longer polled.
+// barDoorbells makes native doorbells fail, because no thread polls the queues any more.
 func barDoorbells(files []*os.File) (err error) {
 	barred := make(chan error, 1)
 	go func() {
@@ -299,7 +300,7 @@ func barDoorbells(files []*os.File) (err error) {
 			err = fmt.Errorf("make doorbells fail: %w", err)
 		}
 	case <-time.After(barTimeout):
-		err = fmt.Errorf("make doorbells fail: not done after %v: a write of the program does not end", barTimeout)
+		err = fmt.Errorf("make doorbells fail: timed out after %v: a write of the program does not end", barTimeout)
 	}
 	return err
 }

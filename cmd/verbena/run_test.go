@@ -12,8 +12,8 @@ import (
 	"verbena/internal/shm"
 )
 
-// TestAbandonBarsDoorbells tests that after the end of the service each native doorbell fails, even if the queue files
-// are damaged.
+// TestAbandonBarsDoorbells tests that each native doorbell fails after the end of the service, even if the queue
+// files are damaged.
 func TestAbandonBarsDoorbells(t *testing.T) {
 	var programs, queues []*os.File
 	for _, name := range []string{"a", "b"} {
@@ -26,7 +26,7 @@ func TestAbandonBarsDoorbells(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Mem[0] = 1 // no queues
+		r.Mem[0] = 1 // a file without queues
 		program, scratch, err := f.OpenScratch()
 		if err != nil {
 			t.Fatal(err)

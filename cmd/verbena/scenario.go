@@ -27,14 +27,14 @@ import (
 
 type scenarioRunCmd struct {
 	Files    []string          `arg:"" name:"file" help:"Scenario files." complete:"file"`
-	Set      map[string]string `help:"Replace a value of the file's set." placeholder:"NAME=VALUE" complete:"none"`
-	Without  []string          `help:"Omit an action of this name, and the actions that follow it. The scenario should fail then." placeholder:"ACTION" sep:"none" complete:"none"`
+	Set      map[string]string `help:"Override a value of the file's set." placeholder:"NAME=VALUE" complete:"none"`
+	Without  []string          `help:"Omit the action with this name, and the actions that follow it. The scenario should then fail." placeholder:"ACTION" sep:"none" complete:"none"`
 	Seed     uint64            `help:"Use this seed instead of the seed in the file." placeholder:"N" complete:"none"`
 	JUnit    string            `name:"junit" help:"Write a JUnit report." placeholder:"FILE" complete:"file"`
-	Timeline string            `help:"Write a timeline of the run, as SVG. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
-	Report   string            `help:"Write all observations, as JSON. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
-	Compare  string            `help:"Print the differences from an earlier run, given by its --report. Exit code 1 if an action differs." placeholder:"FILE" complete:"file"`
-	Quiet    bool              `short:"q" help:"Print no progress."`
+	Timeline string            `help:"Write a timeline of the run, as SVG. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
+	Report   string            `help:"Write all observations, as JSON. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
+	Compare  string            `help:"Print the differences from an earlier run, given by its --report. The exit code is 1 if an action differs." placeholder:"FILE" complete:"file"`
+	Quiet    bool              `short:"q" help:"Do not print progress."`
 }
 
 func (s *scenarioRunCmd) Help() string {
@@ -50,7 +50,7 @@ Examples:
 
 func (s *scenarioRunCmd) Run(*cli) error {
 	if s.Compare != "" && len(s.Files) > 1 {
-		return errors.New("scenario run: --compare is for one scenario")
+		return errors.New("scenario run: --compare needs exactly one scenario")
 	}
 	var earlier *scenario.Result
 	if s.Compare != "" {
@@ -87,7 +87,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 	var results []*scenario.Result
 	for i, f := range files {
 		r, err := s.one(ctx, f)
-		if r == nil { // reports must include it
+		if r == nil { // the reports must include a failed scenario
 			r = scenario.NotRun(f, err)
 		}
 		results = append(results, r)
@@ -97,7 +97,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 			code = max(code, 1)
 		}
 		for _, err := range []error{r.Text(os.Stdout), s.write(s.Files[i], r)} {
-			if err != nil { // the other scenarios run nevertheless
+			if err != nil { // a failed scenario does not stop the following scenarios
 				fmt.Fprintln(os.Stderr, "verbena: scenario run:", withRemedy(err))
 				code = exitFailure
 			}
@@ -129,14 +129,14 @@ func printDifferences(w io.Writer, same, free []string) {
 		fmt.Fprintf(w, "differs  %s\n", d)
 	}
 	if len(same) == 0 {
-		fmt.Fprintf(w, "the same actions at the same moments; %d other differences\n", len(free))
+		fmt.Fprintf(w, "the actions and their moments are the same; %d other differences\n", len(free))
 	}
 }
 
-// base returns the base name of the pictures and reports of a scenario.
+// base returns the base name of a scenario's pictures and reports.
 func base(path string) string { return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)) }
 
-// distinct returns an error if the picture or report of one scenario would replace that of another one.
+// distinct returns an error if the picture or report of one scenario would overwrite that of another scenario.
 func (s *scenarioRunCmd) distinct() error {
 	if s.Timeline == "" && s.Report == "" {
 		return nil
@@ -151,7 +151,7 @@ func (s *scenarioRunCmd) distinct() error {
 	return nil
 }
 
-// write writes the requested files about one scenario.
+// write writes the requested output files of one scenario.
 func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
 	name := func(out, ext string) string {
 		if len(s.Files) > 1 {
@@ -181,7 +181,7 @@ func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
 	})
 }
 
-// one runs a scenario on a separate service.
+// one runs a scenario on a private service.
 func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 		}
 		args = append(args, "--link="+d.Name+"="+where)
 	}
-	client, err := service.StartPrivate(self, os.Stderr, args...) // ends with this process, too
+	client, err := service.StartPrivate(self, os.Stderr, args...) // the service ends with this process, too
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +230,7 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 	return r.Run(ctx, f)
 }
 
-// progress prints the marks of a run, one per line.
+// progress prints the events of a run, one per line.
 func progress(w io.Writer) func(scenario.Mark) {
 	return func(m scenario.Mark) {
 		switch m.Kind {
@@ -246,7 +246,7 @@ func progress(w io.Writer) func(scenario.Mark) {
 	}
 }
 
-// lab sends each request on a separate connection, since a request may take long.
+// lab sends each request on a separate connection, because a request may block for a long time.
 type lab struct{ loc ctl.Location }
 
 func (l lab) Do(r *ctl.Request) (*ctl.Response, error) {
@@ -258,7 +258,8 @@ func (l lab) Do(r *ctl.Request) (*ctl.Response, error) {
 	return c.Do(r)
 }
 
-// starter starts programs by `verbena run`, each with a terminal, so that their output is not delayed by buffers.
+// starter starts programs by `verbena run`. Each program gets a terminal, so that stdio does not delay its output
+// by buffering.
 type starter struct{ self, socket string }
 
 func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process, error) {
@@ -288,10 +289,12 @@ func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process
 	return x, nil
 }
 
-// maxText limits the lines read from a program, in bytes. Longer lines are truncated. A scenario keeps less.
+// maxText is the maximum length in bytes of a line read from a program. readLines truncates longer lines. A
+// scenario keeps fewer bytes.
 const maxText = 4096
 
-// readLines calls line with each line of r until r ends. Reading a terminal returns EIO after its other end was closed.
+// readLines calls line with each line of r until r ends. A read of a terminal returns EIO after the other end was
+// closed.
 func readLines(r io.Reader, line func(string)) {
 	in := bufio.NewReaderSize(r, maxText)
 	for within := false; ; {
@@ -306,7 +309,7 @@ func readLines(r io.Reader, line func(string)) {
 	}
 }
 
-// terminal returns the two ends of a terminal that does not change its output.
+// terminal returns both ends of a terminal that does not modify its output.
 func terminal() (master, tty *os.File, err error) {
 	if master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, nil, err
@@ -346,18 +349,18 @@ func terminal() (master, tty *os.File, err error) {
 	return master, tty, err
 }
 
-// process is a program below a launcher.
+// process is a program that runs under a launcher.
 type process struct {
 	cmd    *exec.Cmd
 	master *os.File
-	read   chan struct{} // closed when the output was read
+	read   chan struct{} // closed after the last output was read
 }
 
-// outputGrace is the time to wait for output of a program's remaining processes.
+// outputGrace limits the wait for output of a program's remaining processes.
 const outputGrace = time.Second
 
 func (p *process) Wait() scenario.Exit {
-	_ = p.cmd.Wait() // the state holds the result
+	_ = p.cmd.Wait() // state holds the exit status
 	select {
 	case <-p.read:
 	case <-time.After(outputGrace):
@@ -369,7 +372,7 @@ func (p *process) Wait() scenario.Exit {
 	if s.Signaled() {
 		return scenario.Exit{Signal: s.Signal()}
 	}
-	const bySignal = 128 // as in the exit code of `verbena run`
+	const bySignal = 128 // the exit code that `verbena run` would return
 	if code := s.ExitStatus(); code > bySignal && code < bySignal+65 {
 		return scenario.Exit{Signal: syscall.Signal(code - bySignal)}
 	} else {
@@ -377,11 +380,11 @@ func (p *process) Wait() scenario.Exit {
 	}
 }
 
-// startGrace is the time for a launcher to start its program.
+// startGrace limits the time in which a launcher must start its program.
 const startGrace = 5 * time.Second
 
-// Signal sends the signal to the program itself, which is the first child of its launcher. It waits until the launcher
-// has started the program.
+// Signal sends the signal to the program itself, which is the first child of its launcher. Signal waits until the
+// launcher has started the program.
 func (p *process) Signal(sig syscall.Signal) error {
 	for deadline := time.Now().Add(startGrace); ; time.Sleep(10 * time.Millisecond) {
 		if child := firstChild(p.cmd.Process.Pid); child != 0 {
@@ -396,7 +399,7 @@ func (p *process) Signal(sig syscall.Signal) error {
 	}
 }
 
-// firstChild returns the child that a process started first, on any of its threads; 0 if there is none. The other
+// firstChild returns the child that a process started first, on any of its threads, or 0 without children. Later
 // children are orphans that the process has adopted.
 func firstChild(pid int) (child int) {
 	var first uint64
@@ -408,7 +411,7 @@ func firstChild(pid int) (child int) {
 	return child
 }
 
-// children returns the children of a process.
+// children returns the process numbers of a process's children.
 func children(pid int) (list []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, file := range files {
@@ -422,11 +425,11 @@ func children(pid int) (list []int) {
 	return list
 }
 
-// endLeftovers kills and reports the remaining processes of a scenario's programs. These are all children of this
-// process except the service, since it has adopted them.
+// endLeftovers kills and reports the remaining processes of a scenario's programs. This process adopts the
+// programs' orphans, so the remaining processes are all of its children except the service.
 func endLeftovers(service int) {
 	said := map[int]bool{}
-	for range 1000 { // a killed process leaves children, and may take long to end
+	for range 1000 { // a killed process leaves children, and its end may take long
 		left := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return pid == service })
 		if len(left) == 0 {
 			return
@@ -437,7 +440,7 @@ func endLeftovers(service int) {
 				continue
 			}
 			if !said[pid] {
-				fmt.Fprintf(os.Stderr, "verbena: scenario run: %s (process %d) was left running: killed\n",
+				fmt.Fprintf(os.Stderr, "verbena: scenario run: %s (process %d) was still running: killed\n",
 					printable(strings.TrimSpace(string(name))), pid)
 				said[pid] = true
 			}
@@ -447,13 +450,13 @@ func endLeftovers(service int) {
 	}
 }
 
-// startTime returns the start time of a process, in clock ticks since the boot.
+// startTime returns the start time of a process, in clock ticks since boot.
 func startTime(pid int) (ticks uint64, ok bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false
 	}
-	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // fields from the state on, which is the third
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // from the third field on, the state
 	const starttime = 22 - 3
 	if len(fields) <= starttime {
 		return 0, false
@@ -466,7 +469,7 @@ func (p *process) Kill() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) }
 
 type scenarioCheckCmd struct {
 	Files []string          `arg:"" name:"file" help:"Scenario files." complete:"file"`
-	Set   map[string]string `help:"Replace a value of the file's set." placeholder:"NAME=VALUE" complete:"none"`
+	Set   map[string]string `help:"Override a value of the file's set." placeholder:"NAME=VALUE" complete:"none"`
 }
 
 func (s *scenarioCheckCmd) Run() error {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestReadLines tests that lines are read unchanged, and that lines without an end are truncated instead of collected.
+// TestReadLines tests that readLines returns lines unchanged, and truncates lines that are too long instead of
+// buffering them.
 func TestReadLines(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	for _, test := range []struct {
@@ -36,9 +37,9 @@ func TestReadLines(t *testing.T) {
 	select {
 	case s := <-lines:
 		if len(s) != maxText {
-			t.Errorf("a line without an end: got %d bytes, want %d", len(s), maxText)
+			t.Errorf("line without a newline: got %d bytes, want %d", len(s), maxText)
 		}
 	default:
-		t.Error("a line without an end is kept in memory")
+		t.Error("line without a newline: got a full copy in memory, want a truncated one")
 	}
 }

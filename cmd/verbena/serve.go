@@ -28,13 +28,13 @@ import (
 type deviceFlags struct {
 	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none" complete:"none"`
 	Wire       bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
-	NoProbe    bool     `help:"Send nothing again before the acknowledgement timeout of the program's queue pair (IBA 9.7.6.1.3). Devices send the oldest unacknowledged packet again after 4 ms, 8 ms and so on otherwise, to detect losses early."`
-	Doorbells  string   `help:"How programs announce posted requests: by a trapped system call; natively, seen by a thread that polls their queues; or auto, natively while there are processors for that (at least 3, one for each open device and each user's thread)." enum:"auto,native,trapped" default:"auto"`
+	NoProbe    bool     `help:"Do not retransmit before the acknowledgement timeout of the program's queue pair (IBA 9.7.6.1.3). By default, devices retransmit the oldest unacknowledged packet after 4 ms, 8 ms and so on, to detect losses early."`
+	Doorbells  string   `help:"Way in which programs announce posted requests: by a trapped system call; natively, detected by a thread that polls their queues; or auto, natively while enough processors are free (at least 3, one for each open device and each user's thread)." enum:"auto,native,trapped" default:"auto"`
 	NoLoopback bool     `help:"Do not use 127.0.0.1 and ::1 as aliases of a device in the connection manager, unless a device has the address, as on Linux."`
-	Seed       uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock." placeholder:"N" complete:"none"`
+	Seed       uint64   `help:"Seed of all random decisions, such as those of fault rules; 0: from the clock." placeholder:"N" complete:"none"`
 }
 
-// drivers returns the drivers of a service. The name of a device begins with the type of its driver.
+// drivers returns the drivers of a service. A device name begins with the link type of its driver.
 func drivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
 
 func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
@@ -49,7 +49,7 @@ func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
 	return specs, nil
 }
 
-// args returns the flags as arguments for a new service.
+// args returns the flags as command-line arguments for a new service.
 func (f *deviceFlags) args() []string {
 	var a []string
 	for _, l := range f.Link {
@@ -81,16 +81,16 @@ type serveCmd struct {
 	deviceFlags
 	nodeFlags
 	Limit        []string      `help:"Limit of the resources of one user, and of all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none" complete:"none"`
-	ManagerUID   []int         `name:"manager-uid" help:"A user id that may manage the service: links, resets, faults, captures, stop. By default that takes the service's own user, or root with CAP_SYS_ADMIN or CAP_NET_ADMIN; root in a container without them may not." placeholder:"UID" complete:"none"`
+	ManagerUID   []int         `name:"manager-uid" help:"Additional user id that may manage the service: links, resets, faults, captures, stop. By default only the service's own user may, and root with CAP_SYS_ADMIN or CAP_NET_ADMIN; root in a container without these may not." placeholder:"UID" complete:"none"`
 	Idle         time.Duration `help:"End after a time without programs, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
-	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Any client that can connect may read the metrics; they contain nothing about a single user or program." placeholder:"ADDR" complete:"none"`
-	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, and its name is printed."`
-	Debug        bool          `help:"Log also the beginning and end of programs, device files opened and closed, commands refused and why, queue pairs that fail, and resets."`
-	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
-	Spawned      bool          `hidden:"" help:"Started by serve --daemon: report on descriptor 3."`
-	AskLaunchers bool          `hidden:"" help:"Reach programs through their launchers, as where Yama restricts ptrace."`
-	Private      bool          `hidden:"" help:"Serve only descriptor 4, and end with it."`
-	Listen       bool          `hidden:"" help:"With --private: serve the control socket, too."`
+	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Any client that can connect may read the metrics, which contain nothing about a single user or program." placeholder:"ADDR" complete:"none"`
+	Daemon       bool          `help:"Start the service in the background and return when it is ready; print the file to which its messages go."`
+	Debug        bool          `help:"Also log the beginning and end of programs, opened and closed device files, refused commands with the reason, failed queue pairs, and resets."`
+	OnDemand     bool          `hidden:"" help:"Report on descriptor 3; set when a client starts the service."`
+	Spawned      bool          `hidden:"" help:"Report on descriptor 3; set by serve --daemon."`
+	AskLaunchers bool          `hidden:"" help:"Access programs through their launchers, as where Yama restricts ptrace."`
+	Private      bool          `hidden:"" help:"Serve only descriptor 4, and end when it is closed."`
+	Listen       bool          `hidden:"" help:"With --private: also serve the control socket."`
 }
 
 func (s *serveCmd) Help() string {
@@ -109,7 +109,7 @@ Examples:
   verbena serve --daemon --metrics 127.0.0.1:9401`
 }
 
-// idleOnDemand is the time for which a service started by `verbena run` outlives its last program.
+// idleOnDemand is the time for which a service started by `verbena run` continues after its last program.
 const idleOnDemand = 30 * time.Second
 
 func (s *serveCmd) Run(c *cli) error {
@@ -124,14 +124,14 @@ func (s *serveCmd) Run(c *cli) error {
 	})
 	if err != nil && spawned {
 		report(withRemedy(err))
-		if s.Private || s.Spawned { // the parent process prints the error
+		if s.Private || s.Spawned { // the parent process prints this error
 			return exitCode(exitFailure)
 		}
 	}
 	return err
 }
 
-// daemon runs this command line again in the background.
+// daemon runs the same command line again in the background.
 func (s *serveCmd) daemon(c *cli) error {
 	loc, err := c.location()
 	if err != nil {
@@ -141,7 +141,7 @@ func (s *serveCmd) daemon(c *cli) error {
 	if err != nil {
 		return fmt.Errorf("start a service: %w", err)
 	}
-	// Flags are appended, and no argument can follow "--".
+	// daemon appends flags, and "--" may be only at the end.
 	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--" })
 	client, err := service.Daemon(loc, self, append(args, "--spawned")...)
 	if err != nil {
@@ -243,7 +243,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	return svc.Serve(l)
 }
 
-// metrics listens for Prometheus, if requested. begin starts to answer, and end ends that.
+// metrics listens for Prometheus, if requested. It returns begin, which starts to answer, and end, which stops.
 func (s *serveCmd) metrics(log *slog.Logger) (begin func(*service.Service) (end func()), err error) {
 	if s.Metrics == "" {
 		return func(*service.Service) func() { return func() {} }, nil
@@ -264,7 +264,7 @@ func (s *serveCmd) metrics(log *slog.Logger) (begin func(*service.Service) (end 
 	}, nil
 }
 
-// listen claims the location, if necessary from a service that yields it.
+// listen binds the location, if necessary after another service has released it.
 func (s *serveCmd) listen(loc ctl.Location, shared *supervisor.Node) (*service.Listener, error) {
 	l, err := service.Listen(loc, shared)
 	if !errors.Is(err, syscall.EADDRINUSE) || s.OnDemand {
@@ -276,7 +276,8 @@ func (s *serveCmd) listen(loc ctl.Location, shared *supervisor.Node) (*service.L
 	return service.Listen(loc, shared)
 }
 
-// servePrivate serves the inherited connection until it ends. With --listen it also serves other connections meanwhile.
+// servePrivate serves the inherited connection until the connection ends. With --listen, servePrivate also serves
+// other connections.
 func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) error {
 	unix.CloseOnExec(service.ControlFD)
 	f := os.NewFile(service.ControlFD, "control")
@@ -328,8 +329,8 @@ func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) erro
 	return nil
 }
 
-// end ends a service. If a program's memory blocks the end, it ends the service by force, and the process must end
-// afterwards.
+// end ends the service. If a program's memory blocks an orderly end, end closes the service by force, and the
+// process must exit afterwards.
 func end(svc *service.Service, log *slog.Logger, release func()) {
 	err := svc.Close()
 	if err != nil {
@@ -343,19 +344,19 @@ func end(svc *service.Service, log *slog.Logger, release func()) {
 	}
 }
 
-// closeAll closes the descriptors of the process, except the standard ones and those of the Go runtime. A thread that
-// waits for a FUSE server cannot be killed, and would keep all descriptors open. Clients would then not see the end of
-// the service, and another service could not bind the addresses of its devices.
+// closeAll closes all descriptors of the process, except the standard streams and the descriptors of the Go
+// runtime. A thread that waits for a FUSE server cannot be killed, and would keep all descriptors open. Clients
+// would then not detect the end of the service, and another service could not bind the addresses of its devices.
 func closeAll() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		closeSome(func(to string) bool { return strings.HasPrefix(to, "socket:") })
-		closeSome(func(to string) bool { return !strings.HasPrefix(to, "anon_inode:[event") }) // eventpoll, eventfd
+		closeSome(func(to string) bool { return !strings.HasPrefix(to, "anon_inode:[event") }) // eventpoll and eventfd
 	}()
 	select {
 	case <-done:
-	case <-time.After(time.Second): // a descriptor may belong to such a FUSE server
+	case <-time.After(time.Second): // a descriptor may belong to a FUSE server that does not answer
 	}
 }
 
@@ -373,8 +374,8 @@ func closeSome(meant func(to string) bool) {
 	}
 }
 
-// stopOnSignal stops the service at SIGINT and SIGTERM, and at SIGHUP if it was started on a terminal. A daemon ignores
-// SIGHUP, which the kernel sends if the process has acquired a terminal since.
+// stopOnSignal stops the service at SIGINT and SIGTERM, and at SIGHUP if it was started on a terminal. A daemon
+// ignores SIGHUP, which the kernel sends if the process has acquired a terminal since its start.
 func stopOnSignal(svc *service.Service) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
@@ -385,7 +386,7 @@ func stopOnSignal(svc *service.Service) {
 	}
 	go func() {
 		<-ch
-		signal.Stop(ch) // a second signal kills this process
+		signal.Stop(ch) // a second signal then kills this process
 		svc.Stop()
 	}()
 }

@@ -24,7 +24,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// built is the path of the program built by command.
+// built is the path of the binary that command has built.
 var built string
 
 // command builds verbena without cgo, as in a release.
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// verbena returns a command line with a time limit.
+// verbena returns a command line whose process ends at a time limit.
 func verbena(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := command()
@@ -63,7 +63,7 @@ func verbena(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// serving starts a service and returns its process and its location.
+// serving starts a service, and returns its process and its location.
 func serving(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 	t.Helper()
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
@@ -86,7 +86,7 @@ func serving(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 			return false
 		}
 		defer c.Close()
-		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it listens before it is ready
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // the service listens before it is ready
 			t.Fatal(err)
 		}
 		return true
@@ -107,8 +107,8 @@ func statuses(t *testing.T, pid int) (who []string) {
 	return who
 }
 
-// TestFiltered tests that each thread of a service and of a launcher has a seccomp filter, while a program runs and
-// after a device was added.
+// TestFiltered tests that each thread of a service and of a launcher has a seccomp filter while a program runs, and
+// that a service still has it after a device was added.
 func TestFiltered(t *testing.T) {
 	cmd, loc := serving(t, "--link", "rxe0=127.91.10.9")
 	if out, err := verbena(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr",
@@ -131,7 +131,7 @@ func TestFiltered(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pid := range []int{cmd.Process.Pid, run.Process.Pid} {
-		// The launcher installs its filter when the program runs.
+		// The launcher installs its filter once the program runs.
 		testutil.Eventually(t, fmt.Sprintf("process %d to have a filter on each thread", pid), func() bool {
 			return !slices.ContainsFunc(statuses(t, pid), func(who string) bool {
 				b, _ := os.ReadFile("/proc/" + who + "/status")
@@ -140,12 +140,13 @@ func TestFiltered(t *testing.T) {
 		})
 	}
 	in.Close()
-	if err := run.Wait(); err == nil || run.ProcessState.ExitCode() != 1 { // read(1) at the end of the file
+	if err := run.Wait(); err == nil || run.ProcessState.ExitCode() != 1 { // read(1) at the end of its input
 		t.Errorf("run: %v", err)
 	}
 }
 
-// TestLeastPrivilege tests that a service of root has exactly the listed capabilities, on all threads and permanently.
+// TestLeastPrivilege tests that a service of root has exactly the documented capabilities, permanently and on all
+// threads.
 func TestLeastPrivilege(t *testing.T) {
 	testutil.NeedRoot(t, "to have capabilities")
 	own, err := privilege.Read("self")
@@ -165,14 +166,14 @@ func TestLeastPrivilege(t *testing.T) {
 		for _, who := range statuses(t, cmd.Process.Pid) {
 			got, err := privilege.Read(who)
 			if errors.Is(err, os.ErrNotExist) {
-				continue // the thread has ended
+				continue // the thread has ended meanwhile
 			}
 			if err != nil || got != (privilege.Sets{Permitted: want, Effective: want, Bounding: want}) {
 				t.Errorf("%s, thread %s: got %x, %v, want %x", when, who, got, err, want)
 			}
 			b, _ := os.ReadFile("/proc/" + who + "/status")
 			if len(b) > 0 && !bytes.Contains(b, []byte("NoNewPrivs:\t1\n")) {
-				t.Errorf("%s, thread %s may gain privileges", when, who)
+				t.Errorf("%s, thread %s: got NoNewPrivs 0, want 1", when, who)
 			}
 		}
 	}
@@ -194,21 +195,22 @@ func TestLeastPrivilege(t *testing.T) {
 		to, _ := os.Readlink(strings.Replace(f, "fdinfo", "fd", 1))
 		if n, _ := strconv.Atoi(filepath.Base(f)); m == nil || n <= 2 ||
 			to == first(os.Readlink("/proc/self/fd/"+filepath.Base(f))) {
-			continue // closed meanwhile, or inherited
+			continue // the descriptor was closed meanwhile, or is inherited
 		}
 		if flags, err := strconv.ParseUint(string(m[1]), 8, 64); err != nil || flags&syscall.O_CLOEXEC == 0 {
-			t.Errorf("descriptor %s, %s, lacks FD_CLOEXEC", filepath.Base(f), to)
+			t.Errorf("descriptor %s, %s: got no FD_CLOEXEC, want it set", filepath.Base(f), to)
 		}
 	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", cmd.Process.Pid))
 	if err != nil || !regexp.MustCompile(`Max core file size +0 +0 `).Match(b) {
-		t.Errorf("the service may dump core: %v\n%s", err, b)
+		t.Errorf("dumpable service: got %v, want no core dumps\n%s", err, b)
 	}
 }
 
 func first[T any](v T, _ error) T { return v }
 
-// TestServeTwice tests that a second service at a location reports the first one, and does not remove its socket.
+// TestServeTwice tests that a second service at a location reports the first service, and does not remove the first
+// service's socket.
 func TestServeTwice(t *testing.T) {
 	_, loc := serving(t, "--link", "rxe0=127.91.10.3")
 	out, err := verbena(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()
@@ -237,7 +239,7 @@ func TestSocketPathIsAFile(t *testing.T) {
 	}
 }
 
-// TestStop tests that "stop" returns when the service has ended, without remaining files.
+// TestStop tests that "stop" returns when the service has ended, and that no files remain.
 func TestStop(t *testing.T) {
 	cmd, loc := serving(t, "--link", "rxe0=127.91.10.5")
 	if out, err := verbena(t, "--socket", loc.Socket, "stop").CombinedOutput(); err != nil {
@@ -256,8 +258,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestRunCaptureFullDisk tests that a capture that cannot be written makes the run fail, unless the program itself
-// fails.
+// TestRunCaptureFullDisk tests that run fails if the capture cannot be written, unless the program itself fails.
 func TestRunCaptureFullDisk(t *testing.T) {
 	for program, want := range map[string]int{"true": exitFailure, "false": 1} {
 		cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", "/dev/full", "--", program)
@@ -274,7 +275,7 @@ func TestRunCaptureFullDisk(t *testing.T) {
 	}
 }
 
-// TestLimits tests that limits of the command line are applied and shown.
+// TestLimits tests that the service applies and shows the limits of the command line.
 func TestLimits(t *testing.T) {
 	_, loc := serving(t, "--link", "rxe0=127.91.10.7", "--mode", "0600", "--limit", "qps=7/70", "--limit", "ring-bytes=1M")
 	out, err := verbena(t, "--socket", loc.Socket, "res", "show", "--users", "--json").CombinedOutput()
@@ -300,7 +301,7 @@ func TestLimitsInHelp(t *testing.T) {
 	help := new(serveCmd).Help()
 	for k := range quota.NumKinds {
 		if !regexp.MustCompile(`\b` + k.String() + `\b`).MatchString(help) {
-			t.Errorf("serve --help lacks the limit %v", k)
+			t.Errorf("serve --help: got no limit %v", k)
 		}
 	}
 }
@@ -313,7 +314,8 @@ func names(list ...privilege.Capability) (n []string) {
 	return n
 }
 
-// TestCapabilitiesAreDocumented tests that the systemd unit and SECURITY.md list the capabilities in the code.
+// TestCapabilitiesAreDocumented tests that the systemd unit and SECURITY.md list the capabilities that the code
+// keeps.
 func TestCapabilitiesAreDocumented(t *testing.T) {
 	all := names(append(slices.Clone(privilege.Kept), privilege.AtStart...)...)
 	unit, err := os.ReadFile("../../packaging/verbena.service")
@@ -322,7 +324,7 @@ func TestCapabilitiesAreDocumented(t *testing.T) {
 	}
 	m := regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`).FindSubmatch(unit)
 	if m == nil {
-		t.Fatal("the unit has no CapabilityBoundingSet")
+		t.Fatal("packaging/verbena.service: got no CapabilityBoundingSet")
 	}
 	got := strings.Fields(string(m[1]))
 	slices.Sort(got)
@@ -335,7 +337,7 @@ func TestCapabilitiesAreDocumented(t *testing.T) {
 	}
 	for _, c := range append(slices.Clone(privilege.Kept), privilege.AtStart...) {
 		if line := fmt.Sprintf("| `%s` | %s |", c.Name, c.Reason); !bytes.Contains(page, []byte(line)) {
-			t.Errorf("SECURITY.md lacks the line\n%s", line)
+			t.Errorf("SECURITY.md: got no line\n%s", line)
 		}
 	}
 	if n := len(regexp.MustCompile("(?m)^\\| `CAP_").FindAll(page, -1)); n != len(all) {
@@ -343,7 +345,7 @@ func TestCapabilitiesAreDocumented(t *testing.T) {
 	}
 }
 
-// TestUnit tests that systemd accepts the unit.
+// TestUnit tests that systemd-analyze accepts the unit.
 func TestUnit(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {

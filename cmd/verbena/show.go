@@ -19,7 +19,7 @@ import (
 	"verbena/internal/fault"
 )
 
-// output prints v as JSON, or as text.
+// output prints v as JSON or as text.
 func output(asJSON bool, v any, text func(w io.Writer)) error {
 	if asJSON {
 		e := json.NewEncoder(os.Stdout)
@@ -31,7 +31,7 @@ func output(asJSON bool, v any, text func(w io.Writer)) error {
 	return w.Flush()
 }
 
-// printable replaces control characters for a terminal in a name chosen by a user.
+// printable replaces control characters that would affect a terminal in a name that a user has chosen.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -43,11 +43,11 @@ func printable(s string) string {
 
 type linkAddCmd struct {
 	Name   string   `arg:"" help:"Name, rxe followed by a number or word." complete:"none"`
-	Addr   []string `help:"Address of the device; repeat it for more, all of one interface. They fill the GID table from index 1." placeholder:"IP" complete:"none"`
+	Addr   []string `help:"Address of the device; repeatable for more addresses of the same interface. The addresses fill the GID table from index 1." placeholder:"IP" complete:"none"`
 	Netdev string   `help:"Interface; the device gets its addresses." placeholder:"IF" xor:"where" complete:"interface"`
 	Wire   bool     `help:"Send every packet through a UDP socket, also to devices of this service."`
 
-	NoProbe bool `help:"Send nothing again before the acknowledgement timeout of the program's queue pair."`
+	NoProbe bool `help:"Do not retransmit before the acknowledgement timeout of the program's queue pair."`
 }
 
 func (l *linkAddCmd) Run(c *cli) error {
@@ -99,7 +99,7 @@ func (l *linkShowCmd) Run(c *cli) error {
 
 type resShowCmd struct {
 	Users bool `help:"Print only the resources of each user, with the limits."`
-	JSON  bool `name:"json" help:"Print JSON: the contexts, or with --users the users."`
+	JSON  bool `name:"json" help:"Print JSON: the contexts, or with --users the resources of users."`
 }
 
 func (s *resShowCmd) Help() string {
@@ -159,7 +159,7 @@ func (s *resShowCmd) Run(c *cli) error {
 
 type statShowCmd struct {
 	Dev  string `help:"Only this device." placeholder:"NAME" complete:"device"`
-	All  bool   `help:"Print counters that are 0, too."`
+	All  bool   `help:"Also print counters that are 0."`
 	JSON bool   `name:"json" help:"Print JSON, with all counters."`
 }
 
@@ -196,7 +196,8 @@ type faultAddCmd struct {
 	verbFlags
 }
 
-// ruleFlags is a fault.Rule without its Validate, which kong would also call for rules for verbs. See faultFlags.
+// ruleFlags is a fault.Rule without its Validate method, which kong would also call for rules about verbs. See
+// faultFlags.
 type ruleFlags fault.Rule
 
 func (f *faultAddCmd) Help() string {
@@ -227,14 +228,14 @@ func (f *faultAddCmd) Run(c *cli) error {
 	return nil
 }
 
-// rule returns the rule described by the flags. It validates the rule, so that no service is started for an invalid
-// one.
+// rule returns the rule that the flags describe. rule also validates it, so an invalid rule does not start a
+// service.
 func (f *faultAddCmd) rule() (*ctl.FaultRule, error) {
 	if f.Verb != "" {
 		return f.verbRule()
 	}
 	if f.verbFlags != (verbFlags{}) {
-		return nil, errors.New("--errno, --nth, --times and --process go with --verb")
+		return nil, errors.New("--errno, --nth, --times and --process need --verb")
 	}
 	if f.Dev == "" {
 		return nil, errors.New("missing flags: --dev=NAME; see verbena fault add --help")
@@ -246,7 +247,7 @@ func (f *faultAddCmd) rule() (*ctl.FaultRule, error) {
 	return &ctl.FaultRule{Dev: f.Dev, Rule: rule}, rule.Validate()
 }
 
-// effects returns the flags of the kinds of faults, as a list in a sentence.
+// effects returns the flags that set a kind of fault, as a list for a sentence.
 func effects() string {
 	var list []string
 	for _, k := range fault.Flags() {
@@ -256,7 +257,7 @@ func effects() string {
 	return strings.Join(list[:last], ", ") + " or " + list[last]
 }
 
-// faultFlags sets the help of the flags for kinds of faults, and the order of the flags of rules.
+// faultFlags sets the help of the flags that set a kind of fault, and orders the flags of rules.
 func faultFlags(k *kong.Kong) error {
 	add := commandAt(k.Model.Node, "fault", "add")
 	order := []string{"dev", "qp", "peer"}
@@ -289,7 +290,7 @@ func (f *faultShowCmd) Run(c *cli) error {
 	return output(f.JSON, r.Faults, func(w io.Writer) { faultTable(w, r.Faults) })
 }
 
-// faultTable writes the rules in force, one per line.
+// faultTable writes the active rules, one per line.
 func faultTable(w io.Writer, rules []ctl.FaultRuleState) {
 	columns := fault.Columns()
 	fmt.Fprint(w, "ID\tDEVICE\tRULE\tSEEN\tHIT")
@@ -315,7 +316,7 @@ func faultTable(w io.Writer, rules []ctl.FaultRuleState) {
 }
 
 type faultClearCmd struct {
-	ID  int    `arg:"" optional:"" help:"Number of the rule, as fault show has it; default: all rules." complete:"none"`
+	ID  int    `arg:"" optional:"" help:"Number of the rule, as printed by fault show; default: all rules." complete:"none"`
 	Dev string `help:"Only this device." placeholder:"NAME" complete:"device"`
 }
 

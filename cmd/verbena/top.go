@@ -22,9 +22,9 @@ import (
 )
 
 type topCmd struct {
-	Interval time.Duration `short:"d" help:"Time between two updates." default:"1s" placeholder:"D" complete:"none"`
-	Count    int           `short:"n" help:"End after N updates; 0: with q or Ctrl-C." default:"0" placeholder:"N" complete:"none"`
-	Batch    bool          `short:"b" help:"Print updates one below the other, as without a terminal."`
+	Interval time.Duration `short:"d" help:"Interval between two updates." default:"1s" placeholder:"D" complete:"none"`
+	Count    int           `short:"n" help:"End after N updates; 0: end with q or Ctrl-C." default:"0" placeholder:"N" complete:"none"`
+	Batch    bool          `short:"b" help:"Print updates one below the other, as is done without a terminal."`
 }
 
 func (t *topCmd) Help() string {
@@ -37,15 +37,15 @@ Examples:
   verbena top -b -n 2 -d 5s > load.txt`
 }
 
-// shortestInterval limits the load of the service by updates.
+// shortestInterval limits the load that updates put on the service.
 const shortestInterval = 100 * time.Millisecond
 
 func (t *topCmd) Run(c *cli) error {
 	if t.Interval < shortestInterval {
-		return fmt.Errorf("top: --interval %v: it must be at least %v", t.Interval, shortestInterval)
+		return fmt.Errorf("top: --interval %v is less than %v", t.Interval, shortestInterval)
 	}
 	if t.Count < 0 {
-		return fmt.Errorf("top: --count %d: it must not be negative", t.Count)
+		return fmt.Errorf("top: --count %d is negative", t.Count)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -80,7 +80,7 @@ func (t *topCmd) Run(c *cli) error {
 	}
 }
 
-// look is the state of a service at a time.
+// look is a snapshot of a service's state.
 type look struct {
 	at       time.Time
 	devs     []ctl.DevInfo
@@ -91,7 +91,7 @@ type look struct {
 	rules    int
 }
 
-// look queries the running service.
+// newLook queries the running service and returns a snapshot of its state.
 func (c *cli) look() (*look, error) {
 	loc, err := c.location()
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *cli) look() (*look, error) {
 	return l, nil
 }
 
-// lines returns the shown lines, with rates since the previous look; before is nil for the first one.
+// lines returns the lines to print, with rates since the snapshot before, which is nil for the first snapshot.
 func (l *look) lines(before *look) []string {
 	var b strings.Builder
 	processes := map[int]bool{}
@@ -202,14 +202,14 @@ func (l *look) lines(before *look) []string {
 	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
 }
 
-// trouble is a queue pair with a problem.
+// trouble is a queue pair with a problem, and the problem.
 type trouble struct {
 	ctl.QPStatusInfo
 	why string
 }
 
-// troubled returns the queue pairs that are in an error state, wait for a program's memory, or have had packets in
-// flight since the previous look without an acknowledgement.
+// troubled returns the queue pairs that are in an error state, wait for a program's memory, or have made no
+// progress with packets in flight since the previous snapshot.
 func (l *look) troubled(before *look) (list []trouble) {
 	for _, q := range l.qps {
 		why := ""
@@ -230,7 +230,8 @@ func (l *look) troubled(before *look) (list []trouble) {
 	return list
 }
 
-// rate returns the sum of a device's counters per second since the previous look. A name that ends in _ is a prefix.
+// rate returns the increase per second of the sum of a device's counters since the previous snapshot. A counter
+// name that ends in _ is a prefix.
 func (l *look) rate(before *look, dev string, names ...string) string {
 	if before == nil || before.stats[dev] == nil || l.stats[dev] == nil {
 		return "-"
@@ -247,12 +248,12 @@ func (l *look) rate(before *look, dev string, names ...string) string {
 	}
 	a, b, d := sum(before.stats[dev]), sum(l.stats[dev]), l.at.Sub(before.at).Seconds()
 	if b < a || d <= 0 {
-		return "-" // the device was replaced
+		return "-" // the device was replaced since the previous snapshot
 	}
 	return decimal(float64(b-a) / d)
 }
 
-// decimal formats a number with a unit: 12.3k.
+// decimal formats a number with a decimal prefix, such as 12.3k.
 func decimal(v float64) string {
 	for _, u := range []struct {
 		n    float64
@@ -265,7 +266,7 @@ func decimal(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// binary formats a number of bytes with a unit: 64K.
+// binary formats a number of bytes with a binary prefix, such as 64K.
 func binary(n uint64) string {
 	for i, u := range []string{"T", "G", "M", "K"} {
 		if unit := uint64(1) << (10 * (4 - i)); n >= unit {
@@ -292,14 +293,14 @@ func userName(uid int) string {
 	return strconv.Itoa(uid)
 }
 
-// screen is a terminal that shows one look at a time, and restores its former content at the end.
+// screen is a terminal that shows one snapshot at a time, and restores its former content at the end.
 type screen struct {
 	in, out *os.File
 	saved   *unix.Termios
 	key     chan struct{}
 }
 
-// openScreen returns nil unless both ends are a terminal.
+// openScreen returns nil unless both the input and the output are a terminal.
 func openScreen(in, out *os.File) *screen {
 	if _, err := unix.IoctlGetTermios(int(out.Fd()), unix.TCGETS); err != nil {
 		return nil
@@ -327,7 +328,7 @@ func openScreen(in, out *os.File) *screen {
 	return s
 }
 
-// keys returns a channel that is closed when q is pressed; nil without a screen.
+// keys returns a channel that is closed when the user presses q, or nil without a screen.
 func (s *screen) keys() <-chan struct{} {
 	if s == nil {
 		return nil
@@ -342,7 +343,7 @@ func (s *screen) close() {
 	}
 }
 
-// draw shows the part of the lines that fits.
+// draw prints the lines that fit on the screen.
 func (s *screen) draw(lines []string) {
 	width, height := 80, 24
 	if w, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ); err == nil && w.Col > 0 && w.Row > 0 {
@@ -351,7 +352,7 @@ func (s *screen) draw(lines []string) {
 	io.WriteString(s.out, frame(lines, width, height))
 }
 
-// frame returns the text that replaces the content of a screen by lines. The titles of tables are bold.
+// frame returns the text that replaces the content of a screen with lines. frame prints table headings in bold.
 func frame(lines []string, width, height int) string {
 	var b strings.Builder
 	b.WriteString("\x1b[H")

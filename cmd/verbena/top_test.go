@@ -29,7 +29,7 @@ func lookAt(at time.Duration, sent, retries uint64) *look {
 	}
 }
 
-// TestTop tests the rates since the previous look, the resources of processes, and the list of queue pairs with
+// TestTop tests the rates since the previous snapshot, the resources of processes, and the list of queue pairs with
 // problems.
 func TestTop(t *testing.T) {
 	first := lookAt(0, 1000, 5)
@@ -41,25 +41,25 @@ func TestTop(t *testing.T) {
 		`\n18 +rxe0 +RC +ERR .*failed`,
 	} {
 		if !regexp.MustCompile(want).MatchString(text) {
-			t.Errorf("first look: got no %s:\n%s", want, text)
+			t.Errorf("first snapshot: got no %s:\n%s", want, text)
 		}
 	}
 	if regexp.MustCompile(`(?m)^1[79] `).MatchString(text) {
-		t.Errorf("first look: got a queue pair without a problem:\n%s", text)
+		t.Errorf("first snapshot: got a queue pair without a problem:\n%s", text)
 	}
 	text = strings.Join(lookAt(2*time.Second, 25_001_000, 25).lines(first), "\n")
 	for _, want := range []string{`\nrxe0 +active +up +12\.5M +0 +20 +2\.5M `, `\n17 .*nothing is acknowledged`} {
 		if !regexp.MustCompile(want).MatchString(text) {
-			t.Errorf("second look: got no %s:\n%s", want, text)
+			t.Errorf("second snapshot: got no %s:\n%s", want, text)
 		}
 	}
-	text = strings.Join(lookAt(2*time.Second, 0, 0).lines(first), "\n") // another device of that name
+	text = strings.Join(lookAt(2*time.Second, 0, 0).lines(first), "\n") // a different device with the same name
 	if !regexp.MustCompile(`\nrxe0 +active +up +- `).MatchString(text) {
-		t.Errorf("got rates of counters of a new device:\n%s", text)
+		t.Errorf("new device: got rates from the old device's counters:\n%s", text)
 	}
 }
 
-// TestFrame tests that no line exceeds the terminal.
+// TestFrame tests that no line of a frame is wider than the terminal.
 func TestFrame(t *testing.T) {
 	lines := []string{"title", "", "A  B", strings.Repeat("é", 100), "x", "y", "z"}
 	for _, c := range []struct{ width, height, shown int }{{200, 50, 8}, {20, 8, 8}, {20, 7, 7}, {20, 3, 3}, {20, 1, 2}} {

@@ -34,7 +34,7 @@ func (v *verifyCmd) verify(stdout, stderr io.Writer) error {
 		all.Add(res)
 	}
 	if all.Unchecked > 0 {
-		fmt.Fprintf(stderr, "verbena: capture verify: %d packets not checked: cut short or in fragments\n", all.Unchecked)
+		fmt.Fprintf(stderr, "verbena: capture verify: %d packets not checked: truncated or fragmented\n", all.Unchecked)
 	}
 	fmt.Fprintln(stdout, all)
 	if !all.OK() {

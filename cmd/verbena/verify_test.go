@@ -54,7 +54,7 @@ func TestCaptureVerify(t *testing.T) {
 		args   []string
 		status int
 		stdout string
-		stderr string // expected part
+		stderr string // text that standard error must contain
 	}{
 		{"good", []string{fine}, 0, "icrc good 2 bad 0\n", ""},
 		{"two files", []string{fine, fine}, 0, "icrc good 4 bad 0\n", ""},
@@ -77,10 +77,10 @@ func TestCaptureVerify(t *testing.T) {
 				status = exitFailure
 			}
 			if status != test.status || stdout.String() != test.stdout {
-				t.Errorf("status %d, prints %q; want %d and %q", status, stdout.String(), test.status, test.stdout)
+				t.Errorf("got status %d, output %q, want %d and %q", status, stdout.String(), test.status, test.stdout)
 			}
 			if test.stderr == "" && stderr.Len() > 0 || !strings.Contains(stderr.String(), test.stderr) {
-				t.Errorf("on standard error %q, want %q", stderr.String(), test.stderr)
+				t.Errorf("standard error: got %q, want %q in it", stderr.String(), test.stderr)
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 	"verbena/supervisor"
 )
 
-// versionFlag prints the version and ends the command, independent of the rest of the command line.
+// versionFlag prints the version and ends the process. It ignores the rest of the command line.
 type versionFlag bool
 
 // BeforeReset prints the version and exits. (kong)
@@ -26,9 +26,9 @@ func (versionFlag) BeforeReset(app *kong.Kong) error {
 	return nil
 }
 
-// versionCmd is the flag as a command.
+// versionCmd is the command form of versionFlag.
 type versionCmd struct {
-	Kernel bool `help:"Also list the kernel's features that Verbena uses, and the effect of missing ones."`
+	Kernel bool `help:"Also list the kernel features that Verbena uses, and the consequences of missing ones."`
 }
 
 func (v *versionCmd) Run() error {
@@ -66,13 +66,14 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// kernel describes the features of the running kernel.
+// kernel returns a description of the running kernel's features.
 type kernel struct {
 	features []supervisor.Feature
-	err      error // the reason why no program can be started
+	err      error // set if no program can be started on this kernel
 }
 
-// probeKernel determines the features of the kernel if the log needs them. A confined service cannot do that.
+// probeKernel determines the features of the kernel if the log needs them. It must run before confinement, which
+// denies the necessary system calls.
 func probeKernel(log *slog.Logger) (k kernel) {
 	if log.Enabled(context.Background(), slog.LevelInfo) {
 		k.features, k.err = supervisor.Features()
@@ -103,7 +104,8 @@ func (k kernel) log(log *slog.Logger) {
 // release is the version of a release, set by the linker (packaging/release).
 var release string
 
-// version describes a build: its version or revision, Go's version, and the version of the control protocol.
+// version returns a description of a build: its version or revision, Go's version, and the version of the control
+// protocol.
 func version(info *debug.BuildInfo) string {
 	goVersion := "unknown"
 	if info != nil {

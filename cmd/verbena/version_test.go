@@ -14,8 +14,8 @@ import (
 	"verbena/supervisor"
 )
 
-// TestKernelLog tests that the log at the start names each promise that the kernel cannot keep, and no other missing
-// feature.
+// TestKernelLog tests that the log at the start of a service names each promise that the kernel cannot keep, and no
+// other missing feature.
 func TestKernelLog(t *testing.T) {
 	var b strings.Builder
 	log := slog.New(slog.NewTextHandler(&b, nil))
@@ -32,15 +32,15 @@ func TestKernelLog(t *testing.T) {
 	}
 	kernel{features: list}.log(log)
 	if b.Len() > 0 {
-		t.Errorf("a kernel that lacks nothing: got %q, want none", b.String())
+		t.Errorf("log with a complete kernel: got %q, want none", b.String())
 	}
 	kernel{err: supervisor.ErrUnsupported}.log(log)
 	if !strings.Contains(b.String(), "seccomp") {
-		t.Errorf("a kernel without seccomp: got %q", b.String())
+		t.Errorf("log with a kernel without seccomp: got %q", b.String())
 	}
 	for _, name := range []string{"Landlock", "SO_PEERPIDFD", "PROCMAP_QUERY", "SO_PASSRIGHTS"} {
 		if !slices.ContainsFunc(list, func(f supervisor.Feature) bool { return f.Name == name && f.Promise != "" }) {
-			t.Errorf("no promise depends on %s", name)
+			t.Errorf("%s: got no promise that depends on it", name)
 		}
 	}
 }
@@ -48,7 +48,7 @@ func TestKernelLog(t *testing.T) {
 func TestVersion(t *testing.T) {
 	out := ok(t, verbena(t, "--version"))
 	if command := ok(t, verbena(t, "version")); command != out {
-		t.Errorf("verbena version prints %q, verbena --version %q", command, out)
+		t.Errorf("verbena version: got %q, verbena --version: got %q, want the same", command, out)
 	}
 	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()),
 		ctl.Protocol)

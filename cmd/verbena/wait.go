@@ -13,8 +13,8 @@ import (
 )
 
 type waitCmd struct {
-	Timeout time.Duration `help:"Give up after this time." default:"30s" placeholder:"D" complete:"none"`
-	Listen  endpoint      `help:"Wait until a program listens: on a TCP port of any address, or on a Unix socket, by its path. Needs no service." placeholder:"PORT|PATH" xor:"what" complete:"file"`
+	Timeout time.Duration `help:"Time after which to stop waiting and fail." default:"30s" placeholder:"D" complete:"none"`
+	Listen  endpoint      `help:"Wait until a program listens on a TCP port of any address, or on a Unix socket at a path. Needs no service." placeholder:"PORT|PATH" xor:"what" complete:"file"`
 	Open    string        `help:"Wait until a program has this device open." placeholder:"DEV" xor:"what" complete:"device"`
 }
 
@@ -29,18 +29,18 @@ Examples:
   verbena run -- ibv_rc_pingpong -d rxe0 -g 1 127.0.0.1`
 }
 
-// waitPause is the interval of the checks of the condition.
+// waitPause is the interval between two checks of the condition.
 const waitPause = 10 * time.Millisecond
 
 func (w *waitCmd) Run(c *cli) error {
 	if w.Timeout <= 0 {
-		return fmt.Errorf("wait: --timeout %v: it must be more than 0", w.Timeout)
+		return fmt.Errorf("wait: --timeout %v is not more than 0", w.Timeout)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), w.Timeout)
 	defer cancel()
 	if w.Listen != (endpoint{}) {
 		if !await(ctx, w.Listen.listening) {
-			return fmt.Errorf("wait: no program listens on %v after %v; start the server, or wait longer with --timeout",
+			return fmt.Errorf("wait: no program listens on %v after %v; start the server, or raise --timeout",
 				w.Listen, w.Timeout)
 		}
 		return nil
@@ -51,7 +51,7 @@ func (w *waitCmd) Run(c *cli) error {
 	}
 	client, err := ctl.Await(ctx, loc)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("wait: no service is ready at %s after %v; `verbena serve --daemon` starts one, and --timeout waits longer",
+		return fmt.Errorf("wait: no service is ready at %s after %v; start one by `verbena serve --daemon`, or raise --timeout",
 			loc.Socket, w.Timeout)
 	}
 	if err != nil {
@@ -66,13 +66,13 @@ func (w *waitCmd) Run(c *cli) error {
 		opened, err = w.opened(client)
 		return opened || err != nil
 	}) {
-		return fmt.Errorf("wait: no program has device %s open after %v; start it with `verbena run`, or wait longer with --timeout",
+		return fmt.Errorf("wait: no program has device %s open after %v; start the program by `verbena run`, or raise --timeout",
 			w.Open, w.Timeout)
 	}
 	return err
 }
 
-// opened reports whether a program has the device open.
+// opened reports whether a program has opened the device.
 func (w *waitCmd) opened(client *ctl.Client) (bool, error) {
 	r, err := client.Do(&ctl.Request{Op: ctl.OpDevShow})
 	if err != nil {
@@ -85,7 +85,7 @@ func (w *waitCmd) opened(client *ctl.Client) (bool, error) {
 		}
 		names = append(names, d.Name)
 	}
-	return false, fmt.Errorf("wait: no device named %q (there are: %s)", w.Open, strings.Join(names, ", "))
+	return false, fmt.Errorf("wait: no device is named %q (the devices are: %s)", w.Open, strings.Join(names, ", "))
 }
 
 // await reports whether the condition became true before ctx was done.
@@ -137,7 +137,7 @@ func (e endpoint) listening() bool {
 		return err == nil && listensUnix(string(b), e.path)
 	}
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		// IPv6 may be missing.
+		// a kernel without IPv6 has no such file
 		if b, err := os.ReadFile(name); err == nil && listensTCP(string(b), e.port) {
 			return true
 		}
@@ -145,7 +145,7 @@ func (e endpoint) listening() bool {
 	return false
 }
 
-// listensTCP looks for the port in the text of /proc/net/tcp (proc_net_tcp.rst of the kernel's documentation).
+// listensTCP searches the text of /proc/net/tcp for the port (proc_net_tcp.rst in the kernel's documentation).
 func listensTCP(table string, port uint16) bool {
 	const stateListen = "0A"
 	for line := range strings.Lines(table) {
@@ -161,11 +161,12 @@ func listensTCP(table string, port uint16) bool {
 	return false
 }
 
-// listensUnix looks for the path of a bound socket in the text of /proc/net/unix (proc_pid_net(5)).
+// listensUnix searches the text of /proc/net/unix for the path of a bound socket (proc_pid_net(5)).
 func listensUnix(table, path string) bool {
 	const flagAccepting = "00010000" // __SO_ACCEPTCON
 	for line := range strings.Lines(table) {
-		// Num: RefCount Protocol Flags Type St Inode Path; the path, which may have spaces, follows one space.
+		// Num: The columns are RefCount Protocol Flags Type St Inode Path. The path follows a single space, and may
+		// contain spaces.
 		fields := strings.Fields(line)
 		head, ok := strings.CutSuffix(strings.TrimSuffix(line, "\n"), " "+path)
 		if ok && len(fields) >= 8 && fields[3] == flagAccepting && len(strings.Fields(head)) == 7 {

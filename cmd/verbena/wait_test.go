@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// TestListensUnix tests that the path of a socket may have spaces, and must match completely.
+// TestListensUnix tests that the path of a socket may contain spaces, and must match completely.
 func TestListensUnix(t *testing.T) {
 	const table = `Num       RefCount Protocol Flags    Type St Inode Path
 0000000000000000: 00000002 00000000 00010000 0001 01 41 /run/a b/sock et

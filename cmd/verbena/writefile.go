@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// writeFile writes a complete file, or leaves the existing one unchanged. It writes directly to a file that is not
-// regular, such as /dev/stdout or a pipe.
+// writeFile writes a complete file or leaves the existing file unchanged. writeFile writes directly to a
+// file that is not regular, such as /dev/stdout or a pipe.
 func writeFile(path string, content func(io.Writer) error) error {
 	fail := func(err error) error { return fmt.Errorf("write %s: %w", path, err) }
 	info, err := os.Stat(path)
@@ -30,7 +30,7 @@ func writeFile(path string, content func(io.Writer) error) error {
 		return err
 	}
 	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real // replace the file, not the link
+		path = real // replace the target of the link, not the link
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".verbena-*")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestWriteFile tests that a file is written completely or not at all, and that links and special files keep their
-// type.
+// TestWriteFile tests that writeFile writes a file completely or not at all, and does not replace links or special
+// files.
 func TestWriteFile(t *testing.T) {
 	dir := t.TempDir()
 	path, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
@@ -34,7 +34,7 @@ func TestWriteFile(t *testing.T) {
 	}
 	content("two")
 	if i, err := os.Lstat(link); err != nil || i.Mode()&os.ModeSymlink == 0 {
-		t.Error("the link was replaced")
+		t.Error("symbolic link: got a regular file, want the link")
 	}
 	wrong := errors.New("wrong")
 	if err := writeFile(path, func(w io.Writer) error {
@@ -48,7 +48,7 @@ func TestWriteFile(t *testing.T) {
 		t.Error(err)
 	}
 	if i, err := os.Stat("/dev/null"); err != nil || i.Mode().IsRegular() {
-		t.Fatal("/dev/null was replaced")
+		t.Fatal("/dev/null: got a regular file, want the device")
 	}
 	for _, p := range []string{dir, filepath.Join(dir, "none", "file")} {
 		if err := writeFile(p, text("x")); err == nil {

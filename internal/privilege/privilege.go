@@ -28,12 +28,12 @@ var Kept = []Capability{
 		"reads and writes registered memory, and takes descriptors that programs name"},
 	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "raises a program's RLIMIT_NOFILE while a device file gets its number"},
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "makes socket buffers larger than net.core.rmem_max"},
-	{unix.CAP_LEASE, "CAP_LEASE", "asks by a lease whether another user's queue file is still open"},
+	{unix.CAP_LEASE, "CAP_LEASE", "detects by a lease whether another user's queue file is still open"},
 }
 
 // AtStart lists the capabilities that a service of root drops after its start.
 var AtStart = []Capability{
-	{unix.CAP_SETPCAP, "CAP_SETPCAP", "gives up the others permanently"},
+	{unix.CAP_SETPCAP, "CAP_SETPCAP", "gives up the other capabilities permanently"},
 	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "makes the detached mount that programs in other mount namespaces see"},
 }
 

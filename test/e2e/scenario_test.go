@@ -66,7 +66,7 @@ programs:
   - name: parent
     run: [sh, -c, "setsid sh -c 'echo $$ > ${DIR}/pid; trap : HUP TERM INT; sleep 1000 & sleep 1000; sleep 1000' > /dev/null 2>&1 & while [ ! -s ${DIR}/pid ]; do sleep 0.02; done"]
 `)
-	if code != 0 || strings.Count(out, "was left running: killed") < 2 {
+	if code != 0 || strings.Count(out, "was still running: killed") < 2 {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 }

@@ -12,16 +12,17 @@ import (
 	"verbena/verbs"
 )
 
-// The protocol of rdma-core's ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong. Each side sends its address as
-// text, the client first. Then the client sends "done". The user gives the same parameters to both sides.
+// This file implements the protocol of rdma-core's ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong. Each side
+// sends its address as text, the client first. Then the client sends "done". The user must give the same parameters
+// to both sides.
 
 const (
 	compatFormat = "%04x:%06x:%06x:%s"
-	compatSize   = len("0000:000000:000000:") + 32 + 1 // with a NUL
+	compatSize   = len("0000:000000:000000:") + 32 + 1 // includes the terminating NUL
 	compatDone   = "done\x00"
 )
 
-// compatText formats an address: LID, queue pair, PSN and GID.
+// compatText formats an address as LID, queue pair, PSN and GID: LID, queue pair, PSN and GID.
 func compatText(e verbs.Endpoint) []byte {
 	return append(fmt.Appendf(nil, compatFormat, 0, e.QPN, e.PSN, hex.EncodeToString(e.GID[:])), 0)
 }
@@ -30,7 +31,7 @@ func parseCompat(b []byte) (e verbs.Endpoint, err error) {
 	var lid uint32
 	var gid string
 	if _, err := fmt.Sscanf(string(b[:len(b)-1]), "%x:%x:%x:%s", &lid, &e.QPN, &e.PSN, &gid); err != nil {
-		return e, fmt.Errorf("%w sends %q instead of an address: --compat is for rdma-core's programs, and to be given at both ends or at none",
+		return e, fmt.Errorf("%w sends %q instead of an address: use --compat only with rdma-core's programs, and at both ends of two verbena commands",
 			ErrPeer, b)
 	}
 	g, err := hex.DecodeString(gid)
@@ -39,14 +40,14 @@ func parseCompat(b []byte) (e verbs.Endpoint, err error) {
 	}
 	copy(e.GID[:], g)
 	if e.GID == (verbs.GID{}) {
-		return e, fmt.Errorf("%w sends no GID: give it a GID index, -g 1 for example", ErrPeer)
+		return e, fmt.Errorf("%w sends no GID: give its command a GID index, such as -g 1", ErrPeer)
 	}
 	e.QKey = verbs.DefaultQKey
 	return e, nil
 }
 
-// Compat runs one side of a ping-pong with one of rdma-core's programs, and closes conn. Op must be Send and Iters must
-// be set; MTU should be 1024.
+// Compat runs one side of a ping-pong with one of rdma-core's programs, and closes conn at the end. Op must be Send
+// and Iters must be set; MTU should be 1024.
 func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l Local) (_ *Result,
 	err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
@@ -57,7 +58,7 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 		return nil, err
 	}
 	if p.Op != Send || p.Iters == 0 {
-		return nil, errors.New("a ping-pong with rdma-core's programs is by SEND, and for a number of round trips")
+		return nil, errors.New("a ping-pong with rdma-core's programs needs SEND and a number of round trips")
 	}
 	e, err := s.newEnd(dev, p, l, p.Depth, pingPongRoom)
 	if err != nil {

@@ -1,8 +1,9 @@
-// Package measure exchanges messages between queue pairs of two ends, and measures the time. The ends negotiate over a
-// stream, which is a TCP connection or a net.Pipe within one process. The client sends its parameters and endpoints.
-// The server makes matching queue pairs, connects them, and answers with its own endpoints and memory. The client
-// begins after it has connected, and reports when it is done. The server then answers with the number of received
-// messages. Each end reports every second that it is alive, and sends the error if it fails.
+// Package measure exchanges messages between the queue pairs of two ends, and measures the time of the exchange.
+// The ends negotiate over a stream, which is a TCP connection or a net.Pipe within one process. The client sends
+// its parameters and endpoints. The server makes matching queue pairs, connects them, and answers with its own
+// endpoints and memory. The client begins after it has connected, and reports when it is done. The server then
+// answers with the number of received messages. Each end reports every second that it is alive, and sends the error
+// if it fails.
 package measure
 
 import (
@@ -27,17 +28,17 @@ const (
 	Atomic Op = "atomic" // FETCH_ADD of 8 bytes
 )
 
-// Params holds the parameters common to both ends. The client chooses them, and sends them to the server.
+// Params holds the parameters common to both ends. The client chooses the parameters and sends them to the server.
 type Params struct {
 	Type  string `json:"type"` // rc, uc or ud
 	Op    Op     `json:"op"`
 	Size  int    `json:"size"`            // bytes per message
-	Iters int    `json:"iters,omitempty"` // messages of a phase, or round trips of a ping-pong; 0: limited by Duration
+	Iters int    `json:"iters,omitempty"` // messages of a phase, or round trips of a ping-pong; 0: use Duration
 	// Duration is the duration of a phase if Iters is 0.
 	Duration time.Duration `json:"duration_ns,omitempty"`
 	QPs      int           `json:"qps"`
 	Depth    int           `json:"depth"`         // messages in flight on each queue pair
-	MTU      int           `json:"mtu,omitempty"` // in bytes; 0: the largest that both ports take
+	MTU      int           `json:"mtu,omitempty"` // in bytes; 0: the largest MTU that both ports support
 }
 
 // Local holds the parameters of one end.
@@ -50,14 +51,14 @@ type Local struct {
 }
 
 const (
-	maxSize  = 64 << 20 // the client decides how much memory the server allocates
+	maxSize  = 64 << 20 // bounds the memory that a client can make the server allocate
 	maxQPs   = 1024
 	maxDepth = 4096
 	maxIters = 1 << 40
-	grhSize  = 40 // header in front of a received datagram
+	grhSize  = 40 // GRH in front of a received datagram
 )
 
-// types maps names of transport services to their operations.
+// types maps the name of each transport service to its operations.
 var types = map[string]struct {
 	t   verbs.QPType
 	ops []Op
@@ -67,14 +68,14 @@ var types = map[string]struct {
 	"ud": {verbs.UD, []Op{Send}},
 }
 
-// Check returns an error if the parameters are invalid. It sets sizes that the operation determines.
+// Check returns an error if the parameters are invalid. It also sets sizes that the operation determines.
 func (p *Params) Check() error {
 	t, ok := types[p.Type]
 	if !ok {
-		return fmt.Errorf("type %.20q is none of rc, uc and ud", p.Type)
+		return fmt.Errorf("type %.20q is not rc, uc or ud", p.Type)
 	}
 	if !slices.Contains(t.ops, p.Op) {
-		return fmt.Errorf("type %s has no operation %.20q: it has %v", p.Type, p.Op, t.ops)
+		return fmt.Errorf("type %s has no operation %.20q: its operations are %v", p.Type, p.Op, t.ops)
 	}
 	if p.Op == Atomic {
 		p.Size = 8
@@ -88,17 +89,17 @@ func (p *Params) Check() error {
 			maxIters},
 	} {
 		if f.v < f.low || f.v > f.top {
-			return fmt.Errorf("%s %d is not within %d to %d", f.name, f.v, f.low, f.top)
+			return fmt.Errorf("%s %d is not in the range from %d to %d", f.name, f.v, f.low, f.top)
 		}
 	}
 	if p.Iters == 0 && p.Duration <= 0 {
-		return errors.New("iters 0 and no duration: a phase needs one of them")
+		return errors.New("iters and duration are both 0: a phase needs one of them")
 	}
 	_, err := p.mtu()
 	return err
 }
 
-// mtu returns the code of the MTU, or 0 for the largest.
+// mtu returns the code of the MTU, or 0 for the largest MTU.
 func (p *Params) mtu() (verbs.MTU, error) {
 	if p.MTU == 0 {
 		return 0, nil
@@ -108,21 +109,21 @@ func (p *Params) mtu() (verbs.MTU, error) {
 			return m, nil
 		}
 	}
-	return 0, fmt.Errorf("mtu %d is none of 256, 512, 1024, 2048 and 4096", p.MTU)
+	return 0, fmt.Errorf("mtu %d is not 256, 512, 1024, 2048 or 4096", p.MTU)
 }
 
-// receives reports whether messages consume receives of the server.
+// receives reports whether a message consumes a receive of the server.
 func (p *Params) receives(pingPong bool) bool {
 	return p.Op == Send || p.Op == Write && pingPong
 }
 
-// Result holds the measurements of an end.
+// Result holds the measurements of one end.
 type Result struct {
 	Device string `json:"device"`
 	Params
 	Events bool `json:"events"`
-	// RoundTrip is for a ping-pong. Latency is for single messages, from the post to the completion. Bandwidth is for
-	// Depth messages in flight.
+	// RoundTrip is the phase of a ping-pong. Latency is the phase of single messages, measured from post to
+	// completion. Bandwidth is the phase with Depth messages in flight.
 	RoundTrip *Phase `json:"round_trip,omitempty"`
 	Latency   *Phase `json:"latency,omitempty"`
 	Bandwidth *Phase `json:"bandwidth,omitempty"`
@@ -132,10 +133,10 @@ type Result struct {
 
 // Phase holds the measurements of a phase.
 type Phase struct {
-	Messages int64         `json:"messages"` // or round trips
+	Messages int64         `json:"messages"` // or number of round trips
 	Elapsed  time.Duration `json:"elapsed_ns"`
 	Times    Times         `json:"times_ns"`
-	// BytesPerSecond and MessagesPerSecond count one direction. A round trip counts twice.
+	// BytesPerSecond and MessagesPerSecond count one direction. A round trip counts as two messages.
 	BytesPerSecond    float64 `json:"bytes_per_second"`
 	MessagesPerSecond float64 `json:"messages_per_second"`
 }
@@ -146,5 +147,5 @@ func newPhase(messages int64, each int, elapsed time.Duration, size int, l *late
 		BytesPerSecond: rate * float64(size)}
 }
 
-// portOr1 returns the port of the device; the default is 1.
+// portOr1 returns the port of the device, or 1 if none is set.
 func (l *Local) portOr1() int { return cmp.Or(l.Port, 1) }

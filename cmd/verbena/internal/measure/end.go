@@ -12,7 +12,7 @@ import (
 	"verbena/verbs"
 )
 
-// end holds the queue pairs of one side and their memory, which has a send part and a receive part.
+// end holds the queue pairs of one side and their memory, which consists of a send part and a receive part.
 type end struct {
 	dev    *verbs.Device
 	p      Params
@@ -22,15 +22,15 @@ type end struct {
 	cq     *verbs.CQ
 	mr     *verbs.MR
 	qps    []*verbs.QP
-	ah     *verbs.AH // to the peer, for datagrams
+	ah     *verbs.AH // address handle of the peer, for datagrams
 	local  []verbs.Endpoint
 	peer   []verbs.Endpoint
-	memory verbs.Remote // memory of the peer
+	memory verbs.Remote // the peer's memory
 	wc     []verbs.WC
 	room   int // receives per queue pair
 }
 
-// Check returns an error if no exchange is possible with these parameters on the device.
+// Check returns an error if an exchange with these parameters is impossible on the device.
 func (l Local) Check(dev *verbs.Device) error {
 	e, err := newEnd(dev, Params{Type: "rc", Op: Send, Size: 1, QPs: 1}, l, 1, 1)
 	if err != nil {
@@ -44,8 +44,8 @@ func (s *session) newEnd(dev *verbs.Device, p Params, l Local, sends, room int) 
 	return s.end, err
 }
 
-// newEnd makes the queue pairs, each with room for the given numbers of sends and receives. If room is 0, the end
-// receives nothing.
+// newEnd creates the queue pairs, each with queues for the given numbers of sends and receives. If room is 0, the
+// end posts no receives.
 func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err error) {
 	e := &end{dev: dev, p: p, events: l.Events, room: room, wc: make([]verbs.WC, 64)}
 	defer func() {
@@ -67,21 +67,21 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 	}
 	switch {
 	case max(sends, room) > attr.MaxQPWR:
-		return nil, fmt.Errorf("%s: depth %d needs queues of %d work requests, at most %d: lower --depth", dev.Name(),
+		return nil, fmt.Errorf("%s: depth %d needs queues of %d work requests, which exceeds %d: lower --depth", dev.Name(),
 			p.Depth, max(sends, room), attr.MaxQPWR)
 	case p.QPs > attr.MaxQP:
 		return nil, fmt.Errorf("%s: qps %d exceeds %d", dev.Name(), p.QPs, attr.MaxQP)
 	case p.QPs*(sends+room) > attr.MaxCQE:
-		return nil, fmt.Errorf("%s: qps %d of depth %d need a completion queue of %d entries, at most %d: lower --qps or --depth",
+		return nil, fmt.Errorf("%s: qps %d of depth %d need a completion queue of %d entries, which exceeds %d: lower --qps or --depth",
 			dev.Name(), p.QPs,
 			p.Depth, p.QPs*(sends+room), attr.MaxCQE)
 	case uint64(p.Size) > uint64(port.MaxMessage):
-		return nil, fmt.Errorf("%s: size %d exceeds the %d bytes of a message", dev.Name(), p.Size, port.MaxMessage)
+		return nil, fmt.Errorf("%s: message size %d exceeds %d bytes", dev.Name(), p.Size, port.MaxMessage)
 	case p.Type == "ud" && p.Size > port.ActiveMTU.Bytes():
-		return nil, fmt.Errorf("%s: size %d exceeds the MTU of %d bytes, which bounds a datagram", dev.Name(), p.Size,
+		return nil, fmt.Errorf("%s: datagram size %d exceeds the MTU of %d bytes", dev.Name(), p.Size,
 			port.ActiveMTU.Bytes())
 	}
-	// A full receive queue is emptied within microseconds, so the RNR timer is short.
+	// The server reposts receives within microseconds, so a short RNR timer suffices.
 	e.path = verbs.Path{Port: l.Port, MTU: mtu, SGIDIndex: l.GIDIndex, RNRTimer: 10 * time.Microsecond}
 	switch l.GIDIndex {
 	case -1:
@@ -114,10 +114,10 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 	return e, nil
 }
 
-// recvOffset returns the offset of the receive part.
+// recvOffset returns the offset of the receive part in the memory.
 func (e *end) recvOffset() int { return (e.p.Size + 63) &^ 63 }
 
-// received returns the memory of the last message.
+// received returns the bytes of the last received message.
 func (e *end) received() []byte {
 	off := e.recvOffset()
 	if e.p.Type == "ud" {
@@ -126,7 +126,8 @@ func (e *end) received() []byte {
 	return e.mr.Bytes()[off : off+e.p.Size]
 }
 
-// remote returns the memory for the peer: the first part for READ and atomic operations, and the second for WRITE.
+// remote returns the memory that the peer accesses: the first part for READ and atomic operations, and the second
+// part for WRITE.
 func (e *end) remote() verbs.Remote {
 	r := verbs.Remote{Addr: e.mr.Addr(), RKey: e.mr.RKey()}
 	if e.p.Op == Write {
@@ -135,7 +136,7 @@ func (e *end) remote() verbs.Remote {
 	return r
 }
 
-// connect posts receives and connects the queue pairs with those of the peer, one by one.
+// connect posts receives and connects each queue pair with its counterpart of the peer.
 func (e *end) connect(peer []verbs.Endpoint, memory verbs.Remote) error {
 	if len(peer) != len(e.qps) {
 		return fmt.Errorf("%w has %d queue pairs, want %d", ErrPeer, len(peer), len(e.qps))
@@ -171,7 +172,7 @@ func (e *end) connect(peer []verbs.Endpoint, memory verbs.Remote) error {
 	return err
 }
 
-// gidIndex returns the index of this side's address.
+// gidIndex returns the index of this side's GID.
 func (e *end) gidIndex() (int, error) {
 	switch e.path.SGIDIndex {
 	case 0:
@@ -183,7 +184,7 @@ func (e *end) gidIndex() (int, error) {
 	return e.path.SGIDIndex, nil
 }
 
-// recvID marks the completions of receives. The low bits of an ID hold the index of the queue pair.
+// recvID marks the work request IDs of receives. The low bits of an ID hold the index of the queue pair.
 const recvID = 1 << 32
 
 func (e *end) postRecv(qp int) error {
@@ -222,7 +223,7 @@ func (e *end) request(qp int, imm bool) verbs.SendWR {
 	return wr
 }
 
-// alive returns an error if the device has failed.
+// alive returns an error if the device was reset or removed.
 func (e *end) alive() error {
 	if _, err := e.dev.Query(); err != nil {
 		return fmt.Errorf("%s was reset or removed: %w", e.dev.Name(), err)
@@ -230,8 +231,8 @@ func (e *end) alive() error {
 	return nil
 }
 
-// cause returns the failure of the device that caused err, or err itself. A reset flushes the work requests before the
-// device reports its failure.
+// cause returns the device failure that caused err, or err itself. A reset flushes the work requests before the
+// device reports the failure.
 func (e *end) cause(err error) error {
 	wait := time.Duration(0)
 	if errors.Is(err, verbs.Flushed) {
@@ -247,10 +248,10 @@ func (e *end) cause(err error) error {
 	}
 }
 
-// next waits for completions and returns them. It returns an error for a failed completion, or the cause of the
-// context.
+// next waits for completions and returns them. next returns an error for a failed completion, or the context's
+// cause if the context ends.
 func (e *end) next(ctx context.Context) ([]verbs.WC, error) {
-	if ctx.Err() != nil { // also during a continuous stream of completions
+	if ctx.Err() != nil { // check the context even if completions arrive continuously
 		return nil, context.Cause(ctx)
 	}
 	if e.events {
@@ -290,7 +291,7 @@ func (e *end) succeeded(n int) ([]verbs.WC, error) {
 	return e.wc[:n], nil
 }
 
-// patternSize is the period of the contents of a message in bytes.
+// patternSize is the period, in bytes, of the byte pattern in a message.
 const patternSize = 1 << 16
 
 func pattern(seed byte) []byte {
@@ -301,7 +302,7 @@ func pattern(seed byte) []byte {
 	return b
 }
 
-// fill writes the message of this side.
+// fill writes this side's pattern into the send part.
 func (e *end) fill(seed byte) {
 	b := e.mr.Bytes()[:e.p.Size]
 	for n := copy(b, pattern(seed)); n < len(b); n *= 2 {
@@ -309,7 +310,7 @@ func (e *end) fill(seed byte) {
 	}
 }
 
-// check compares the received message with the expected one.
+// check compares the received message with the peer's pattern.
 func (e *end) check(seed byte) error {
 	want, got := pattern(seed), e.received()
 	for at := 0; at < len(got); at += len(want) {
@@ -319,14 +320,14 @@ func (e *end) check(seed byte) error {
 		}
 		for i := range part {
 			if part[i] != want[i] {
-				return fmt.Errorf("byte %d of a message of %d arrived as %#02x, want %#02x", at+i, len(got), part[i], want[i])
+				return fmt.Errorf("byte %d of a message of %d bytes: got %#02x, want %#02x", at+i, len(got), part[i], want[i])
 			}
 		}
 	}
 	return nil
 }
 
-// close destroys all objects, in order.
+// close destroys all objects in dependency order.
 func (e *end) close() error {
 	var errs []error
 	shut := func(c io.Closer) { errs = append(errs, c.Close()) }

@@ -33,7 +33,7 @@ type Times struct {
 	P999   int64   `json:"p99_9"`
 	P9999  int64   `json:"p99_99"`
 	Max    int64   `json:"max"`
-	// Buckets count the times in intervals of doubling width.
+	// Buckets returns the counts of the times in intervals of doubling width.
 	Buckets []Bucket `json:"buckets"`
 }
 
@@ -70,7 +70,7 @@ func (l *latencies) times() Times {
 	return t
 }
 
-// WriteHistogram draws the buckets.
+// WriteHistogram writes the buckets as a bar chart.
 func (t *Times) WriteHistogram(w io.Writer) {
 	const width = 40
 	var most, all int64

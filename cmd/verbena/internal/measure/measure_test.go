@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// device opens a software device of this process.
+// device opens a software device in this process.
 func device(t *testing.T) *verbs.Device {
 	t.Helper()
 	s, err := embed.NewSoftware()
@@ -36,7 +36,7 @@ func device(t *testing.T) *verbs.Device {
 	return d
 }
 
-// both runs a client and a server on one device, and returns the results of both.
+// both runs a client and a server on one device, and returns the results of both sides.
 func both(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result, clientErr,
 	serverErr error) {
 	t.Helper()
@@ -51,13 +51,14 @@ func both(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result
 	return c, s, clientErr, serverErr
 }
 
-// TestExchanges tests that the messages of each operation of each service arrive, are counted, and take time.
+// TestExchanges tests that the messages of each operation of each service arrive, are counted, and take a
+// measurable time.
 func TestExchanges(t *testing.T) {
 	d := device(t)
 	for name, x := range types {
 		for _, op := range x.ops {
 			for _, events := range []bool{false, true} {
-				if !events && op != Send { // the other operations poll in the same way, and slowly in parallel tests
+				if !events && op != Send { // the other operations share this polling code, and poll slowly in parallel tests
 					continue
 				}
 				l := Local{GIDIndex: -1, Events: events}
@@ -73,7 +74,7 @@ func TestExchanges(t *testing.T) {
 						t.Errorf("got %+v", r)
 					}
 					if want := map[bool]int64{true: 20, false: -1}[p.receives(true)]; s.Received != want {
-						t.Errorf("received by the server: got %d, want %d", s.Received, want)
+						t.Errorf("messages received by the server: got %d, want %d", s.Received, want)
 					}
 				})
 				t.Run(fmt.Sprintf("perf/%s/%s/events=%v", name, op, events), func(t *testing.T) {
@@ -91,9 +92,9 @@ func TestExchanges(t *testing.T) {
 					}
 					switch {
 					case op != Send && c.Received != -1:
-						t.Errorf("received by the server: got %d, want -1", c.Received)
-					case op == Send && name == "rc" && c.Received != 60: // warm-up, latency and bandwidth
-						t.Errorf("received by the server: got %d, want 60", c.Received)
+						t.Errorf("messages received by the server: got %d, want -1", c.Received)
+					case op == Send && name == "rc" && c.Received != 60: // warm-up, latency and bandwidth phases
+						t.Errorf("messages received by the server: got %d, want 60", c.Received)
 					}
 				})
 			}
@@ -108,7 +109,7 @@ func count(p *Phase) (n int64) {
 	return n
 }
 
-// TestDuration tests that a phase without a number of messages lasts for its duration.
+// TestDuration tests that a phase without a number of messages lasts for Params.Duration.
 func TestDuration(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
@@ -172,21 +173,21 @@ func TestCompatText(t *testing.T) {
 	}
 }
 
-// TestRefused tests that invalid parameters, and those beyond the limits of the device, are refused, and that the error
+// TestRefused tests that parameters that are invalid or exceed the device's limits are refused, and that the error
 // names the value.
 func TestRefused(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
 	good := Params{Type: "rc", Op: Send, Size: 64, Iters: 1, QPs: 1, Depth: 1}
 	for want, change := range map[string]func(*Params){
-		`"xc" is none of rc`:              func(p *Params) { p.Type = "xc" },
+		`type "xc" is not rc`:             func(p *Params) { p.Type = "xc" },
 		`type uc has no operation "read"`: func(p *Params) { p.Type, p.Op = "uc", Read },
 		"size 0 ":                         func(p *Params) { p.Size = 0 },
 		"qps 0 ":                          func(p *Params) { p.QPs = 0 },
 		"depth 5000 ":                     func(p *Params) { p.Depth = 5000 },
 		"exceeds the MTU of 4096 bytes":   func(p *Params) { p.Type, p.Size = "ud", 5000 },
-		"mtu 1000 is none of":             func(p *Params) { p.MTU = 1000 },
-		"no duration":                     func(p *Params) { p.Iters = 0 },
+		"mtu 1000 is not 256":             func(p *Params) { p.MTU = 1000 },
+		"iters and duration are both 0":   func(p *Params) { p.Iters = 0 },
 	} {
 		p := good
 		change(&p)
@@ -208,7 +209,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestPeerGone tests that an end returns if its peer ends early or its context ends.
+// TestPeerGone tests that an end returns if its peer ends early or its own context ends.
 func TestPeerGone(t *testing.T) {
 	d := device(t)
 	for _, events := range []bool{false, true} {
@@ -218,9 +219,9 @@ func TestPeerGone(t *testing.T) {
 		time.AfterFunc(30*time.Millisecond, cancel)
 		_, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
 		if err == nil || serr == nil {
-			t.Errorf("client: %v; server: %v, want errors", err, serr)
+			t.Errorf("client: got %v; server: got %v, want errors", err, serr)
 		}
-		// A client disappears after it has connected.
+		// The client closes the connection after it has connected.
 		here, there := net.Pipe()
 		go func() {
 			s := newSession(t.Context(), here)
@@ -238,12 +239,12 @@ func TestPeerGone(t *testing.T) {
 	}
 }
 
-// TestReason tests that the other side receives the reason of a failure.
+// TestReason tests that an end receives the reason for which its peer failed.
 func TestReason(t *testing.T) {
 	d := device(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	l := Local{GIDIndex: -1, Progress: func(phase string, _ int64, _ time.Duration) {
-		if phase == "latency" { // both ends watch the stream only from now on
+		if phase == "latency" { // both ends begin to watch the stream only at this point
 			cancel(errors.New("a reason\x1b[31m"))
 		}
 	}}
@@ -257,7 +258,7 @@ func TestReason(t *testing.T) {
 	}
 }
 
-// answered calls first after its first read. A server that has answered is connected.
+// answered calls first after the first read of the stream. A server that has answered is connected.
 type answered struct {
 	net.Conn
 	first func()
@@ -269,8 +270,8 @@ func (a *answered) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestDeviceRemoved tests that each end returns soon after the removal of the server's device, even if no completion
-// shows the removal.
+// TestDeviceRemoved tests that each end returns soon after the removal of the server's device, even if no
+// completion reports the removal.
 func TestDeviceRemoved(t *testing.T) {
 	open := func(addr string) (*embed.Stack, *verbs.Device) {
 		s, err := embed.NewSoftware(embed.Software{Addr: netip.MustParseAddr(addr)})
@@ -305,7 +306,7 @@ func TestDeviceRemoved(t *testing.T) {
 			go func() {
 				defer close(removed)
 				<-connected
-				time.Sleep(20 * time.Millisecond) // during the phase, or shortly before
+				time.Sleep(20 * time.Millisecond) // remove the device during the phase, or shortly before it
 				remote.Close()
 			}()
 			_, err := Perf(t.Context(), d, &answered{Conn: here, first: sync.OnceFunc(func() {
@@ -322,7 +323,7 @@ func TestDeviceRemoved(t *testing.T) {
 	}
 }
 
-// TestForeign tests that the error after a meeting with one of rdma-core's programs names the remedy.
+// TestForeign tests that the error names the remedy if the peer is one of rdma-core's programs.
 func TestForeign(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}

@@ -60,14 +60,14 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Tes
 	return r, nil
 }
 
-// flow holds the messages of a queue pair. The post times of messages in flight are in a ring.
+// flow holds the messages of one queue pair. A ring holds the post times of messages in flight.
 type flow struct {
 	began []time.Time
 	first int
 	n     int
 }
 
-// stream keeps messages in flight on the first queue pairs.
+// stream keeps messages in flight on the first queue pairs until the phase ends.
 func (e *end) stream(s *session, p Params, name string, l Local) (*Phase, error) {
 	defer s.guard(name, l.Progress)()
 	lat := newLatencies()

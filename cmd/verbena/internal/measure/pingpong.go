@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// pingPongRoom is the number of receives that a side of a ping-pong posts, and the size of its send queue.
+	// pingPongRoom is the number of receives that a side of a ping-pong posts, and the depth of its send queue.
 	pingPongRoom = 16
 	clientSeed   = 0x15
 	serverSeed   = 0x62
@@ -35,7 +35,7 @@ func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l
 	return &Result{Device: dev.Name(), Params: e.p, Events: l.Events, RoundTrip: phase, Received: -1}, nil
 }
 
-// ping begins the round trips, and measures their times.
+// ping starts the round trips and measures their times.
 func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
 	defer s.guard("ping-pong", l.Progress)()
 	e.fill(clientSeed)
@@ -84,7 +84,7 @@ func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
 	return newPhase(int64(n), each, took, p.Size, lat), nil
 }
 
-// pong answers iters messages; 0: until the context ends. The other side waits for each answer.
+// pong answers iters messages, or answers until the context ends if iters is 0. The peer waits for each answer.
 func (e *end) pong(ctx context.Context, s *session, iters int, verify bool) (n int, err error) {
 	e.fill(serverSeed)
 	wr := e.request(0, true)

@@ -10,7 +10,7 @@ import (
 	"verbena/verbs"
 )
 
-// dial negotiates with a server, connects, and posts the receives.
+// dial negotiates with a server, connects the queue pairs, and posts the receives.
 func (s *session) dial(dev *verbs.Device, k kind, p Params, l Local) (*end, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func (s *session) dial(dev *verbs.Device, k kind, p Params, l Local) (*end, erro
 	return e, nil
 }
 
-// receiveHello reads the peer's first message.
+// receiveHello reads the peer's hello message.
 func (s *session) receiveHello() (h hello, err error) {
 	if err := s.receive(&h); err != nil {
 		return h, err
@@ -46,13 +46,13 @@ func (s *session) receiveHello() (h hello, err error) {
 	case h.Error != "":
 		return h, peerError(h.Error)
 	case h.Protocol != protocol:
-		return h, fmt.Errorf("%w speaks protocol %d, this one %d: use one version of verbena at both ends", ErrPeer,
+		return h, fmt.Errorf("%w speaks protocol %d, want %d: use one version of verbena at both ends", ErrPeer,
 			h.Protocol, protocol)
 	}
 	return h, nil
 }
 
-// finish reports that this side is done, and returns the answer.
+// finish reports to the peer that this side is done, and returns the peer's answer.
 func (s *session) finish() (note, error) {
 	if err := s.send(note{Done: true}); err != nil {
 		return note{}, err
@@ -60,8 +60,8 @@ func (s *session) finish() (note, error) {
 	return s.awaitDone()
 }
 
-// Serve serves the client at the other end of conn, a ping-pong or a measurement, and closes conn. It returns the
-// results of this side.
+// Serve serves the client at the other end of conn with a ping-pong or a measurement, and closes conn. Serve
+// returns the results of this side.
 func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *Result, err error) {
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
@@ -107,10 +107,10 @@ func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *R
 	return r, s.send(note{Done: true, Received: r.Received})
 }
 
-// accept makes the queue pairs for a client, and connects them.
+// accept creates the queue pairs for a client, and connects them.
 func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
 	if h.Kind != pingPong && h.Kind != perf {
-		return nil, fmt.Errorf("exchange %.20q is not one of pingpong and perf", h.Kind)
+		return nil, fmt.Errorf("exchange %.20q is not pingpong or perf", h.Kind)
 	}
 	if err := h.Params.Check(); err != nil {
 		return nil, err
@@ -130,8 +130,8 @@ func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
 	return e, e.connect(h.Ends, h.Memory)
 }
 
-// sink receives until the context ends, and returns the number of received messages. By then the client has seen the
-// last acknowledgement. Some unreliable messages may still be in flight, and sink waits for those.
+// sink receives messages until the context ends, and returns their number. At the end of the context, the client
+// has received the last acknowledgement. Unreliable messages may still be in flight, so sink waits for them.
 func (e *end) sink(ctx context.Context) (n int64, err error) {
 	for ctx.Err() == nil {
 		wcs, err := e.next(ctx)

@@ -17,10 +17,10 @@ import (
 	"verbena/verbs"
 )
 
-// protocol is the version of the protocol. Ends of different versions cannot communicate.
+// protocol is the version of the negotiation protocol. Ends with different versions cannot communicate.
 const protocol = 1
 
-// kind is the kind of exchange that the client requests.
+// kind is the kind of exchange that a client requests.
 type kind string
 
 const (
@@ -32,20 +32,21 @@ const (
 type hello struct {
 	Protocol int              `json:"protocol"`
 	Kind     kind             `json:"kind,omitempty"`
-	Error    string           `json:"error,omitempty"` // reason for which the sender ends
+	Error    string           `json:"error,omitempty"` // reason for which the sender ends the exchange
 	Params   Params           `json:"params"`
 	Ends     []verbs.Endpoint `json:"ends,omitempty"`
-	Memory   verbs.Remote     `json:"memory"` // accessible to the peer
+	Memory   verbs.Remote     `json:"memory"` // memory that the peer may access
 }
 
-// note is any later message. The zero note, sent each second, reports that its sender is alive.
+// note is a message after the first hello of each side. The zero note, sent each second, reports that its sender is
+// running.
 type note struct {
-	Done     bool   `json:"done,omitempty"` // the sender has sent, or counted, all its messages
+	Done     bool   `json:"done,omitempty"` // the sender has sent, or received and counted, all its messages
 	Received int64  `json:"received,omitempty"`
-	Error    string `json:"error,omitempty"` // reason for which the sender ends
+	Error    string `json:"error,omitempty"` // reason for which the sender ends the exchange
 }
 
-// ErrPeer is wrapped by an error that the other end caused.
+// ErrPeer is wrapped by each error that the other end caused.
 var ErrPeer = errors.New("the other side")
 
 var (
@@ -53,7 +54,7 @@ var (
 	errForeign  = fmt.Errorf("%w does not speak this protocol", ErrPeer)
 )
 
-// peerError returns the error sent by the other end, without control characters for a terminal.
+// peerError returns the error text sent by the other end, without control characters that would affect a terminal.
 func peerError(text string) error {
 	const most = 400
 	text = strings.Map(func(r rune) rune {
@@ -65,35 +66,35 @@ func peerError(text string) error {
 	return fmt.Errorf("%w: %s", ErrPeer, text)
 }
 
-// session is the stream between two ends, with the queue pairs of this one.
+// session is the stream between two ends, with the queue pairs of the local end.
 type session struct {
 	conn   net.Conn
-	reader io.LimitedReader // reads from conn
+	reader io.LimitedReader // buffered reader of conn
 	dec    *json.Decoder
-	out    sync.Mutex      // held to write to conn
+	out    sync.Mutex      // guards writes to conn
 	ctx    context.Context // cancelled at the end of the session, or when an end fails
 	cancel context.CancelCauseFunc
-	done   chan note    // receives the peer's done note, once
-	count  atomic.Int64 // messages of the phase so far
+	done   chan note    // receives the peer's done note once
+	count  atomic.Int64 // messages completed in the current phase
 	all    sync.WaitGroup
-	end    *end // nil before newEnd
-	notes  bool // the peer accepts notes; rdma-core's programs do not
+	end    *end // nil before newEnd returns
+	notes  bool // true if the peer accepts notes; rdma-core's programs do not
 }
 
 const (
 	// handshakeTime limits the time until both ends have connected.
 	handshakeTime = 20 * time.Second
-	// writeTime limits the time until the peer, or its system, has accepted a message.
+	// writeTime limits the time until the peer, or the peer's kernel, has accepted a message.
 	writeTime = 5 * time.Second
 	// stallTime is the longest time without progress of the exchange, or without a note of the peer.
 	stallTime = 20 * time.Second
-	// aliveTime is the interval of the notes of an end, and of its checks of the device.
+	// aliveTime is the interval between the notes of an end, and between its checks of the device.
 	aliveTime = time.Second
 	// maxMessage limits the size of a message of the peer in bytes.
 	maxMessage = 1 << 18
 )
 
-// newSession begins the negotiation over conn, which the session closes.
+// newSession begins the negotiation over conn. The session closes conn at its end.
 func newSession(ctx context.Context, conn net.Conn) *session {
 	s := &session{conn: conn, done: make(chan note, 1), notes: true}
 	s.reader.R = conn
@@ -102,13 +103,13 @@ func newSession(ctx context.Context, conn net.Conn) *session {
 	_ = conn.SetReadDeadline(time.Now().Add(handshakeTime))
 	s.all.Go(func() {
 		<-s.ctx.Done()
-		_ = conn.SetReadDeadline(time.Unix(1, 0)) // stop reads; close still writes
+		_ = conn.SetReadDeadline(time.Unix(1, 0)) // interrupts reads; close can still write
 	})
 	return s
 }
 
-// close ends the session and this end. It returns err, or the failure of the device that caused it, and sends the error
-// to the peer.
+// close ends the session and destroys the local end. It returns err, or the device failure that caused err, and
+// sends the error to the peer.
 func (s *session) close(err error) error {
 	if s.end != nil && err != nil {
 		err = s.end.cause(err)
@@ -152,7 +153,7 @@ func (s *session) receive(v any) error {
 	return s.explain("read from", err)
 }
 
-// explain returns the error of a call on the stream, or the cause of the context if it has ended.
+// explain returns the error of a call on the stream, or the context's cause if the context has ended.
 func (s *session) explain(what string, err error) error {
 	var network net.Error
 	switch {
@@ -161,19 +162,19 @@ func (s *session) explain(what string, err error) error {
 	case s.ctx.Err() != nil:
 		return context.Cause(s.ctx)
 	case errors.As(err, new(*json.SyntaxError)), errors.As(err, new(*json.UnmarshalTypeError)):
-		return fmt.Errorf("%w: run the same command at both ends; rdma-core's programs are met by `verbena pingpong --compat`",
+		return fmt.Errorf("%w: run the same command at both ends, or `verbena pingpong --compat` with one of rdma-core's programs",
 			errForeign)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%s %w: timed out: it is stopped, unreachable, or waits for something else", what, ErrPeer)
+		return fmt.Errorf("%s %w: timed out: the peer is stopped, unreachable, or waits for another event", what, ErrPeer)
 	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrClosedPipe),
 		errors.Is(err, io.ErrUnexpectedEOF):
-		return errPeerGone // includes a reset of the connection
+		return errPeerGone // also matches ECONNRESET
 	}
 	return fmt.Errorf("%s %w: %w", what, ErrPeer, err)
 }
 
-// watch begins the exchange of notes. From now on the context ends when the peer fails or is silent, or when alive
-// returns an error. alive is called every second.
+// watch starts the exchange of notes. After watch returns, the context ends when the peer fails or is silent, or
+// when alive returns an error. The session calls alive every second.
 func (s *session) watch(alive func() error) {
 	s.all.Go(func() {
 		for {
@@ -207,13 +208,14 @@ func (s *session) watch(alive func() error) {
 				return
 			}
 			if s.send(note{}) != nil {
-				return // the reader gets the same error
+				return // the reader receives the same error
 			}
 		}
 	})
 }
 
-// guard ends the context if nothing completes for stallTime, and reports progress. The caller ends it with stop.
+// guard cancels the context if no message completes for stallTime, and reports progress. The caller ends the guard
+// by calling stop.
 func (s *session) guard(phase string, progress func(string, int64, time.Duration)) (stop func()) {
 	s.count.Store(0)
 	start, quit := time.Now(), make(chan struct{})
@@ -232,7 +234,7 @@ func (s *session) guard(phase string, progress func(string, int64, time.Duration
 					last, since = n, now
 				}
 				if now.Sub(since) >= stallTime {
-					s.cancel(fmt.Errorf("%s: no message was completed within %v, after %d: one may have been lost, or the other side has ended "+
+					s.cancel(fmt.Errorf("%s: no message completed within %v, after %d: a message may have been lost, or the other side has ended "+
 						"or was given another size or count", phase, stallTime, n))
 					return
 				}
@@ -248,13 +250,13 @@ func (s *session) guard(phase string, progress func(string, int64, time.Duration
 	}
 }
 
-// awaitDone waits until the peer is done.
+// awaitDone waits for the peer's done note.
 func (s *session) awaitDone() (note, error) {
 	select {
 	case n := <-s.done:
 		return n, nil
 	case <-s.ctx.Done():
-		select { // both channels may be ready
+		select { // both channels may be ready at once
 		case n := <-s.done:
 			return n, nil
 		default:

@@ -17,8 +17,8 @@ import (
 	"verbena/verbs"
 )
 
-// TestAttacks tests that a server returns in bounded time, after a bounded number of bytes, if its client sends
-// anything but its parameters.
+// TestAttacks tests that a server returns within a bounded time, and reads a bounded number of bytes, if a client
+// sends anything but its parameters.
 func TestAttacks(t *testing.T) {
 	endless := func(text string, pause time.Duration) func(net.Conn) {
 		return func(c net.Conn) {
@@ -53,7 +53,7 @@ func TestAttacks(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				here, there := net.Pipe()
 				var peer sync.WaitGroup
-				peer.Go(func() { io.Copy(io.Discard, here) }) // drains the server's answer
+				peer.Go(func() { io.Copy(io.Discard, here) }) // discards the server's answer
 				peer.Go(func() { client(here) })
 				start, conn := time.Now(), &counted{Conn: there}
 				_, err := Serve(t.Context(), nil, conn, Local{})
@@ -84,8 +84,8 @@ func (c *counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestSilentPeer tests that after both have connected, a peer that sends nothing or never completes a message ends the
-// session, and that one that sends notes does not.
+// TestSilentPeer tests that a connected peer ends the session if it sends nothing or an incomplete message, and
+// that a peer that sends notes does not.
 func TestSilentPeer(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string
@@ -121,7 +121,7 @@ func TestSilentPeer(t *testing.T) {
 	}
 }
 
-// TestUnreadPeer tests that an end fails if its peer reads nothing.
+// TestUnreadPeer tests that an end fails if its peer does not read from the stream.
 func TestUnreadPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
@@ -138,7 +138,7 @@ func TestUnreadPeer(t *testing.T) {
 	})
 }
 
-// stub is a peer that has sent some bytes.
+// stub is a peer that sends prepared bytes.
 type stub struct {
 	net.Conn
 	io.Reader
@@ -150,7 +150,8 @@ func (s stub) SetReadDeadline(t time.Time) error  { return nil }
 func (s stub) SetWriteDeadline(t time.Time) error { return nil }
 func (s stub) Write(b []byte) (int, error)        { return len(b), nil }
 
-// FuzzPeer tests that each side of an exchange refuses fuzzed input of a peer, or accepts it with values in range.
+// FuzzPeer tests that each side of an exchange either refuses a peer's fuzzed input, or accepts it with values in
+// range.
 func FuzzPeer(f *testing.F) {
 	good, err := json.Marshal(hello{
 		Protocol: protocol, Kind: perf, Params: Params{Type: "rc", Op: Write, Size: 64, Iters: 1, QPs: 1,
