@@ -1,5 +1,5 @@
-// Consumer is a complete client of the midlayer. On each new device it sends a message to itself, and it destroys all
-// objects at the end. docs/contract.md explains its rules.
+// Consumer is a complete client of the midlayer. On each new device the consumer sends a message to itself, and
+// destroys all its objects at the end. docs/contract.md explains its rules.
 package main
 
 import (
@@ -19,7 +19,7 @@ type session struct {
 	mr  *ib.MR
 	cq  *completion.CQ
 	qp  *completion.QP
-	buf []byte // the message, and room of the same size to receive it
+	buf []byte // the message, followed by a receive buffer of the same size
 }
 
 const text = "hello from a consumer"
@@ -32,7 +32,7 @@ type result struct {
 
 var done = make(chan result, 1)
 
-// report does not wait for a reader, because the completion handler calls it too.
+// report never blocks on the reader of result, because the completion handler calls it too.
 func report(r result) {
 	select {
 	case done <- r:
@@ -40,7 +40,8 @@ func report(r result) {
 	}
 }
 
-// add is called for each new device, which is ready for use. It may sleep. After an error nothing is left.
+// add is called for each new device. The device is ready for use. It may sleep. If add returns an error, it has
+// destroyed all its objects.
 func add(d *ib.Device) (any, error) {
 	s := &session{buf: make([]byte, 2*len(text))}
 	if err := s.open(d); err != nil {
@@ -50,7 +51,7 @@ func add(d *ib.Device) (any, error) {
 	return s, nil
 }
 
-// remove is called before the device goes. It may sleep. It destroys every object that add has created.
+// remove is called before the device is unregistered. It may sleep. It destroys every object that add has created.
 func remove(_ *ib.Device, data any) {
 	if err := data.(*session).close(); err != nil {
 		log.Print(err)
@@ -75,7 +76,7 @@ func (s *session) open(d *ib.Device) (err error) {
 		Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}); err != nil {
 		return err
 	}
-	self := here.Endpoint(s.qp.QP) // a peer on another host would send its own
+	self := here.Endpoint(s.qp.QP) // a peer on another host would send its own endpoint
 	if err := s.qp.Connect(here, self, self, ib.Path{}); err != nil {
 		return err
 	}
@@ -94,16 +95,17 @@ func (s *session) sgl(at, n int) []ib.SGE {
 	return []ib.SGE{{Addr: s.mr.Addr() + uint64(at), Length: uint32(n), LKey: s.mr.LKey()}}
 }
 
-// received runs in the completion handler, so it must not sleep, not even to print.
+// received runs in the completion handler, so it must not sleep, and therefore not print.
 func (s *session) received(wc *ib.WC) {
-	if wc.Status != ib.WCSuccess { // a flush error too, when the device is reset
+	if wc.Status != ib.WCSuccess { // this branch also handles the flush error of a device reset
 		report(result{err: fmt.Errorf("receive: %v", wc.Status)})
 		return
 	}
 	report(result{text: string(s.buf[len(text):][:wc.ByteLen])})
 }
 
-// close destroys in the reverse order. Every completion function has run once the queue pair's Destroy has returned.
+// close destroys the objects in the reverse order of creation. Every completion function has run once the queue
+// pair's Destroy has returned.
 func (s *session) close() (err error) {
 	if s.qp != nil {
 		err = errors.Join(err, s.qp.Destroy())
@@ -128,7 +130,7 @@ func run() error {
 		return err
 	}
 	defer core.UnregisterClient(client)
-	d := loopback.New("loop0", log.Printf) // or rxe.New: the consumer does not see the difference
+	d := loopback.New("loop0", log.Printf) // rxe.New would also work: the consumer does not depend on the driver
 	if err := core.Register(d.Handle()); err != nil {
 		return err
 	}

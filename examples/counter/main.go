@@ -38,7 +38,7 @@ func main() {
 	fmt.Printf("%s counted to %d\n", dev.Name(), n)
 }
 
-// count makes goroutines add 1, times times each, and returns the result.
+// count starts goroutines that add 1 to a counter, times times each, and returns the final value.
 func count(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	pd, err := dev.AllocPD()
 	if err != nil {
@@ -62,7 +62,7 @@ func count(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	return binary.NativeEndian.Uint64(number.Bytes()), nil
 }
 
-// add adds 1 to the number, over a queue pair that is connected to itself.
+// add adds 1 to the counter, over a queue pair that is connected to itself.
 func add(pd *verbs.PD, number *verbs.MR, times int) error {
 	cq, err := pd.Device().CreateCQ(16, nil)
 	if err != nil {
@@ -100,7 +100,7 @@ func add(pd *verbs.PD, number *verbs.MR, times int) error {
 	return nil
 }
 
-// embeddedDevice returns a software device, which exists as long as the process.
+// embeddedDevice returns a software device, which exists until the process ends.
 func embeddedDevice() (*verbs.Device, error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {

@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	slots   = 64                 // posted receives, or replies in flight
-	slotLen = grhLen + 1024      // in bytes: the header and the longest message
-	grhLen  = 40                 // bytes before a datagram's data
-	key     = uint32(0x65630001) // the Q_Key of the service
+	slots   = 64                 // number of posted receives, and of replies in flight
+	slotLen = grhLen + 1024      // in bytes, for the header and the longest message
+	grhLen  = 40                 // length of the GRH before a datagram's data
+	key     = uint32(0x65630001) // Q_Key of the service
 )
 
-// Echo is a client of the midlayer. On every device it answers each datagram with the same data. It keeps the rules of
-// docs/contract.md; the numbers in the comments are points of the contract.
+// Echo is a client of the midlayer. On every device it answers each datagram with the same data. Echo follows the
+// rules of docs/contract.md; the numbers in the comments are points of this page.
 type Echo struct {
 	mu   sync.Mutex
-	qpns map[string]uint32 // device name: the service's queue pair
+	qpns map[string]uint32 // the service's queue pair by device name
 }
 
-// Client returns the client to register.
+// Client returns the ib.Client to register.
 func (s *Echo) Client() *ib.Client {
 	return &ib.Client{Name: "echo", Add: s.add, Remove: s.remove}
 }
@@ -47,7 +47,7 @@ func (s *Echo) set(device string, qpn uint32) {
 	}
 }
 
-// add starts the service on a device, which is usable at once (point 5).
+// add starts the service on a device, which is ready for use (point 5).
 func (s *Echo) add(d *ib.Device) (any, error) {
 	e, err := newEndpoint(d)
 	if err != nil {
@@ -70,8 +70,9 @@ func (s *Echo) remove(d *ib.Device, data any) {
 	}
 }
 
-// serve receives a message to a slot, replies from the slot, and repeats. Its functions are called in the completion
-// handler, so they may not sleep (point 4). They may create and destroy address handles, and post (point 1).
+// serve receives a message to a slot, replies from the slot, and repeats. The completion functions are called in
+// the completion handler, so they may not sleep (point 4). Completion functions may create and destroy address
+// handles, and post (point 1).
 func (e *endpoint) serve(i int) error {
 	return e.receive(i, func(wc *ib.WC) {
 		if wc.Status != ib.WCSuccess {
@@ -133,7 +134,8 @@ func newEndpoint(d *ib.Device) (_ *endpoint, err error) {
 	return e, nil
 }
 
-// sender returns the source address in the header of a datagram; an IPv4 header is in its second half.
+// sender returns the source address in the header of a datagram. The header of an IPv4 datagram is in the second
+// half of the GRH.
 func sender(buf []byte) ib.GID {
 	if buf[0]>>4 == 6 {
 		return ib.GID(buf[8:24])
@@ -158,10 +160,10 @@ func (e *endpoint) send(i int, ah *ib.AH, qpn, n uint32, done completion.Done) e
 		RemoteQKey: key}, done)
 }
 
-// close destroys everything. It sleeps, so completion functions must not call it.
+// close destroys everything. send sleeps, so completion functions must not call it.
 func (e *endpoint) close() (err error) {
 	if e.qp != nil {
-		err = errors.Join(err, e.qp.Destroy()) // every function has been called
+		err = errors.Join(err, e.qp.Destroy()) // all completion functions have returned
 	}
 	if e.cq != nil {
 		err = errors.Join(err, e.cq.Destroy())

@@ -23,8 +23,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestEcho checks that the service answers many callers, on devices that are registered and unregistered meanwhile, and
-// keeps the contract.
+// TestEcho checks that the service answers many callers, while devices are registered and unregistered, and that no
+// rule of the contract is broken.
 func TestEcho(t *testing.T) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
@@ -59,7 +59,7 @@ func TestEcho(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if round == 4 { // unregister the service first
+		if round == 4 { // the service unregisters before its callers
 			core.UnregisterClient(client)
 		}
 		if err := core.Unregister(d.Handle()); err != nil {
@@ -71,7 +71,7 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// TestUnregisterUnderTraffic unregisters a device while messages are in flight.
+// TestUnregisterUnderTraffic checks that a device can be unregistered while messages are in flight.
 func TestUnregisterUnderTraffic(t *testing.T) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})

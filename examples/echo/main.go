@@ -1,5 +1,6 @@
-// Command echo is an upper-level protocol with its device in one process: a service that answers every datagram, and a
-// caller. It shows how a client follows devices, and which calls are allowed in which context, by docs/contract.md.
+// Command echo runs an upper-level protocol and its device in one process: a service that answers every datagram,
+// and a caller. The example shows how a client follows devices, and which calls docs/contract.md allows in which
+// context.
 //
 //	go run ./examples/echo hello world
 package main
@@ -30,7 +31,7 @@ func main() {
 	}
 }
 
-// run starts the service, registers a device, calls, and unregisters the device.
+// run starts the service, registers a device, calls the service, and unregisters the device.
 func run(words []string) error {
 	var core ib.Core
 	check.On(&core, check.Config{Report: func(v check.Violation) { log.Print(v) }})
@@ -69,9 +70,9 @@ type caller struct {
 	answers chan []byte
 }
 
-var errNoAnswer = errors.New("no answer: datagrams may get lost")
+var errNoAnswer = errors.New("time out, because datagrams may be lost")
 
-// dial creates a caller of the queue pair on the same device.
+// dial creates a caller for the queue pair qpn on the same device.
 func dial(d *ib.Device, qpn uint32) (*caller, error) {
 	c := &caller{qpn: qpn, answers: make(chan []byte, 1)}
 	var err error
@@ -85,21 +86,21 @@ func dial(d *ib.Device, qpn uint32) (*caller, error) {
 	return c, nil
 }
 
-// answered runs in the completion handler, so it passes on the reply without waiting (point 4).
+// answered runs in the completion handler, so it delivers the reply without waiting (point 4).
 func (c *caller) answered(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
 		return
 	}
 	select {
 	case c.answers <- slices.Clone(c.slot(0)[grhLen:wc.ByteLen]):
-	default: // no caller waits for it any more
+	default: // the caller has timed out
 	}
 }
 
-// call sends a message, which is at most 1024 bytes long, and returns the answer.
+// call sends a message of at most 1024 bytes, and returns the answer.
 func (c *caller) call(message []byte, timeout time.Duration) ([]byte, error) {
 	select {
-	case <-c.answers: // too late for the last call
+	case <-c.answers: // late answer to the previous call
 	default:
 	}
 	n := copy(c.slot(1)[grhLen:], message)
@@ -120,7 +121,7 @@ func (c *caller) call(message []byte, timeout time.Duration) ([]byte, error) {
 func (c *caller) close() error {
 	var err error
 	if c.ah != nil {
-		err = errors.Join(c.qp.Drain(context.Background()), c.ah.Destroy()) // no message in flight needs it
+		err = errors.Join(c.qp.Drain(context.Background()), c.ah.Destroy()) // drained: no message uses the address handle
 	}
 	return errors.Join(err, c.endpoint.close())
 }

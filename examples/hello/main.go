@@ -1,4 +1,4 @@
-// Command hello writes into the memory of another queue pair, on a software device of its own process.
+// Command hello writes into the memory of another queue pair, on a software device in its own process.
 package main
 
 import (
@@ -10,7 +10,7 @@ import (
 )
 
 func main() {
-	dev := must(must(embed.NewSoftware()).Open("")) // or verbs.Open("")
+	dev := must(must(embed.NewSoftware()).Open("")) // verbs.Open("") opens a device of the kernel or of a service instead
 	pd, cq := must(dev.AllocPD()), must(dev.CreateCQ(16, nil))
 	a, b := must(pd.CreateQP(verbs.QPInit{SendCQ: cq})), must(pd.CreateQP(verbs.QPInit{SendCQ: cq}))
 	must(0, verbs.ConnectPair(a, b))

@@ -1,4 +1,5 @@
-// Command keyvalue looks up keys in a table of another program by RDMA READ, without any work of the table's owner.
+// Command keyvalue looks up keys in another program's table by RDMA READ. The owner of the table executes no code
+// for a look-up.
 //
 //	go run ./examples/keyvalue
 package main
@@ -15,7 +16,8 @@ import (
 	"verbena/verbs/embed"
 )
 
-// The table uses open addressing: the slot of a key is that of its hash, or a following one. An empty slot has no key.
+// The table uses open addressing: a key is in the slot of its hash, or in one of the following slots. An empty slot
+// has an empty key.
 const (
 	slots     = 64
 	slotSize  = 64
@@ -31,7 +33,7 @@ func hash(key string) int {
 	return int(h.Sum32() % slots)
 }
 
-// put inserts a key. The owner of the table calls it.
+// put inserts a key. Only the owner of the table calls put.
 func put(table []byte, key, value string) error {
 	if key == "" || len(key) > keySize || len(value) > valueSize {
 		return fmt.Errorf("put %q: key exceeds %d bytes, or value exceeds %d bytes", key, keySize, valueSize)
@@ -45,10 +47,10 @@ func put(table []byte, key, value string) error {
 			return nil
 		}
 	}
-	return errors.New("the table is full")
+	return errors.New("put: the table is full")
 }
 
-// reader looks up keys.
+// reader looks up keys by RDMA READ.
 type reader struct {
 	qp    *verbs.QP
 	cq    *verbs.CQ
@@ -84,7 +86,7 @@ func (r *reader) get(ctx context.Context, key string) (string, error) {
 	return "", errNotFound
 }
 
-// run looks up keys in a table that holds the squares of the numbers below 40.
+// run looks up keys in a table of the squares of the numbers below 40.
 func run(ctx context.Context, keys ...string) (values []string, err error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
@@ -95,7 +97,7 @@ func run(ctx context.Context, keys ...string) (values []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dev.Close() // destroys all objects on it too
+	defer dev.Close() // Close also destroys all objects of the device
 	pd, err := dev.AllocPD()
 	if err != nil {
 		return nil, err

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestRun checks that every key is found, also behind others with the same hash, and that other keys are not.
+// TestRun checks that look-ups find every key, also after other keys with the same hash, and no missing key.
 func TestRun(t *testing.T) {
 	var keys []string
 	for i := range 40 {

@@ -16,8 +16,8 @@ type completionQueue struct {
 
 	// guarded by Device.mu
 	wcs     []ib.WC
-	armed   ib.NotifyFlags // zero: not armed
-	overrun bool           // a completion was lost
+	armed   ib.NotifyFlags // not armed: 0
+	overrun bool           // set when a completion was lost
 }
 
 // CreateCQ implements ib.Driver.
@@ -32,7 +32,7 @@ func (d *Device) CreateCQ(h ib.CQHandle, attr ib.CQAttr, _ *ib.Udata) (ib.Driver
 	return &completionQueue{d: d, h: h, max: attr.Entries}, nil
 }
 
-// Poll implements ib.DriverCQ. It may not sleep.
+// Poll implements ib.DriverCQ. Poll may not sleep.
 func (c *completionQueue) Poll(wc []ib.WC) (int, error) {
 	c.d.mu.Lock()
 	defer c.d.unlock()
@@ -49,10 +49,10 @@ func (c *completionQueue) ReqNotify(flags ib.NotifyFlags) (missed bool, err erro
 	return flags&ib.NotifyReportMissed != 0 && len(c.wcs) > 0, nil
 }
 
-// Destroy implements ib.DriverCQ. No queue pair uses the queue any more.
+// Destroy implements ib.DriverCQ. No queue pair uses the queue at this point.
 func (c *completionQueue) Destroy() error { return nil }
 
-// post adds a completion. It returns false if the queue is full.
+// post adds a completion. post returns false if the queue is full.
 func (c *completionQueue) post(wc ib.WC, solicited bool) bool {
 	if len(c.wcs) == c.max {
 		if !c.overrun {
@@ -69,7 +69,7 @@ func (c *completionQueue) post(wc ib.WC, solicited bool) bool {
 	return true
 }
 
-// forget removes a queue pair that is being destroyed from its completions, which keep its number.
+// forget clears a queue pair that is being destroyed in its completions, which keep the queue pair's number.
 func (c *completionQueue) forget(qp *ib.QP) {
 	for i := range c.wcs {
 		if c.wcs[i].QP == qp {

@@ -1,6 +1,6 @@
-// Package minimal is a small driver for reading: reliable connections with SEND and receive between queue pairs of one
-// device, without threads, timers or optional features. It keeps the contract of package ib by three decisions. The
-// numbers in brackets are points of docs/contract.md.
+// Package minimal is a small driver for study. It implements reliable connections with SEND and receive between
+// queue pairs of one device, without threads, timers or optional features. Three decisions make it follow the
+// contract of package ib. Numbers in brackets are points of docs/contract.md.
 //
 //   - One mutex, Device.mu, guards everything. No critical section blocks, so the methods that may not sleep can take
 //     the mutex, too [1], and all methods are reentrant [2]. It is not held across Register or Unregister [5].
@@ -8,8 +8,8 @@
 //     ready: PostRecv, Modify or Destroy.
 //   - Completions and events are reported with the lock held, because the midlayer calls the consumer later [3].
 //
-// A driver with a thread of its own, or with a program's memory, needs more; see driver/loopback, which has a file for
-// each optional feature.
+// A driver with its own thread, or with queues in a program's memory, needs more code; see driver/loopback, which
+// has a file for each optional feature.
 package minimal
 
 import (
@@ -22,7 +22,7 @@ import (
 	"verbena/umem"
 )
 
-// The limits of the device.
+// Limits of the device.
 const (
 	maxWR      = 1 << 12
 	maxSGE     = 8
@@ -30,7 +30,7 @@ const (
 	maxCQE     = 1 << 16
 	maxMessage = 1 << 20
 	maxRegion  = 1 << 40
-	maxReads   = 1 // RDMA READs are not supported, but connections are made with attributes for one
+	maxReads   = 1 // RDMA READs are not supported, but the attributes of a connection allow one
 )
 
 var gid = ib.GIDFromAddr(netip.MustParseAddr("fd00::1"))
@@ -39,29 +39,29 @@ var gid = ib.GIDFromAddr(netip.MustParseAddr("fd00::1"))
 type Device struct {
 	h *ib.DeviceHandle
 
-	//verbena:program the consumers in this process, whose memory answers: there are no user contexts
+	//verbena:program only consumers in this process use the memory, and access to it never blocks
 	mu     sync.Mutex
-	failed bool // EnterError was called
+	failed bool // set by EnterError
 	qps    map[uint32]*queuePair
-	mrs    map[uint32]*region // by key
-	number uint32             // the last number or key assigned; none is reused
-	retry  bool               // run all queue pairs before mu is unlocked: a peer has changed its state
+	mrs    map[uint32]*region // regions by local and remote key
+	number uint32             // the last assigned number or key; none is reused
+	retry  bool               // run all queue pairs before mu is unlocked, because a peer has changed its state
 }
 
-// New returns a device for registration. logf may be nil.
+// New returns a device for registration. The function logf may be nil.
 func New(name string, logf func(format string, args ...any)) *Device {
 	d := &Device{qps: map[uint32]*queuePair{}, mrs: map[uint32]*region{}, number: 0x10}
 	d.h = ib.NewDevice(name, d, logf)
 	return d
 }
 
-// Handle returns the device to register.
+// Handle returns the handle to register.
 func (d *Device) Handle() *ib.DeviceHandle { return d.h }
 
-// Close frees the device after Unregister has returned; EBUSY before.
+// Close frees the device after Unregister has returned. Before that it returns EBUSY.
 func (d *Device) Close() error { return d.h.Dealloc() }
 
-// unlock unlocks mu after it has run all queue pairs that have work left.
+// unlock runs all queue pairs that have work left, and then unlocks mu.
 func (d *Device) unlock() {
 	for d.retry {
 		d.retry = false
@@ -72,7 +72,7 @@ func (d *Device) unlock() {
 	d.mu.Unlock()
 }
 
-// next returns a number for an object.
+// next returns the number for a new object.
 func (d *Device) next() uint32 {
 	d.number++
 	return d.number
@@ -101,7 +101,7 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 // QueryGID implements ib.Driver.
 func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
 	if port != 1 || index != 0 {
-		return ib.GIDEntry{}, fmt.Errorf("GID %d of port %d, not 0 of port 1: %w", index, port, syscall.EINVAL)
+		return ib.GIDEntry{}, fmt.Errorf("GID %d of port %d: the only GID is 0 of port 1: %w", index, port, syscall.EINVAL)
 	}
 	return ib.GIDEntry{GID: gid, Type: ib.GIDTypeRoCEv2}, nil
 }
@@ -109,12 +109,12 @@ func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
 // QueryPKey implements ib.Driver.
 func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	if port != 1 || index != 0 {
-		return 0, fmt.Errorf("P_Key %d of port %d, not 0 of port 1: %w", index, port, syscall.EINVAL)
+		return 0, fmt.Errorf("P_Key %d of port %d: the only P_Key is 0 of port 1: %w", index, port, syscall.EINVAL)
 	}
 	return 0xffff, nil
 }
 
-// EnterError implements ib.Driver: it flushes all work requests [6]. It may not sleep.
+// EnterError implements ib.Driver: it flushes all work requests [6]. EnterError may not sleep.
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.unlock()
@@ -126,7 +126,7 @@ func (d *Device) EnterError() {
 	}
 }
 
-// domain is a protection domain. Its size is not zero, so each has its own address.
+// domain is a protection domain. Its size is not zero, so that each domain has a different address.
 type domain struct{ _ byte }
 
 // AllocPD implements ib.Driver.
@@ -138,7 +138,7 @@ func (*domain) Dealloc() error { return nil }
 // region is a memory region.
 type region struct {
 	d      *Device
-	key    uint32 // local and remote
+	key    uint32 // lkey and rkey
 	pd     ib.DriverPD
 	mem    *umem.Region
 	access ib.AccessFlags
@@ -148,10 +148,11 @@ type region struct {
 func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access ib.AccessFlags,
 	_ *ib.Udata) (ib.DriverMR, error) {
 	if mem.OnDemand() {
-		return nil, fmt.Errorf("register memory on demand: %w", syscall.EOPNOTSUPP)
+		return nil, fmt.Errorf("register memory: on-demand registration is not supported: %w", syscall.EOPNOTSUPP)
 	}
 	if mem.Len() > maxRegion {
-		return nil, fmt.Errorf("register %d bytes, at most %d: %w", mem.Len(), int64(maxRegion), syscall.EINVAL)
+		return nil, fmt.Errorf("register memory: %d bytes exceed the limit of %d: %w", mem.Len(), int64(maxRegion),
+			syscall.EINVAL)
 	}
 	d.mu.Lock()
 	defer d.unlock()
@@ -161,7 +162,7 @@ func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access 
 	return r, nil
 }
 
-// Dereg implements ib.DriverMR. Accesses hold the lock, so none is in flight afterwards.
+// Dereg implements ib.DriverMR. Accesses hold d.mu, so none is in flight once Dereg has returned.
 func (r *region) Dereg() error {
 	r.d.mu.Lock()
 	defer r.d.unlock()

@@ -26,11 +26,11 @@ type queuePair struct {
 // CreateQP implements ib.Driver.
 func (d *Device) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, _ *ib.Udata) (ib.DriverQP, error) {
 	if init.Type != ib.QPTypeRC {
-		return nil, fmt.Errorf("unsupported queue pair type %v: %w", init.Type, syscall.EOPNOTSUPP)
+		return nil, fmt.Errorf("create queue pair: unsupported type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	c := init.Cap
 	if max(c.MaxSendWR, c.MaxRecvWR) > maxWR || max(c.MaxSendSGE, c.MaxRecvSGE) > maxSGE || c.MaxInlineData > maxInline {
-		return nil, fmt.Errorf("capacities %+v exceed %d work requests, %d elements or %d bytes inline: %w",
+		return nil, fmt.Errorf("create queue pair: capacities %+v exceed %d work requests, %d elements or %d inline bytes: %w",
 			c, maxWR, maxSGE, maxInline, syscall.EINVAL)
 	}
 	d.mu.Lock()
@@ -52,7 +52,7 @@ func (q *queuePair) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) err
 		return err
 	}
 	if q.d.failed && to != ib.QPErr && to != ib.QPReset {
-		return fmt.Errorf("the device is in error: %w", syscall.EIO)
+		return fmt.Errorf("create queue pair: the device is in error: %w", syscall.EIO)
 	}
 	if err := check(attr, mask); err != nil {
 		return err
@@ -67,18 +67,18 @@ func (q *queuePair) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) err
 	}
 	q.attr.Set(attr, mask)
 	if to == ib.QPSQD && q.attr.State != ib.QPSQD && mask&ib.QPAttrEnSQDAsyncNotify != 0 && attr.EnSQDAsyncNotify {
-		q.h.Raise(ib.EventSQDrained) // at once: a send is executed as a whole
+		q.h.Raise(ib.EventSQDrained) // sends are never in flight, because each executes as a whole
 	}
 	q.attr.State, q.d.retry = to, true
 	return nil
 }
 
-// drop drops all work requests and attributes.
+// drop discards all work requests and attributes.
 func (q *queuePair) drop() {
 	q.sends, q.recvs, q.attr, q.d.retry = nil, nil, ib.QPAttr{}, true
 }
 
-// check checks the values of the attributes named by mask.
+// check validates the values of the attributes named by mask.
 func check(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	has := func(bit ib.QPAttrMask) bool { return mask&bit != 0 }
 	switch {
@@ -118,25 +118,25 @@ func (q *queuePair) Destroy() error {
 	return nil
 }
 
-// PostSend implements ib.DriverQP. It may not sleep.
+// PostSend implements ib.DriverQP. PostSend may not sleep.
 func (q *queuePair) PostSend(wrs []ib.SendWR) (n int, err error) {
 	q.d.mu.Lock()
 	defer q.d.unlock()
 	if s := q.attr.State; s != ib.QPRTS && s != ib.QPSQD && s != ib.QPErr {
 		return 0, fmt.Errorf("post send in state %v: %w", s, syscall.EINVAL)
 	}
-	for n, wr := range wrs { // a copy, including the data that it refers to
+	for n, wr := range wrs { // a copy, including the inline data
 		inline := wr.Flags&ib.SendInline != 0
 		switch {
 		case wr.Opcode != ib.WRSend && wr.Opcode != ib.WRSendWithImm:
 			return n, fmt.Errorf("post send: opcode %v: %w", wr.Opcode, syscall.EOPNOTSUPP)
 		case inline && len(wr.Inline) > int(q.cap.MaxInlineData):
-			return n, fmt.Errorf("post send: %d bytes inline, at most %d: %w", len(wr.Inline), q.cap.MaxInlineData,
+			return n, fmt.Errorf("post send: %d inline bytes exceed %d: %w", len(wr.Inline), q.cap.MaxInlineData,
 				syscall.EINVAL)
 		case !inline && len(wr.SGList) > int(q.cap.MaxSendSGE):
-			return n, fmt.Errorf("post send: %d elements, at most %d: %w", len(wr.SGList), q.cap.MaxSendSGE, syscall.EINVAL)
+			return n, fmt.Errorf("post send: %d elements exceed %d: %w", len(wr.SGList), q.cap.MaxSendSGE, syscall.EINVAL)
 		case len(q.sends) >= int(q.cap.MaxSendWR):
-			return n, fmt.Errorf("post send: all %d entries are in use: %w", q.cap.MaxSendWR, syscall.ENOMEM)
+			return n, fmt.Errorf("post send: all %d entries of the queue are in use: %w", q.cap.MaxSendWR, syscall.ENOMEM)
 		}
 		wr.SGList, wr.Inline = slices.Clone(wr.SGList), slices.Clone(wr.Inline)
 		q.sends = append(q.sends, wr)
@@ -145,7 +145,7 @@ func (q *queuePair) PostSend(wrs []ib.SendWR) (n int, err error) {
 	return len(wrs), nil
 }
 
-// PostRecv implements ib.DriverQP. It may not sleep.
+// PostRecv implements ib.DriverQP. PostRecv may not sleep.
 func (q *queuePair) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	q.d.mu.Lock()
 	defer q.d.unlock()
@@ -155,9 +155,9 @@ func (q *queuePair) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	for n, wr := range wrs {
 		switch {
 		case len(wr.SGList) > int(q.cap.MaxRecvSGE):
-			return n, fmt.Errorf("post receive: %d elements, at most %d: %w", len(wr.SGList), q.cap.MaxRecvSGE, syscall.EINVAL)
+			return n, fmt.Errorf("post receive: %d elements exceed %d: %w", len(wr.SGList), q.cap.MaxRecvSGE, syscall.EINVAL)
 		case len(q.recvs) >= int(q.cap.MaxRecvWR):
-			return n, fmt.Errorf("post receive: all %d entries are in use: %w", q.cap.MaxRecvWR, syscall.ENOMEM)
+			return n, fmt.Errorf("post receive: all %d entries of the queue are in use: %w", q.cap.MaxRecvWR, syscall.ENOMEM)
 		}
 		wr.SGList = slices.Clone(wr.SGList)
 		q.recvs = append(q.recvs, wr)

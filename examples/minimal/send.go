@@ -4,7 +4,7 @@ import (
 	"verbena/ib"
 )
 
-// run executes the sends that are possible now. In ERR it flushes both queues.
+// run executes the posted sends that can be executed. In ERR it flushes both queues.
 //
 //verbena:held q.d.mu
 func (q *queuePair) run() {
@@ -26,11 +26,11 @@ func (q *queuePair) run() {
 	}
 }
 
-// enterErr sets the state to ERR. The flush follows before Device.mu is unlocked. It cannot be done at once, because q
-// may be its own peer during a send.
+// enterErr sets the state to ERR. The flush happens before Device.mu is unlocked. The flush cannot happen in
+// enterErr, because q may be its own peer during a send.
 func (q *queuePair) enterErr() { q.attr.State, q.d.retry = ib.QPErr, true }
 
-// completeSend completes the first send. A failure moves the queue pair to ERR.
+// completeSend completes the oldest send. A failure moves the queue pair to ERR.
 func (q *queuePair) completeSend(status ib.WCStatus) {
 	wr := q.sends[0]
 	q.sends = q.sends[1:]
@@ -43,7 +43,7 @@ func (q *queuePair) completeSend(status ib.WCStatus) {
 	}
 }
 
-// completeRecv completes the first receive.
+// completeRecv completes the oldest receive.
 func (q *queuePair) completeRecv(wc ib.WC, solicited bool) {
 	wc.ID, wc.QPNum, wc.QP = q.recvs[0].ID, q.h.Num(), q.h.QP()
 	q.recvs = q.recvs[1:]
@@ -53,8 +53,8 @@ func (q *queuePair) completeRecv(wc ib.WC, solicited bool) {
 	}
 }
 
-// transmit executes a send, as requester and responder. A real driver sends packets here. It returns false if the peer
-// is not ready.
+// transmit executes a send, both as requester and as responder. A real driver would send packets at this point.
+// transmit returns false if the peer is not ready.
 func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 	data := wr.Inline
 	if wr.Flags&ib.SendInline == 0 {
@@ -67,18 +67,18 @@ func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 		}
 	}
 
-	// The rest is the responder's part.
+	// The following code is the responder.
 	p := q.d.qps[q.attr.DestQPN]
 	switch {
 	case q.attr.AH.GRH.DGID != gid || p == nil:
 		return ib.WCRetryExcErr, true
-	case p.attr.State == ib.QPInit: // about to be connected
+	case p.attr.State == ib.QPInit: // in INIT, the peer may still be connected
 		return 0, false
 	case p.attr.State == ib.QPReset || p.attr.State == ib.QPErr || p.attr.DestQPN != q.h.Num():
-		return ib.WCRetryExcErr, true // as without a response
+		return ib.WCRetryExcErr, true // the same status as without a response
 	case len(p.recvs) == 0 && q.attr.RNRRetry == 0:
 		return ib.WCRNRRetryExcErr, true
-	case len(p.recvs) == 0: // receiver not ready: retries take no time here, so they never end
+	case len(p.recvs) == 0: // receiver not ready: retries take no time in this driver, so they continue without limit
 		return 0, false
 	}
 	wc := ib.WC{Opcode: ib.WCRecv, ByteLen: uint32(len(data)), SrcQP: q.h.Num(), Port: 1}
@@ -102,7 +102,7 @@ func length(sgl []ib.SGE) (n uint64) {
 	return n
 }
 
-// find returns the region of an element that q may use, or nil.
+// find returns the region of an element, or nil if q may not use the region.
 func (q *queuePair) find(s ib.SGE, access ib.AccessFlags) *region {
 	r := q.d.mrs[s.LKey]
 	if r == nil || r.pd != q.pd || r.access&access != access || !r.mem.Contains(s.Addr, uint64(s.Length)) {
@@ -123,7 +123,7 @@ func (q *queuePair) gather(data []byte, sgl []ib.SGE) bool {
 	return true
 }
 
-// scatter stores data in local memory. It stores nothing unless q may write all elements.
+// scatter stores data in local memory. scatter stores no data unless q may write to all elements.
 func (q *queuePair) scatter(sgl []ib.SGE, data []byte) bool {
 	for _, s := range sgl {
 		if q.find(s, ib.AccessLocalWrite) == nil {

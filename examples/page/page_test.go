@@ -22,7 +22,7 @@ func TestTickets(t *testing.T) {
 		t.Fatal(err)
 	}
 	const name = "loop0"
-	var seen sync.Map // all tickets drawn
+	var seen sync.Map // all drawn tickets
 	var drawn atomic.Int64
 	draw := func() error {
 		v, err := tickets.Next(name)
@@ -36,10 +36,11 @@ func TestTickets(t *testing.T) {
 		return nil
 	}
 	if err := draw(); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("Next before the device: got %v, want ENODEV", err)
+		t.Errorf("Next before the device was registered: got %v, want ENODEV", err)
 	}
 
-	// life plugs a device, draws tickets on four threads, and unplugs it meanwhile, in the error state or not.
+	// life registers a device, draws tickets on four threads, and meanwhile unregisters the device, with or without
+	// the error state.
 	life := func(fail bool) {
 		t.Helper()
 		h := loopback.New(name, t.Logf).Handle()
@@ -56,7 +57,7 @@ func TestTickets(t *testing.T) {
 				for {
 					if err := draw(); err != nil {
 						if !ending.Load() {
-							t.Errorf("Next on a device that works: %v", err)
+							t.Errorf("Next on a working device: %v", err)
 						}
 						once.Do(func() { close(reached) })
 						return
@@ -91,11 +92,11 @@ func TestTickets(t *testing.T) {
 	life(false)
 	core.UnregisterClient(client)
 	if err := draw(); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("Next after the device: got %v, want ENODEV", err)
+		t.Errorf("Next after the device was unregistered: got %v, want ENODEV", err)
 	}
-	// A device that fails may lose a number, a working device may not.
+	// A failing device may lose a number, but a working device may not.
 	last := tickets.counter(name).mem
 	if n := int64(binary.NativeEndian.Uint64(last)); n < drawn.Load() || n > drawn.Load()+3 {
-		t.Errorf("counter: got %d, want the %d tickets drawn, and at most one lost in each life", n, drawn.Load())
+		t.Errorf("counter: got %d, want %d drawn tickets, plus at most one lost ticket per device life", n, drawn.Load())
 	}
 }

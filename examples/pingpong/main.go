@@ -1,5 +1,5 @@
-// Command pingpong sends a message back and forth between two queue pairs of one software device; with -wire, through
-// UDP sockets.
+// Command pingpong sends a message back and forth between two queue pairs of one software device, or with -wire
+// through UDP sockets.
 package main
 
 import (
@@ -31,7 +31,7 @@ func exchange() time.Duration {
 	stack := must(embed.NewSoftware(embed.Software{Addr: netip.MustParseAddr(*addr), Wire: *wire}))
 	defer stack.Close()
 	dev := must(stack.Open(""))
-	defer dev.Close() // destroys all objects on it too
+	defer dev.Close() // Close also destroys all objects of the device
 	a, b := newSide(dev), newSide(dev)
 	must(0, verbs.ConnectPair(a.qp, b.qp))
 	message := bytes.Repeat([]byte("ping"), *size/4+1)[:*size]
@@ -43,12 +43,12 @@ func exchange() time.Duration {
 	}
 	took := time.Since(start)
 	if !bytes.Equal(b.mr.Bytes(), message) {
-		panic(fmt.Sprintf("the message arrived as %q", b.mr.Bytes()))
+		panic(fmt.Sprintf("message: got %q", b.mr.Bytes()))
 	}
 	return took
 }
 
-// side is one side of the connection.
+// side is one end of the connection.
 type side struct {
 	cq *verbs.CQ
 	mr *verbs.MR
@@ -61,7 +61,7 @@ func newSide(dev *verbs.Device) *side {
 	return &side{cq: cq, mr: must(pd.Alloc(*size, verbs.LocalWrite)), qp: must(pd.CreateQP(verbs.QPInit{SendCQ: cq}))}
 }
 
-// sendTo sends the memory to the peer's memory, and waits until both sides have their completions.
+// sendTo sends the memory's contents to the peer's memory, and waits until both sides have their completions.
 func (s *side) sendTo(peer *side) {
 	must(0, peer.qp.PostRecv(&verbs.RecvWR{Local: peer.mr.SGE(0, *size)}))
 	must(0, s.qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: s.mr.SGE(0, *size)}))

@@ -2,12 +2,12 @@ package main
 
 import "testing"
 
-// TestExchange checks that messages arrive, both as packets in memory and over the shortcut.
+// TestExchange checks that messages arrive, both as packets on a network in memory and over the shortcut.
 func TestExchange(t *testing.T) {
 	*n, *addr = 100, "127.0.0.106"
 	for _, w := range []bool{false, true} {
 		if *wire = w; exchange() <= 0 {
-			t.Error("exchange: got a duration of 0")
+			t.Error("exchange: got duration 0")
 		}
 	}
 }

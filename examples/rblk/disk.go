@@ -19,60 +19,60 @@ import (
 	"verbena/rdmacm"
 )
 
-// DiskConfig identifies the remote store of a Disk, and holds its options.
+// DiskConfig identifies the remote store of a Disk and holds the disk's options.
 type DiskConfig struct {
-	// Manager is the connection manager of the core.
+	// Manager is the connection manager of the ib.Core.
 	Manager *rdmacm.Manager
 	// Target is the address on which the target listens.
 	Target netip.AddrPort
 	// Export is the name of the store.
 	Export string
-	// Device is the name of the RDMA device to use; "": any.
+	// Device is the name of the RDMA device to use; "" selects any device.
 	Device string
-	// Depth is the maximum number of outstanding requests, and MaxIO the maximum number of bytes of one; longer
-	// requests are split. 0: 64, and 128 KiB. The target may set lower limits. The Disk allocates Depth x MaxIO of
-	// memory.
+	// Depth is the maximum number of outstanding requests (0: 64). MaxIO is the maximum number of bytes of a
+	// request (0: 128 KiB); longer requests are split. The target may set lower limits. The Disk allocates Depth x
+	// MaxIO bytes of memory.
 	Depth, MaxIO int
-	// Patience is the time for which requests are held when the session is lost. After it the disk is lost, and every
-	// request fails with EIO. A session over which no request completes does not count. 0: one minute; negative: no
-	// limit.
+	// Patience is the time for which requests wait after the session is lost. After this time the disk is lost, and
+	// every request fails with EIO. A session in which no request completes does not count. 0: one minute;
+	// negative: no limit.
 	Patience time.Duration
-	// Hang is the time without a response after which the session counts as lost. 0: 15 s.
+	// Hang is the time without a response after which the session counts as lost (0: 15 s).
 	Hang time.Duration
-	// Logf is called when the session is lost and restored. May be nil.
+	// Logf is called when a session is lost or established again. May be nil.
 	Logf func(format string, args ...any)
 }
 
-// Disk is a store on a target; it implements Store. Its methods may sleep and are safe for concurrent use. Concurrent
-// calls are not ordered.
+// Disk is a store on a target; it implements Store. Its methods may sleep and are safe for concurrent use.
+// Concurrent calls are not ordered.
 type Disk struct {
 	cfg  DiskConfig
 	name string
 	att  *attach.Attachment[*link]
 
-	opened chan struct{} // closed at the first session, or when there will be none
+	opened chan struct{} // closed at the first session, or when no session will follow
 	free   chan uint16   // free tags
 
-	// The following fields are set by the first session.
-	store string // its ID
-	cache string // its Cache
+	// The first session sets the following fields.
+	store string // ID of the store
+	cache string // Cache of the store
 	size  int64
 	depth int
 	maxIO int
 	data  *memory // maxIO bytes for each tag; kept across resets
 
-	epoch uint64 // number of the login; logins are made one at a time
+	epoch uint64 // number of the latest login; logins are made one at a time
 
 	mu       sync.Mutex
-	link     *link     // the session; nil: requests are held
-	end      error     // the error of all later requests
-	requests []slot    // by tag
+	link     *link     // the current session; nil: requests wait
+	end      error     // error of all later requests
+	requests []slot    // outstanding requests by tag
 	seq      uint64    // sequence number of the next request
 	since    time.Time // time at which the session was lost
 	written  uint64    // number of completed writes
-	synced   uint64    // number of these that are durable
+	synced   uint64    // number of completed writes that are durable
 	stats    Stats
-	refusal  error // reason for the lack of a session, for messages
+	refusal  error // reason for the missing session, for messages
 }
 
 // slot is an outstanding request.
@@ -80,8 +80,8 @@ type slot struct {
 	busy   bool
 	req    request
 	seq    uint64
-	since  time.Time // time of the post on this session
-	covers uint64    // for a sync: value of Disk.written at its start
+	since  time.Time // time of the post in this session
+	covers uint64    // for a sync: value of Disk.written at the start of the sync
 	result chan error
 }
 
@@ -94,17 +94,19 @@ type Stats struct {
 	Held     time.Duration // total time without a session, after the first one
 }
 
-// ErrLost: no session was established for DiskConfig.Patience. The disk is lost permanently. It wraps EIO.
+// ErrLost reports that no session was established for DiskConfig.Patience. The disk is lost permanently. It wraps
+// EIO.
 var ErrLost = fmt.Errorf("the target cannot be reached: %w", syscall.EIO)
 
-// ErrUnsynced: the target's host has crashed and lost writes that had completed but were not synced. The disk is lost
-// permanently, because its contents differ from the written data. It wraps EIO.
-var ErrUnsynced = fmt.Errorf("the target's host was started anew, and writes that were not synced are lost: %w",
+// ErrUnsynced reports that the target's host has crashed and lost writes that had completed but were not synced.
+// The disk is lost permanently, because its contents differ from the written data. It wraps EIO.
+var ErrUnsynced = fmt.Errorf("the target's host was restarted, and writes that were not synced are lost: %w",
 	syscall.EIO)
 
-var errNoDevice = errors.New("there is no RDMA device to use")
+var errNoDevice = errors.New("the host has no RDMA device")
 
-// Open returns the disk once its first session is established. If ctx ends before, it returns the reason.
+// Open returns the disk once its first session is established. If ctx ends before, Open returns the reason for the
+// missing session.
 func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	if cfg.Depth <= 0 {
 		cfg.Depth = 64
@@ -152,7 +154,7 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	return nil, fmt.Errorf("open %s: %w", cfg.Export, err)
 }
 
-// attach creates a session, posts the held requests on it, and returns when the oldest of them has completed.
+// attach creates a session, posts the held requests, and returns when the oldest of them has completed.
 func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*link, error) {
 	if err := d.ended(); err != nil {
 		<-ctx.Done() // the disk has ended
@@ -165,7 +167,7 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		if errors.Is(err, ErrUnsynced) {
 			d.finish(err)
 		}
-		if ctx.Err() == nil || d.refusal == nil { // else the earlier reason is more useful
+		if ctx.Err() == nil || d.refusal == nil { // otherwise the earlier reason is more useful
 			d.refusal = err
 		}
 		var r *refusal
@@ -178,8 +180,8 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	if oldest < 0 {
 		return l, nil
 	}
-	// An established session does not prove that requests complete, because they are longer than the login. The oldest
-	// one must complete; otherwise Patience would restart with each session.
+	// An established session does not prove that requests complete, because they are longer than the login. The
+	// oldest held request must complete; otherwise DiskConfig.Patience would restart with each session.
 	select {
 	case <-l.proved:
 		return l, nil
@@ -190,7 +192,7 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if errors.Is(err, attach.ErrLost) {
-		err = errors.New("sessions were agreed upon, but no request has got through: are long packets lost on the way?")
+		err = errors.New("sessions were established, but no request completed: are long packets lost on the way?")
 	}
 	d.refusal = err
 	return nil, err
@@ -213,7 +215,7 @@ func (d *Disk) ended() error {
 	return d.end
 }
 
-// oldest returns the time since which a request has had no response; zero if there is none.
+// oldest returns the time of the oldest post without a response, or the zero time if no request is outstanding.
 func (d *Disk) oldest() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -226,14 +228,14 @@ func (d *Disk) oldest() time.Time {
 	return t
 }
 
-// prepare creates the permanent state, at the first session.
+// prepare creates the permanent state at the first session.
 func (d *Disk) prepare(w *welcome) error {
 	if d.requests != nil {
 		if w.Store != d.store {
 			return fmt.Errorf("the export has changed: want store %q, got %q", d.store, w.Store)
 		}
 		if w.Size != d.size || w.Depth < d.depth || w.MaxIO < d.maxIO {
-			return fmt.Errorf("the export has changed: %d bytes, depth %d, requests of %d; it had %d, %d, %d",
+			return fmt.Errorf("the export has changed: got %d bytes, depth %d, requests of %d; want %d, %d, %d",
 				w.Size, w.Depth, w.MaxIO, d.size, d.depth, d.maxIO)
 		}
 		d.mu.Lock()
@@ -245,7 +247,7 @@ func (d *Disk) prepare(w *welcome) error {
 		return nil
 	}
 	if w.Size < 0 || w.Depth < 1 || w.Depth > d.cfg.Depth || w.MaxIO < 1 || w.MaxIO > d.cfg.MaxIO {
-		return fmt.Errorf("the target offers %d bytes, depth %d, requests of %d", w.Size, w.Depth, w.MaxIO)
+		return fmt.Errorf("the target offers invalid limits: %d bytes, depth %d, requests of %d", w.Size, w.Depth, w.MaxIO)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -258,8 +260,8 @@ func (d *Disk) prepare(w *welcome) error {
 	return nil
 }
 
-// resume posts the held requests in order, and then accepts new ones. The response to the oldest proves the link;
-// oldest is -1 if no requests were held.
+// resume posts the held requests in order, and then allows new requests. The response to the oldest request proves
+// that the link works. The tag oldest is -1 if no requests were held.
 func (d *Disk) resume(l *link) (oldest int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -287,15 +289,15 @@ func (d *Disk) resume(l *link) (oldest int) {
 	return l.oldest
 }
 
-// hold closes the session; requests without a response wait for the next one.
+// hold closes the session. Requests without a response wait for the next session.
 func (d *Disk) hold(l *link) {
 	d.mu.Lock()
 	d.link, d.since = nil, time.Now()
 	d.mu.Unlock()
-	l.close() // afterwards the peer cannot write to the memory of requests
+	l.close() // after the close the peer cannot write to the memory of requests
 }
 
-// lost fails the held requests, and all later ones.
+// lost fails all held and all later requests.
 func (d *Disk) lost(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -319,7 +321,8 @@ func (d *Disk) finish(why error) {
 	}
 }
 
-// Close ends the session, and fails outstanding requests with net.ErrClosed. It must not be called from a callback.
+// Close ends the session, and fails outstanding requests with net.ErrClosed. Close must not be called from a
+// callback.
 func (d *Disk) Close() error {
 	d.att.Close()
 	d.mu.Lock()
@@ -343,7 +346,7 @@ func (d *Disk) Stats() Stats {
 	return s
 }
 
-// ReadAt implements io.ReaderAt. It waits while there is no session, up to DiskConfig.Patience.
+// ReadAt implements io.ReaderAt. ReadAt waits while the disk has no session, up to DiskConfig.Patience.
 func (d *Disk) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > d.size {
 		return 0, fmt.Errorf("read at %d of %d: %w", off, d.size, syscall.EINVAL)
@@ -359,20 +362,20 @@ func (d *Disk) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// WriteAt implements io.WriterAt; the disk does not grow. Other users see the written data at once. After Sync the data
-// survive a crash of the target. After an error any part may have been written.
+// WriteAt implements io.WriterAt. The disk does not grow. Other users of the store read the written data at once.
+// After Sync the data survives a crash of the target. After an error any part of the data may have been written.
 func (d *Disk) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > d.size || int64(len(p)) > d.size-off {
-		return 0, fmt.Errorf("write %d bytes at %d of %d: %w", len(p), off, d.size, syscall.ENOSPC)
+		return 0, fmt.Errorf("write %d bytes at %d: the disk has %d: %w", len(p), off, d.size, syscall.ENOSPC)
 	}
 	return d.split(opWrite, p, off)
 }
 
-// Sync returns when all data written before the call are durable at the target. If data that were not durable are lost
+// Sync returns when all data written before the call is durable at the target. If data that is not durable is lost
 // with the target's host, the disk ends with ErrUnsynced.
 func (d *Disk) Sync() error { return d.do(opSync, nil, 0) }
 
-// split executes a long operation in pieces, concurrently as far as tags are free.
+// split executes a long operation as several requests, concurrently while tags are free.
 func (d *Disk) split(o op, p []byte, off int64) (int, error) {
 	if len(p) <= d.maxIO {
 		if len(p) == 0 {
@@ -403,7 +406,7 @@ func (d *Disk) split(o op, p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// do executes one request.
+// do executes one request and waits for its response.
 func (d *Disk) do(o op, p []byte, off int64) error {
 	tag := <-d.free
 	defer func() { d.free <- tag }()
@@ -433,7 +436,7 @@ func (d *Disk) do(o op, p []byte, off int64) error {
 	return err
 }
 
-// post sends a request on the current session. If it fails, the session is lost, and the request is held.
+// post sends a request in the current session. If the post fails, the session is lost, and the request is held.
 func (d *Disk) post(tag int) {
 	r := &d.requests[tag]
 	r.since = time.Now()
@@ -442,16 +445,16 @@ func (d *Disk) post(tag int) {
 	}
 }
 
-// answered completes a request. It is called in the completion handler.
+// answered completes a request with its response. It is called in the completion handler.
 func (d *Disk) answered(l *link, a response) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := &d.requests[a.tag]
 	if d.link != l {
-		return nil // the session is being closed: the request will be posted again
+		return nil // the session is being closed, and the request will be posted again
 	}
 	if !r.busy {
-		return fmt.Errorf("response for tag %d, which is free", a.tag)
+		return fmt.Errorf("response for tag %d, which has no request", a.tag)
 	}
 	r.busy = false
 	switch {

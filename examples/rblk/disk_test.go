@@ -39,7 +39,7 @@ func TestReadWrite(t *testing.T) {
 			t.Fatalf("write %d at %d: %d, %v", c.n, c.off, n, err)
 		}
 		if !bytes.Equal(store.b[c.off:c.off+c.n], data) {
-			t.Fatalf("write %d at %d: the store has something else", c.n, c.off)
+			t.Fatalf("write %d at %d: the store has other data", c.n, c.off)
 		}
 		back := make([]byte, c.n)
 		if n, err := d.ReadAt(back, int64(c.off)); n != c.n || err != nil || !bytes.Equal(back, data) {
@@ -53,7 +53,7 @@ func TestReadWrite(t *testing.T) {
 
 func (w *world) openDefault() *Disk { return w.open(w.config()) }
 
-// TestEnds checks accesses at the end of a disk, which behave like io.ReaderAt and io.WriterAt.
+// TestEnds checks accesses at the end of a disk, which must behave as in io.ReaderAt and io.WriterAt.
 func TestEnds(t *testing.T) {
 	d := newWorld(t, NewMemory(1000)).openDefault()
 	buf := make([]byte, 100)
@@ -95,11 +95,11 @@ func TestEOFWithLastByte(t *testing.T) {
 	}
 }
 
-// faulty is a store with injected errors.
+// faulty is a store that injects errors and delays.
 type faulty struct {
 	*Memory
 	err  atomic.Pointer[error]
-	gate chan struct{} // not nil: writes wait for it
+	gate chan struct{} // if not nil, writes wait for this channel
 	in   atomic.Int32  // writes in progress
 }
 
@@ -117,7 +117,7 @@ func (f *faulty) WriteAt(p []byte, off int64) (int, error) {
 	return f.Memory.WriteAt(p, off)
 }
 
-// TestStoreErrors checks that an error of the store is returned to the caller, and that the disk keeps working.
+// TestStoreErrors checks that an error of the store is returned to the caller, and that the disk continues to work.
 func TestStoreErrors(t *testing.T) {
 	store := &faulty{Memory: NewMemory(4096)}
 	d := newWorld(t, store).openDefault()
@@ -135,7 +135,7 @@ func TestStoreErrors(t *testing.T) {
 	}
 }
 
-// syncFails is a store whose first Sync fails. Later ones succeed, as with fsync.
+// syncFails is a store with a failing first Sync. Later calls of Sync succeed, as with fsync.
 type syncFails struct {
 	*Memory
 	failed atomic.Bool
@@ -148,7 +148,7 @@ func (s *syncFails) Sync() error {
 	return syscall.EIO
 }
 
-// TestSyncFails checks that every caller of Sync learns that written data were lost.
+// TestSyncFails checks that every caller of Sync gets an error after written data was lost.
 func TestSyncFails(t *testing.T) {
 	w := newWorld(t, &syncFails{Memory: NewMemory(4096)})
 	a, b := w.openDefault(), w.openDefault()
@@ -166,19 +166,19 @@ func TestOpenRefused(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if _, err := Open(ctx, &w.init.core, cfg); err == nil || !strings.Contains(err.Error(), `no export "other"`) {
-		t.Errorf("open of an export that is not there: %v", err)
+		t.Errorf("open of a missing export: %v", err)
 	}
 	cfg = w.config()
 	cfg.Device = "rxe7"
 	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := Open(ctx, &w.init.core, cfg); !errors.Is(err, context.DeadlineExceeded) ||
-		!strings.Contains(err.Error(), "no RDMA device to use") {
+		!strings.Contains(err.Error(), "no RDMA device") {
 		t.Errorf("open without a device: %v", err)
 	}
 }
 
-// TestPatience checks that requests wait while a device is absent, and fail when it has been absent for too long.
+// TestPatience checks that requests wait while a device is absent, and fail after DiskConfig.Patience.
 func TestPatience(t *testing.T) {
 	for _, side := range []string{"initiator", "target"} {
 		t.Run(side, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestPatience(t *testing.T) {
 				h.unplug()
 				for _, when := range []string{"before", "after"} {
 					if _, err := d.WriteAt([]byte("lost"), 0); !errors.Is(err, syscall.EIO) || !errors.Is(err, ErrLost) {
-						t.Errorf("write %s the disk is lost: %v", when, err)
+						t.Errorf("write after %s the disk is lost: %v", when, err)
 					}
 				}
 				h.plug()
@@ -203,14 +203,15 @@ func TestPatience(t *testing.T) {
 				}
 				b := make([]byte, 4)
 				if _, err := w.open(cfg).ReadAt(b, 0); err != nil || string(b) == "lost" {
-					t.Errorf("the same disk, opened again: %q, %v", b, err)
+					t.Errorf("the same disk, opened again: got %q, %v", b, err)
 				}
 			})
 		})
 	}
 }
 
-// TestPatienceWithoutPath checks that Patience ends if sessions are established but the data of requests do not arrive.
+// TestPatienceWithoutPath checks that requests fail after DiskConfig.Patience if sessions are established but
+// the data of requests does not arrive.
 func TestPatienceWithoutPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, NewMemory(4096))
@@ -234,7 +235,7 @@ func TestPatienceWithoutPath(t *testing.T) {
 	})
 }
 
-// TestHang checks that a session whose target does not respond is closed, and replaced.
+// TestHang checks that a session without responses is closed and replaced.
 func TestHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
@@ -255,8 +256,8 @@ func TestHang(t *testing.T) {
 	})
 }
 
-// TestOldSessionFirst checks that a write in progress for the old session ends before the next session begins, so that
-// it cannot overwrite later data.
+// TestOldSessionFirst checks that a write in progress for the old session ends before the next session begins, so
+// that it cannot overwrite later data.
 func TestOldSessionFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
@@ -272,7 +273,7 @@ func TestOldSessionFirst(t *testing.T) {
 		w.init.plug()
 		testutil.Advance(time.Second)
 		if s := d.Stats(); s.Sessions != 1 {
-			t.Fatalf("a session was given while the store works for the old one")
+			t.Fatalf("login: got a session while the store executes a write of the old session")
 		}
 		close(store.gate)
 		if err := <-old; err != nil {
@@ -290,7 +291,7 @@ func TestOldSessionFirst(t *testing.T) {
 	})
 }
 
-// slowFirst is a store whose first write waits for gate.
+// slowFirst is a store in which the first write waits for gate.
 type slowFirst struct {
 	*Memory
 	began chan struct{} // capacity 1
@@ -306,7 +307,7 @@ func (s *slowFirst) WriteAt(p []byte, off int64) (int, error) {
 	return s.Memory.WriteAt(p, off)
 }
 
-// TestDeadInitiatorFirst checks the same for a write of an initiator that has died, and writes of the next one.
+// TestDeadInitiatorFirst checks that a write of a dead initiator ends before writes of the next initiator.
 func TestDeadInitiatorFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slowFirst{Memory: NewMemory(4096), began: make(chan struct{}, 1), gate: make(chan struct{})}
@@ -322,7 +323,7 @@ func TestDeadInitiatorFirst(t *testing.T) {
 		if err := <-old; !errors.Is(err, net.ErrClosed) {
 			t.Fatal(err)
 		}
-		testutil.Advance(20 * time.Millisecond) // the target detects it
+		testutil.Advance(20 * time.Millisecond) // the target detects the dead initiator
 		time.AfterFunc(50*time.Millisecond, func() { close(store.gate) })
 		if _, err := w.openDefault().WriteAt([]byte("new"), 0); err != nil {
 			t.Fatal(err)
@@ -334,7 +335,7 @@ func TestDeadInitiatorFirst(t *testing.T) {
 	})
 }
 
-// soak reads and writes at random, and checks each read, while faults occur.
+// soak reads and writes at random while faults occur, and checks each read.
 func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 	const block = 512
 	var total atomic.Int64
@@ -349,7 +350,7 @@ func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 				case <-stop:
 					back := make([]byte, per)
 					if _, err := d.ReadAt(back, base); err != nil || !bytes.Equal(back, have) {
-						t.Errorf("user %d: in the end: %v, right: %v", u, err, bytes.Equal(back, have))
+						t.Errorf("user %d: at the end: got %v, data correct: %v", u, err, bytes.Equal(back, have))
 					}
 					return
 				default:
@@ -370,7 +371,7 @@ func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 						return
 					}
 					if !bytes.Equal(back, have[off:off+n]) {
-						t.Errorf("user %d: read of %d at %d: the bytes differ from the written ones", u, n, base+off)
+						t.Errorf("user %d: read of %d at %d: got bytes that differ from the written bytes", u, n, base+off)
 						return
 					}
 				}
@@ -386,8 +387,8 @@ func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 	return total.Load()
 }
 
-// TestResets makes the device of either side fail a hundred times, in every way and at random moments. No data may be
-// lost or corrupted, and users may see no error.
+// TestResets makes the device of each side fail a hundred times, in every way and at random moments. No data may be
+// lost or corrupted, and no user may get an error.
 func TestResets(t *testing.T) {
 	failures := 100
 	if testing.Short() {
@@ -409,7 +410,7 @@ func TestResets(t *testing.T) {
 	close(stop)
 	ios := <-done
 	s := d.Stats()
-	t.Logf("%d failures, %d reads and writes, %+v", failures, ios, s)
+	t.Logf("got %d failures, %d reads and writes, %+v", failures, ios, s)
 	if s.Failed != 0 || s.Sessions < 2 {
 		t.Errorf("%+v", s)
 	}

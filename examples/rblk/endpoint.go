@@ -13,23 +13,24 @@ import (
 	"verbena/umem"
 )
 
-// endpoint is one side of a session on a device: a queue pair with its memory. It exists as long as the session.
+// endpoint is one side of a session on a device: a queue pair and its memory. An endpoint exists as long as its
+// session.
 type endpoint struct {
 	dev  *ib.Device
 	pd   *ib.PD
 	cq   *completion.CQ
 	qp   *completion.QP
 	mrs  []*ib.MR
-	talk *memory // the login or welcome to send; then the received one
+	talk *memory // the login or welcome to send, and later the received one
 	said *ib.MR  // region of talk
 	done completion.Done
 
-	mu      sync.Mutex // held while posting, never while sleeping: handlers take it
-	closed  bool       // the queue pair may be destroyed
+	mu      sync.Mutex // held while posting, never while sleeping, because handlers lock it
+	closed  bool       // set once the queue pair may be destroyed
 	probing bool       // a probe is in flight
 }
 
-// memory is memory of this process with the access rights of the peer.
+// memory is memory of this process, with the access rights that the peer has.
 type memory struct {
 	space  *umem.Local
 	addr   uint64
@@ -45,13 +46,13 @@ func newMemory(n int, access ib.AccessFlags) (*memory, error) {
 }
 
 // newEndpoint creates the objects on a device. The queues have additional entries for the first messages and for a
-// probe. handle is called for each completion, one at a time, and may not sleep. After an error all objects are
-// destroyed.
+// probe. The function handle is called for each completion, one at a time, and may not sleep. After an error
+// newEndpoint has destroyed all objects.
 func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), event func(ib.EventType),
 	mem ...*memory) (_ *endpoint, err error) {
 	e := &endpoint{dev: dev}
 	e.done = func(wc *ib.WC) {
-		if !e.isClosed() { // else it is flushed, and the session has ended
+		if !e.isClosed() { // otherwise the completion is a flush, and the session has ended
 			handle(wc)
 		}
 	}
@@ -94,18 +95,18 @@ func (e *endpoint) register(m *memory) (*ib.MR, error) {
 	return e.pd.RegMR(ib.MRInit{Space: m.space, Addr: m.addr, Length: uint64(len(m.bytes)), Access: m.access})
 }
 
-// listen posts the receive for the peer's login or welcome, as the first one.
+// listen posts the receive for the peer's login or welcome. It must be the first receive.
 func (e *endpoint) listen() error {
 	return e.recv(ib.RecvWR{ID: ofHello, SGList: []ib.SGE{{Addr: e.talk.addr + helloLen, Length: helloLen,
 		LKey: e.said.LKey()}}})
 }
 
-// heard returns the peer's login or welcome.
+// heard returns the received login or welcome.
 func (e *endpoint) heard(wc *ib.WC) []byte {
 	return bytes.Clone(e.talk.bytes[helloLen:][:min(wc.ByteLen, helloLen)])
 }
 
-// say sends a login or a welcome, once.
+// say sends a login or a welcome. It may be called once.
 func (e *endpoint) say(v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -129,7 +130,7 @@ func (e *endpoint) isClosed() bool {
 
 var errEnded = errors.New("the session has ended")
 
-// send posts work requests; it may be called from any thread, also when the session has ended.
+// send posts work requests. Any thread may call it, also after the end of the session.
 func (e *endpoint) send(wrs ...ib.SendWR) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,7 +139,7 @@ func (e *endpoint) send(wrs ...ib.SendWR) error {
 	}
 	for _, wr := range wrs {
 		done := e.done
-		if wr.Flags&ib.SendSignaled == 0 { // only a failure matters
+		if wr.Flags&ib.SendSignaled == 0 { // a successful probe needs no action
 			done = func(wc *ib.WC) {
 				if wc.Status != ib.WCSuccess {
 					e.done(wc)
@@ -152,8 +153,8 @@ func (e *endpoint) send(wrs ...ib.SendWR) error {
 	return nil
 }
 
-// probe sends an RDMA WRITE of zero bytes to the peer, unless one is in flight. If it is lost the queue pair fails, as
-// after any other work request. It may be called from any thread.
+// probe sends an RDMA WRITE of zero bytes to the peer, unless a probe is in flight. If the probe is lost, the queue
+// pair fails, as after any other work request. Any thread may call probe.
 func (e *endpoint) probe() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -179,8 +180,8 @@ func (e *endpoint) recv(wr ib.RecvWR) error {
 	return e.qp.PostRecv(wr, e.done)
 }
 
-// close destroys all objects. Once it has returned, no completion is handled, and the peer cannot access the memory. It
-// sleeps.
+// close destroys all objects. Once close has returned, no completion is handled, and the peer cannot access the
+// memory. It sleeps.
 func (e *endpoint) close() error {
 	e.mu.Lock()
 	e.closed = true

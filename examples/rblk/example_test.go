@@ -15,7 +15,7 @@ import (
 	"verbena/rdmacm"
 )
 
-// A disk in memory is exported, read and written over RDMA, in one process and on one device.
+// The example exports a disk in memory, and reads and writes it over RDMA, in one process and on one device.
 func Example() {
 	var core ib.Core
 	addr := netip.MustParseAddr("10.0.0.1")

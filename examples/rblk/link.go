@@ -17,26 +17,27 @@ type link struct {
 	ep     *endpoint
 	conn   *rdmacm.Conn
 	ctl    *memory       // depth requests to send, then depth responses received
-	failed func(error)   // ends the session
-	hello  chan []byte   // the welcome
+	failed func(error)   // cancels the session
+	hello  chan []byte   // the received welcome
 	watch  chan struct{} // closed when guard has returned
 
-	oldest int           // under Disk.mu: tag of the request with the response that proves the link; -1: none
+	oldest int           // guarded by Disk.mu: tag of the request with the response that proves the link; -1: none
 	proved chan struct{} // closed by that response
 }
 
-// loginTime limits one attempt.
+// loginTime limits one attempt to log in.
 const loginTime = 10 * time.Second
 
 const (
-	// The target may have this many RDMA READs in flight.
+	// number of RDMA READs that the target may have in flight
 	readDepth = 4
-	// Seven retries of 67 ms: a peer is lost after half a second without a response. The requests outlive that.
+	// Seven retries of 67 ms: the queue pair reports a lost peer after half a second without a response. The
+	// requests persist beyond this time.
 	ackTimeout = 14
 	retryCount = 7
 )
 
-// login creates a session on a device. After an error no objects remain.
+// login creates a session on a device. After an error login has destroyed all objects.
 func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_ *link, err error) {
 	ctx, cancel := context.WithTimeout(ctx, loginTime)
 	defer cancel()
@@ -117,8 +118,8 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	return l, nil
 }
 
-// guard waits for the end of the connection. It detects requests without a response, and a dead target while there are
-// no requests.
+// guard waits for the end of the connection. It detects requests without a response. If no requests are
+// outstanding, it detects a dead target by probes.
 func (l *link) guard() {
 	defer close(l.watch)
 	hang := l.disk.cfg.Hang
@@ -127,7 +128,7 @@ func (l *link) guard() {
 	for {
 		select {
 		case <-l.conn.Done():
-			l.failed(fmt.Errorf("the connection to the target: %w", l.conn.Err()))
+			l.failed(fmt.Errorf("connection to the target: %w", l.conn.Err()))
 			return
 		case <-tick.C:
 		}
@@ -142,7 +143,7 @@ func (l *link) guard() {
 	}
 }
 
-// close destroys the session; once it has returned, the peer cannot write to the disk's memory.
+// close destroys the session. Once it has returned, the peer cannot write to the disk's memory.
 func (l *link) close() {
 	l.ep.close()
 	l.conn.Close()
@@ -157,7 +158,7 @@ func (l *link) receive(slot int) error {
 	}}})
 }
 
-// post sends a request. It does not sleep.
+// post sends a request. post does not sleep.
 func (l *link) post(r request) error {
 	r.rkey = l.ep.mrs[1].RKey()
 	off := int(r.tag) * requestLen
@@ -176,7 +177,7 @@ func (l *link) handle(wc *ib.WC) {
 	}
 	switch wc.ID &^ 0xffffffff {
 	case ofHello:
-		l.hello <- l.ep.heard(wc) // buffered, and there is only one
+		l.hello <- l.ep.heard(wc) // the buffered channel has room for this only response
 		return
 	case ofRecv:
 	default:

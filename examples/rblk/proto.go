@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// version is the version of offer, login, request and response together.
+// version is the common version of offer, login, request and response.
 const version = 2
 
 // offer is the private data of an initiator's connection request, offerLen bytes, big-endian:
@@ -29,22 +29,22 @@ func (o offer) bytes() []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(o.maxIO))
 }
 
-// parseOffer checks the format, and that a request is possible at all.
+// parseOffer checks the format of an offer, and that its limits allow at least one request.
 func parseOffer(b []byte) (offer, error) {
 	if len(b) < offerLen || string(b[:4]) != offerMagic {
-		return offer{}, errors.New("this is no disk that asks")
+		return offer{}, errors.New("the offer is not from a disk")
 	}
 	if v := binary.BigEndian.Uint16(b[4:]); v != version {
-		return offer{}, fmt.Errorf("this target speaks version %d, not %d", version, v)
+		return offer{}, fmt.Errorf("offer has version %d, want %d", v, version)
 	}
 	depth, maxIO := binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
 	if depth < 1 || maxIO < 512 {
-		return offer{}, fmt.Errorf("depth %d or size %d of requests is too small", depth, maxIO)
+		return offer{}, fmt.Errorf("offer of depth %d and request size %d is too small", depth, maxIO)
 	}
 	return offer{int(min(depth, maxDepth)), int(min(maxIO, maxMaxIO))}, nil
 }
 
-// Tags have 16 bits; an I/O is far below the maximum message length.
+// Tags have 16 bits. The limit of a request is far below the maximum message length.
 const (
 	maxDepth = 1 << 15
 	maxMaxIO = 1 << 30
@@ -53,12 +53,12 @@ const (
 // refusal is the target's rejection of an offer or a login.
 type refusal struct {
 	why   string
-	retry bool // temporary
+	retry bool // true if the initiator may try again
 }
 
 func (r *refusal) Error() string { return "the target refuses: " + r.why }
 
-// bytes encodes a refusal as private data: a byte that is 1 if it is temporary, and the reason.
+// bytes encodes a refusal as private data: a byte that is 1 for a temporary refusal, and the reason.
 func (r *refusal) bytes() []byte {
 	b := []byte{0}
 	if r.retry {
@@ -75,25 +75,25 @@ func parseRefusal(b []byte) (*refusal, bool) {
 	return &refusal{string(b[1:]), b[0] == 1}, true
 }
 
-// login is the first message of an initiator, in JSON.
+// login is the first message of an initiator, encoded in JSON.
 type login struct {
-	Initiator string `json:"initiator"` // constant for the life of a Disk
+	Initiator string `json:"initiator"` // constant for the lifetime of a Disk
 	Epoch     uint64 `json:"epoch"`     // increases with each login of an initiator
 	Export    string `json:"export"`
 }
 
 // welcome is the target's reply to a login.
 type welcome struct {
-	Refused string `json:"refused,omitempty"` // the reason
-	Retry   bool   `json:"retry,omitempty"`   // the refusal is temporary
-	Store   string `json:"store,omitempty"`   // Identifier
-	Cache   string `json:"cache,omitempty"`   // Cacher
+	Refused string `json:"refused,omitempty"` // reason for a refusal
+	Retry   bool   `json:"retry,omitempty"`   // true for a temporary refusal
+	Store   string `json:"store,omitempty"`   // ID of the store, see Identifier
+	Cache   string `json:"cache,omitempty"`   // Cache of the store, see Cacher
 	Size    int64  `json:"size"`              // in bytes
 	Depth   int    `json:"depth"`
 	MaxIO   int    `json:"max_io"`
 }
 
-// helloLen limits the length of a login and a welcome.
+// helloLen limits the length of a login or a welcome.
 const helloLen = 4096
 
 type op uint8
@@ -124,7 +124,7 @@ type request struct {
 	tag    uint16
 	length uint32
 	offset uint64
-	addr   uint64 // the initiator's memory for the data
+	addr   uint64 // memory of the initiator for the data
 	rkey   uint32
 }
 
@@ -140,10 +140,10 @@ func (r request) put(b []byte) {
 	binary.BigEndian.PutUint32(b[24:], r.rkey)
 }
 
-// parseRequest checks the format, and that tag and length are within the negotiated limits.
+// parseRequest checks the format of a request, and that its tag and length are within the negotiated limits.
 func parseRequest(b []byte, depth, maxIO int) (request, error) {
 	if len(b) != requestLen {
-		return request{}, fmt.Errorf("request of %d bytes, not %d", len(b), requestLen)
+		return request{}, fmt.Errorf("request of %d bytes, want %d", len(b), requestLen)
 	}
 	r := request{
 		op: op(b[0]), tag: binary.BigEndian.Uint16(b[2:]), length: binary.BigEndian.Uint32(b[4:]),
@@ -151,11 +151,11 @@ func parseRequest(b []byte, depth, maxIO int) (request, error) {
 	}
 	switch {
 	case r.op < opRead || r.op > opSync || b[1] != 0 || binary.BigEndian.Uint32(b[28:]) != 0:
-		return r, fmt.Errorf("request %v is not known", r.op)
+		return r, fmt.Errorf("unknown request %v", r.op)
 	case int(r.tag) >= depth:
-		return r, fmt.Errorf("request with tag %d of %d", r.tag, depth)
+		return r, fmt.Errorf("request with tag %d, want less than %d", r.tag, depth)
 	case uint64(r.length) > uint64(maxIO):
-		return r, fmt.Errorf("request for %d bytes, more than %d", r.length, maxIO)
+		return r, fmt.Errorf("request for %d bytes exceeds %d", r.length, maxIO)
 	case r.op == opSync && r.length != 0:
 		return r, errors.New("sync with a length")
 	}
@@ -177,7 +177,7 @@ var statusErrno = map[status]syscall.Errno{
 	statusIO: syscall.EIO, statusInvalid: syscall.EINVAL, statusNoSpace: syscall.ENOSPC, statusReadOnly: syscall.EROFS,
 }
 
-// statusOf returns the status closest to an error of a store.
+// statusOf returns the status that is closest to an error of a store.
 func statusOf(err error) status {
 	if err == nil {
 		return statusOK
@@ -217,11 +217,11 @@ func (r response) put(b []byte) {
 
 func parseResponse(b []byte, depth int) (response, error) {
 	if len(b) != responseLen {
-		return response{}, fmt.Errorf("response of %d bytes, not %d", len(b), responseLen)
+		return response{}, fmt.Errorf("response of %d bytes, want %d", len(b), responseLen)
 	}
 	r := response{tag: binary.BigEndian.Uint16(b), status: status(binary.BigEndian.Uint16(b[2:]))}
 	if int(r.tag) >= depth || binary.BigEndian.Uint32(b[4:]) != 0 {
-		return r, fmt.Errorf("response with tag %d of %d", r.tag, depth)
+		return r, fmt.Errorf("response with tag %d, want less than %d", r.tag, depth)
 	}
 	return r, nil
 }

@@ -14,13 +14,13 @@ func TestParseRequest(t *testing.T) {
 	}{
 		{"as made", func(b []byte) []byte { return b }, ""},
 		{"too short", func(b []byte) []byte { return b[:31] }, "31 bytes"},
-		{"no operation", func(b []byte) []byte { b[0] = 0; return b }, "op(0) is not known"},
-		{"an operation to come", func(b []byte) []byte { b[0] = 4; return b }, "op(4) is not known"},
-		{"flags", func(b []byte) []byte { b[1] = 1; return b }, "not known"},
-		{"reserved bytes", func(b []byte) []byte { b[31] = 1; return b }, "not known"},
-		{"a tag that was not agreed", func(b []byte) []byte { b[3] = 4; return b }, "tag 4 of 4"},
-		{"too long", func(b []byte) []byte { b[4] = 1; return b }, "more than 4096"},
-		{"one byte too long", func(b []byte) []byte { b[7] = 1; return b }, "4097 bytes, more than 4096"},
+		{"no operation", func(b []byte) []byte { b[0] = 0; return b }, "unknown request op(0)"},
+		{"an operation to come", func(b []byte) []byte { b[0] = 4; return b }, "unknown request op(4)"},
+		{"flags", func(b []byte) []byte { b[1] = 1; return b }, "unknown request"},
+		{"reserved bytes", func(b []byte) []byte { b[31] = 1; return b }, "unknown request"},
+		{"a tag that was not agreed", func(b []byte) []byte { b[3] = 4; return b }, "tag 4, want less than 4"},
+		{"too long", func(b []byte) []byte { b[4] = 1; return b }, "exceeds 4096"},
+		{"one byte too long", func(b []byte) []byte { b[7] = 1; return b }, "4097 bytes exceeds 4096"},
 		{"a sync of something", func(b []byte) []byte { b[0] = byte(opSync); return b }, "sync with a length"},
 	} {
 		b := make([]byte, requestLen)
@@ -43,7 +43,7 @@ func TestParseResponse(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if _, err := parseResponse(b, 7); err == nil {
-		t.Error("a tag that was not agreed")
+		t.Error("a tag beyond the negotiated depth")
 	}
 	if _, err := parseResponse(b[:7], 8); err == nil {
 		t.Error("too short")
@@ -54,12 +54,12 @@ func TestStatus(t *testing.T) {
 	for s := statusOK; s < 100; s++ {
 		err := s.err()
 		if got := statusOf(err); s <= statusReadOnly && got != s || s > statusReadOnly && got != statusIO {
-			t.Errorf("status %d: got %v, which is status %d", s, err, got)
+			t.Errorf("status %d: got error %v, which has status %d", s, err, got)
 		}
 	}
 }
 
-// FuzzParse checks that accepted input is within the negotiated limits, and is encoded to the same bytes.
+// FuzzParse checks that accepted input is within the negotiated limits, and that encoding it gives the same bytes.
 func FuzzParse(f *testing.F) {
 	b := make([]byte, requestLen)
 	request{op: opRead, tag: 1, length: 512, addr: 1, rkey: 2}.put(b)

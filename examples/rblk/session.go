@@ -12,8 +12,8 @@ import (
 	"verbena/rdmacm"
 )
 
-// session is the target's side of a connection. Its first message is a login. A request uses a slot, identified by its
-// tag, from its arrival to its response:
+// session is the target's side of a connection. The first message of a session is a login. A request uses a slot
+// from its arrival to its response. The tag of the request identifies the slot:
 //
 //	free -> fetching (RDMA READ, of a write) -> storing (a worker) -> free, response posted
 //	  +------------- (read, sync) ------------------^
@@ -23,33 +23,34 @@ type session struct {
 	maxIO int
 
 	opened chan struct{} // closed when open has returned
-	ep     *endpoint     // nil: open has failed
-	conn   *rdmacm.Conn  // nil: open has failed
+	ep     *endpoint     // nil if open has failed
+	conn   *rdmacm.Conn  // nil if open has failed
 	ctl    *memory       // depth+1 requests received, then depth responses to send
 	data   *memory       // maxIO bytes for each tag
 	slots  []requestSlot
 
-	hello chan []byte            // receives the login
-	store atomic.Pointer[export] // nil: before login
-	epoch uint64                 // number of the login
+	hello chan []byte            // receive buffer of the login
+	store atomic.Pointer[export] // nil before the login
+	epoch uint64                 // sequence number of the login
 
-	work    chan uint16 // tags for the workers; never full
+	work    chan uint16 // tags of requests for the workers; never full
 	workers sync.WaitGroup
-	ending  atomic.Bool   // workers skip tags that they have not begun
+	ending  atomic.Bool   // set when workers must skip tags that they have not begun
 	over    chan struct{} // closed when the session has ended
 
 	mu   sync.Mutex
-	why  error         // the first reason to end
+	why  error         // the first reason for the end
 	lost chan struct{} // closed when why is set
 }
 
-// requestSlot is the state of a request. It is owned by the completion handler, or by the worker that has its tag.
+// requestSlot is the state of a request. The completion handler owns it, or the worker that has its tag.
 type requestSlot struct {
 	busy atomic.Bool
 	req  request
 }
 
-// The kind of a completion, in the upper half of a work request's ID; the lower half is a tag or a receive slot.
+// These constants are kinds of completions. The upper half of a work request ID holds the kind, and the lower half
+// a tag or a receive slot.
 const (
 	ofRecv uint64 = iota << 32
 	ofFetch
@@ -65,7 +66,7 @@ func newSession(dev *ib.Device, depth, maxIO int) *session {
 	}
 }
 
-// open creates the objects of the session, and accepts the connection. end undoes it.
+// open creates the objects of the session, and accepts the connection. The method end destroys them.
 func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	defer close(s.opened)
 	if s.ctl, err = newMemory((s.depth+1)*requestLen+s.depth*responseLen, ib.AccessLocalWrite); err != nil {
@@ -74,7 +75,8 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	if s.data, err = newMemory(s.depth*s.maxIO, ib.AccessLocalWrite); err != nil {
 		return err
 	}
-	// A slot may be reused once its response is posted, before that has completed: twice the entries.
+	// A slot may be reused once its response is posted, before the response has completed. The queue therefore has
+	// twice the entries.
 	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) },
 		s.ctl, s.data); err != nil {
 		return err
@@ -100,7 +102,7 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	return nil
 }
 
-// lose makes the session end. It does not sleep.
+// lose starts the end of the session for a reason. lose does not sleep.
 func (s *session) lose(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +118,7 @@ func (s *session) reason() error {
 	return s.why
 }
 
-// end returns when the session does not use the device or the store any more. It may be called by several goroutines.
+// end returns when the session no longer uses the device or the store. Several goroutines may call end.
 func (s *session) end(why error) {
 	s.lose(why)
 	if s.ending.Swap(true) {
@@ -125,7 +127,7 @@ func (s *session) end(why error) {
 	}
 	<-s.opened
 	if s.ep != nil {
-		s.ep.close() // no handler runs afterwards, so work receives no more tags
+		s.ep.close() // no handler runs after this point, so the channel work receives no more tags
 	}
 	close(s.work)
 	s.workers.Wait()
@@ -145,7 +147,7 @@ func (s *session) login(within time.Duration) (*login, error) {
 		l := new(login)
 		return l, json.Unmarshal(b, l)
 	case <-late.C:
-		return nil, fmt.Errorf("nothing was said for %v", within)
+		return nil, fmt.Errorf("no login within %v", within)
 	case <-s.conn.Done():
 		return nil, s.conn.Err()
 	case <-s.lost:
@@ -153,7 +155,7 @@ func (s *session) login(within time.Duration) (*login, error) {
 	}
 }
 
-// watch waits for the end of the session. It probes the peer, which may have died.
+// watch waits for the end of the session. It probes the peer, which may have ended without a message.
 func (s *session) watch(probe time.Duration) {
 	tick := time.NewTicker(probe)
 	defer tick.Stop()
@@ -181,7 +183,7 @@ func (s *session) receive(slot int) error {
 	}}})
 }
 
-// piece returns the slot's part of the data memory.
+// piece returns a slot's part of the data memory.
 func (s *session) piece(tag uint16, n uint32) []byte { return s.data.bytes[int(tag)*s.maxIO:][:n] }
 
 func (s *session) pieceSGL(tag uint16, n uint32) []ib.SGE {
@@ -201,14 +203,14 @@ func (s *session) handle(wc *ib.WC) {
 	case ofFetch:
 		s.work <- uint16(low)
 	case ofHello:
-		s.hello <- s.ep.heard(wc) // buffered, and there is only one
+		s.hello <- s.ep.heard(wc) // the buffered channel has room for this only login
 	}
 	if err != nil {
 		s.lose(err)
 	}
 }
 
-// arrived starts a request.
+// arrived starts a received request.
 func (s *session) arrived(slot int, n uint32) error {
 	r, err := parseRequest(s.request(slot)[:min(n, requestLen)], s.depth, s.maxIO)
 	if err != nil {
@@ -216,11 +218,11 @@ func (s *session) arrived(slot int, n uint32) error {
 	}
 	store := s.store.Load()
 	if store == nil {
-		return errors.New("a request before the welcome")
+		return errors.New("got a request before the welcome")
 	}
 	p := &s.slots[r.tag]
 	if p.busy.Swap(true) {
-		return fmt.Errorf("tag %d is used twice", r.tag)
+		return fmt.Errorf("request with tag %d, which is in use", r.tag)
 	}
 	p.req = r
 	if err := s.receive(slot); err != nil {
@@ -239,7 +241,7 @@ func (s *session) arrived(slot int, n uint32) error {
 	})
 }
 
-// serve is a worker. It may sleep.
+// serve is a worker that executes requests. It may sleep.
 func (s *session) serve() {
 	for tag := range s.work {
 		if s.ending.Load() {
@@ -251,7 +253,7 @@ func (s *session) serve() {
 		switch data := s.piece(tag, r.length); r.op {
 		case opRead:
 			var n int
-			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // possibly with io.EOF
+			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // ReadAt may return io.EOF with complete data
 				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr,
 					RKey: r.rkey})
 				if err != nil {
@@ -270,8 +272,8 @@ func (s *session) serve() {
 	}
 }
 
-// respond frees the request slot, and sends the response to the initiator. The data have arrived before, because a
-// queue pair keeps the order.
+// respond frees the request slot, and sends the response to the initiator. The data arrives before the response,
+// because a queue pair keeps the order.
 func (s *session) respond(tag uint16, st status) error {
 	off := (s.depth+1)*requestLen + int(tag)*responseLen
 	response{tag, st}.put(s.ctl.bytes[off:])

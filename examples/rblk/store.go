@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Store is storage that a target exports. Its methods may sleep, and are called by several goroutines concurrently,
-// never for a range outside Size.
+// Store is storage that a target exports. Its methods may sleep. Several goroutines call them concurrently, never
+// for a range outside Size.
 type Store interface {
 	io.ReaderAt
 	io.WriterAt
@@ -24,18 +24,18 @@ type Store interface {
 	Size() int64
 }
 
-// Identifier is implemented by a Store with an identity. A Disk uses only the store with which it began, and rejects
-// another one of the same name and size.
+// Identifier is implemented by a Store with an identity. A Disk uses only the store with which it began, and
+// rejects another store with the same name and size.
 type Identifier interface {
-	// ID returns a value that stays the same while the written data exist, also after a restart; "" if that is unknown.
-	// At most 256 bytes.
+	// ID returns a value that stays the same while the written data exists, also after a restart, or "" if the
+	// store has no such value. At most 256 bytes.
 	ID() string
 }
 
 // Cacher is implemented by a Store that may lose unsynced data while the target is down.
 type Cacher interface {
-	// Cache returns a value that stays the same while unsynced data exist, also after a restart; "" if that is unknown.
-	// At most 256 bytes.
+	// Cache returns a value that stays the same while unsynced data exists, also after a restart, or "" if the
+	// store has no such value. At most 256 bytes.
 	Cache() string
 }
 
@@ -53,12 +53,12 @@ func idOf(s Store) string {
 	return ""
 }
 
-// export is a Store whose Sync fails permanently after one failure. A later caller must not get success, whether it is
-// another initiator or the same one again because a reset has lost the response.
+// export is a Store in which Sync fails permanently after one failure. A later caller must not get success. The
+// caller may be another initiator, or the same initiator after a reset has lost the response.
 type export struct {
 	Store
 
-	mu     sync.Mutex // held during Sync, so that concurrent callers receive its error too
+	mu     sync.Mutex // held during Sync, so that concurrent callers also get the error
 	failed error
 }
 
@@ -78,8 +78,9 @@ type file struct {
 	id   string
 }
 
-// OpenFile returns the store in an existing file or block device. The caller must close it after the last target has
-// stopped exporting it. It is locked against a second OpenFile (flock(2)), because two targets would corrupt the disk.
+// OpenFile returns the store in an existing file or block device. The caller must close it after the last target
+// has stopped exporting it. OpenFile locks the file against a second OpenFile (flock(2)), because two targets would
+// corrupt the disk.
 func OpenFile(path string) (interface {
 	Store
 	io.Closer
@@ -101,8 +102,8 @@ func OpenFile(path string) (interface {
 	return &file{f, size, fileID(f)}, nil
 }
 
-// fileID distinguishes a file from a later one in its place, possibly with the same inode number. A block device has no
-// ID.
+// fileID returns an ID that distinguishes a file from a later file of the same name, even with the same inode
+// number. A block device has no ID.
 func fileID(f *os.File) string {
 	const need = unix.STATX_TYPE | unix.STATX_INO | unix.STATX_BTIME
 	var st unix.Statx_t
@@ -117,7 +118,7 @@ func (f *file) Size() int64 { return f.size }
 
 func (f *file) ID() string { return f.id }
 
-// Cache identifies the boot of the kernel, which holds the pages that were not written back. (random(4), boot_id)
+// Cache returns the boot ID of the kernel, because the page cache holds the unsynced data. (random(4), boot_id)
 func (f *file) Cache() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -153,7 +154,7 @@ func (m *Memory) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// WriteAt implements io.WriterAt; the memory does not grow.
+// WriteAt implements io.WriterAt. The memory does not grow.
 func (m *Memory) WriteAt(p []byte, off int64) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -18,18 +18,18 @@ import (
 type TargetConfig struct {
 	// Exports maps names to stores. The caller keeps ownership of the stores.
 	Exports map[string]Store
-	// Device is the name of the RDMA device to use; "": all.
+	// Device is the name of the RDMA device to use; "" selects all devices.
 	Device string
-	// Depth and MaxIO limit the requests of an initiator: number of outstanding requests, and bytes of one. 0: 64, and
-	// 128 KiB. Each session allocates Depth x MaxIO of memory.
+	// Depth is the maximum number of outstanding requests of an initiator (0: 64). MaxIO is the maximum number of
+	// bytes of a request (0: 128 KiB). Each session allocates Depth x MaxIO bytes of memory.
 	Depth, MaxIO int
 	// Workers is the number of requests of one session that use the store concurrently. 0: 8.
 	Workers int
-	// Sessions is the maximum number of sessions, including logins in progress. 0: 64.
+	// Sessions is the maximum number of sessions, including logins in progress (0: 64).
 	Sessions int
-	// LoginTimeout limits the time for an initiator's login. 0: 5 s.
+	// LoginTimeout limits the time for an initiator's login (0: 5 s).
 	LoginTimeout time.Duration
-	// Probe is the interval at which an initiator is probed. 0: 5 s.
+	// Probe is the interval at which a session probes its initiator (0: 5 s).
 	Probe time.Duration
 	// Logf is called when sessions begin and end. May be nil.
 	Logf func(format string, args ...any)
@@ -45,23 +45,23 @@ type Target struct {
 
 	mu         sync.Mutex
 	closed     bool
-	devices    []*ib.Device // usable devices
+	devices    []*ib.Device // registered devices
 	initiators map[string]*initiator
 	listeners  map[*rdmacm.Listener]bool
-	sessions   map[*session]bool // including sessions before their login
+	sessions   map[*session]bool // includes sessions before their login
 	serving    sync.WaitGroup    // counts sessions
 }
 
-// initiator is the target's state of an initiator. It exists while the initiator has a login or a session.
+// initiator is the target's state of an initiator. An initiator exists while it has a login or a session.
 type initiator struct {
-	users int // under Target.mu: number of logins and sessions
+	users int // guarded by Target.mu: number of logins and sessions
 
-	//verbena:program those who serve one initiator; held through a login, which sleeps
+	//verbena:program only goroutines that serve one initiator lock it; held during a login, which sleeps
 	mu      sync.Mutex
 	session *session
 }
 
-// NewTarget returns a target on the devices of core. It accepts connections once Serve is called.
+// NewTarget returns a target on the devices of core. The target accepts connections once Serve is called.
 func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 	def := func(v *int, d int) {
 		if *v <= 0 {
@@ -103,7 +103,7 @@ func (t *Target) add(d *ib.Device) (any, error) {
 	return nil, nil
 }
 
-// remove ends the sessions of a device, also before their login.
+// remove ends the sessions of a device, including those before their login.
 func (t *Target) remove(d *ib.Device, _ any) {
 	t.mu.Lock()
 	t.devices = slices.DeleteFunc(t.devices, func(o *ib.Device) bool { return o == d })
@@ -115,7 +115,7 @@ func (t *Target) remove(d *ib.Device, _ any) {
 	}
 	t.mu.Unlock()
 	why := fmt.Errorf("device %s is going", d.Name())
-	for _, s := range gone { // all start to end before the first wait
+	for _, s := range gone { // end all sessions before waiting for the first one
 		s.lose(why)
 	}
 	for _, s := range gone {
@@ -123,8 +123,9 @@ func (t *Target) remove(d *ib.Device, _ any) {
 	}
 }
 
-// Serve accepts connections of initiators from l, until l or the target is closed. It owns l, which should have an
-// unspecified address: a listener with an address of a device ends with the device, also in a reset.
+// Serve accepts connections of initiators from l, until l or the target is closed. Serve takes ownership of l. The
+// address of l should be unspecified, because a listener with an address of a device ends with the device, also in
+// a reset.
 func (t *Target) Serve(l *rdmacm.Listener) error {
 	defer l.Close()
 	t.mu.Lock()
@@ -180,9 +181,9 @@ func (t *Target) admit(r *rdmacm.Request) (*session, error) {
 	case t.closed:
 		return nil, fmt.Errorf("%w: the target ends", errLater)
 	case i < 0:
-		return nil, fmt.Errorf("%w: the device is not used, or is going", errLater)
+		return nil, fmt.Errorf("%w: the device is not in use, or is being removed", errLater)
 	case len(t.sessions) >= t.cfg.Sessions:
-		return nil, fmt.Errorf("%w: there are %d sessions already", errLater, t.cfg.Sessions)
+		return nil, fmt.Errorf("%w: %d sessions are open", errLater, t.cfg.Sessions)
 	}
 	s := newSession(t.devices[i], min(t.cfg.Depth, o.depth), min(t.cfg.MaxIO, o.maxIO))
 	t.sessions[s] = true
@@ -190,8 +191,8 @@ func (t *Target) admit(r *rdmacm.Request) (*session, error) {
 	return s, nil
 }
 
-// Close ends all sessions, and stops serving. Once it has returned, the target does not use the stores. It sleeps, and
-// must not be called from a callback.
+// Close ends all sessions, and stops serving. Once Close has returned, the target does not use the stores. Close
+// sleeps, and must not be called from a callback.
 func (t *Target) Close() error {
 	t.mu.Lock()
 	t.closed = true
@@ -221,7 +222,7 @@ func (t *Target) Sessions() int {
 	return n
 }
 
-// serve handles one connection from its beginning to its end.
+// serve handles one connection until it ends.
 func (t *Target) serve(s *session, r *rdmacm.Request) {
 	if err := s.open(r, t.cfg.Workers); err != nil {
 		t.refuse(r, fmt.Errorf("%w: %w", errLater, err)) // the device is failing: it is being removed or reset
@@ -239,7 +240,7 @@ func (t *Target) serve(s *session, r *rdmacm.Request) {
 	if err := t.login(in, s, l); err != nil {
 		t.cfg.Logf("rblk target: login of initiator %.32q: %v", l.Initiator, err)
 		if s.ep.say(welcome{Refused: err.Error(), Retry: errors.Is(err, errLater)}) == nil {
-			select { // until the initiator has received it
+			select { // until the initiator has received the refusal
 			case <-s.conn.Done():
 			case <-s.lost:
 			case <-time.After(t.cfg.LoginTimeout):
@@ -258,7 +259,7 @@ func (t *Target) serve(s *session, r *rdmacm.Request) {
 	t.cfg.Logf("rblk target: session of initiator %.32q, epoch %d: %v", l.Initiator, l.Epoch, s.reason())
 }
 
-// errLater is a temporary refusal.
+// errLater is the error of a temporary refusal.
 var errLater = errors.New("not now")
 
 func (t *Target) initiator(name string) *initiator {
@@ -286,15 +287,16 @@ func (t *Target) release(in *initiator) {
 	}
 }
 
-// login ends the initiator's old session, and welcomes it to a new one. It does not wait for logins of other
-// initiators: those in progress have ended their old session before they wait, and do not use the store then.
+// login ends the initiator's old session, and replies to the login with a welcome. It does not wait for logins of
+// other initiators. Such a login ends the old session of its initiator before it waits, so it does not use the
+// store meanwhile.
 func (t *Target) login(in *initiator, s *session, l *login) error {
 	store := t.exports[l.Export]
 	switch {
 	case l.Initiator == "":
-		return errors.New("the initiator has no name")
+		return errors.New("the login has no initiator name")
 	case store == nil:
-		return fmt.Errorf("there is no export %.32q", l.Export)
+		return fmt.Errorf("the target has no export %.32q", l.Export)
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -317,8 +319,8 @@ func (t *Target) login(in *initiator, s *session, l *login) error {
 	return nil
 }
 
-// settle waits until the store has finished the operations of ending sessions. Without it a write of a dead initiator
-// could overwrite data of the next one.
+// settle waits until the store has finished the operations of ending sessions. Without this wait, a write of a dead
+// initiator could overwrite data of the next one.
 func (t *Target) settle(store *export) {
 	t.mu.Lock()
 	var ending []*session

@@ -19,7 +19,7 @@ import (
 	"verbena/rdmacm"
 )
 
-// TestOfferRefused checks that an invalid offer is rejected with a reason, and that the target continues.
+// TestOfferRefused checks that an invalid offer is rejected with a reason, and that the target continues to serve.
 func TestOfferRefused(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	good := offer{1, 512}.bytes()
@@ -32,11 +32,11 @@ func TestOfferRefused(t *testing.T) {
 		offer []byte
 		says  string
 	}{
-		{nil, "no disk"},
-		{[]byte("rbl"), "no disk"},
-		{spoiled(0, 'R'), "no disk"},
-		{spoiled(5, 1), "version 2, not 1"},
-		{spoiled(4, 1), "version 2, not 258"},
+		{nil, "not from a disk"},
+		{[]byte("rbl"), "not from a disk"},
+		{spoiled(0, 'R'), "not from a disk"},
+		{spoiled(5, 1), "version 1, want 2"},
+		{spoiled(4, 1), "version 258, want 2"},
 		{offer{0, 512}.bytes(), "too small"},
 		{offer{1, 511}.bytes(), "too small"},
 	} {
@@ -64,16 +64,16 @@ func TestOfferRefused(t *testing.T) {
 	w.openDefault()
 }
 
-// TestLoginRefused checks the same for logins.
+// TestLoginRefused checks that an invalid login is rejected with a reason, and that the target continues to serve.
 func TestLoginRefused(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	for _, c := range []struct {
 		login login
 		says  string
 	}{
-		{login{Export: "disk"}, "no name"},
-		{login{Initiator: "x"}, "no export"},
-		{login{Initiator: "x", Export: "other"}, "no export"},
+		{login{Export: "disk"}, "no initiator name"},
+		{login{Initiator: "x"}, "has no export"},
+		{login{Initiator: "x", Export: "other"}, "has no export"},
 	} {
 		r := w.log(c.login)
 		if got := r.answer(); !strings.Contains(got.Refused, c.says) || got.Retry {
@@ -83,7 +83,7 @@ func TestLoginRefused(t *testing.T) {
 	for _, nonsense := range []any{"text", 7, []int{1}, strings.Repeat("x", helloLen-2), map[string]int{"epoch": -1}} {
 		w.log(nonsense).ended()
 	}
-	// A request is not a login, and a second login is not a request.
+	// The first message must not be a request, and the second must not be a login.
 	r := w.log(login{Initiator: "x", Export: "disk"})
 	r.answer()
 	if err := r.ep.say(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
@@ -109,7 +109,8 @@ func TestLoginTimeout(t *testing.T) {
 	}
 }
 
-// TestSilence checks that a dead initiator is detected, also while it was idle, and that a dead target is detected.
+// TestSilence checks that the target detects a dead initiator, even an idle one, and that the disk detects a dead
+// target.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, NewMemory(4096))
@@ -118,7 +119,7 @@ func TestSilence(t *testing.T) {
 		cfg := w.config()
 		cfg.Hang = 200 * time.Millisecond
 		d := w.open(cfg)
-		testutil.Advance(time.Minute) // it is probed from time to time, and responds
+		testutil.Advance(time.Minute) // the target probes the initiator, which responds
 		if s := d.Stats(); s.Sessions != 1 || s.State != attach.Attached {
 			t.Errorf("idle: %+v", s)
 		}
@@ -133,7 +134,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestTargetRestart restarts the target; the disk's users must see only a delay.
+// TestTargetRestart checks that a restart of the target delays the users of the disk, without an error.
 func TestTargetRestart(t *testing.T) {
 	store := NewMemory(4096)
 	w := newWorld(t, store)
@@ -155,7 +156,7 @@ func TestTargetRestart(t *testing.T) {
 	testutil.Eventually(t, "the target to notice", func() bool { return w.target.Sessions() == 0 })
 }
 
-// TestExportChanged checks that an export that is replaced by another store is rejected: requests must fail.
+// TestExportChanged checks that requests fail after an export was replaced by another store.
 func TestExportChanged(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int64{2048, 4096} {
@@ -168,7 +169,7 @@ func TestExportChanged(t *testing.T) {
 			w.stop()
 			w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(size)}})
 			if _, err := d.WriteAt([]byte("x"), 0); err == nil || !strings.Contains(err.Error(), "the export has changed") {
-				t.Errorf("write to a disk that is another: %v", err)
+				t.Errorf("write to a disk with a replaced store: got %v, want EIO", err)
 			}
 		})
 	}
@@ -180,7 +181,7 @@ type crashing struct {
 	mu     sync.Mutex
 	safe   []byte
 	boot   string
-	during func() // called in each Sync, after it has captured the data
+	during func() // called in each Sync after the data was captured
 }
 
 func (c *crashing) Cache() string { return c.boot }
@@ -195,14 +196,14 @@ func (c *crashing) Sync() error {
 	return nil
 }
 
-// TestTargetCrash checks that a disk continues after a crash of its target's host if no data were lost, and otherwise
-// ends, so that users do not read older data.
+// TestTargetCrash checks that a disk continues after a crash of its target's host if no data was lost. Otherwise
+// the disk must end, so that users do not read older data.
 func TestTargetCrash(t *testing.T) {
 	write := func(d *Disk, s string) error { _, err := d.WriteAt([]byte(s), 8); return err }
 	for _, c := range []struct {
 		name   string
 		before func(d *Disk, s *crashing) error
-		after  string // "": ended
+		after  string // "": the disk has ended
 	}{
 		{"nothing written", func(*Disk, *crashing) error { return nil }, "\x00\x00\x00"},
 		{"synced", func(d *Disk, _ *crashing) error { return errors.Join(write(d, "one"), d.Sync()) }, "one"},
@@ -237,7 +238,7 @@ func TestTargetCrash(t *testing.T) {
 			_, err := d.ReadAt(got[:], 8)
 			switch {
 			case c.after != "" && (err != nil || string(got[:]) != c.after):
-				t.Errorf("after the crash: %q, %v; want %q", got, err, c.after)
+				t.Errorf("read after the crash: got %q, %v; want %q", got, err, c.after)
 			case c.after == "" && (!errors.Is(err, ErrUnsynced) || !errors.Is(err, syscall.EIO)):
 				t.Errorf("after the crash: %q, %v", got, err)
 			case c.after == "" && (!errors.Is(write(d, "new"), ErrUnsynced) || !errors.Is(d.Sync(), ErrUnsynced)):
@@ -247,7 +248,7 @@ func TestTargetCrash(t *testing.T) {
 	}
 }
 
-// expect returns nil if err is want.
+// expect returns nil if err matches want.
 func expect(err, want error) error {
 	if errors.Is(err, want) {
 		return nil
@@ -255,7 +256,8 @@ func expect(err, want error) error {
 	return fmt.Errorf("%v, want %v", err, want)
 }
 
-// TestFileIdentity checks that a file has the same ID when it is opened again, and that a replacement has another one.
+// TestFileIdentity checks that a file has the same ID when it is opened again, and that a replacement has a
+// different ID.
 func TestFileIdentity(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk.img")
 	open := func() string {
@@ -277,7 +279,7 @@ func TestFileIdentity(t *testing.T) {
 	create()
 	id := open()
 	if id == "" {
-		t.Skip("this file system does not say when a file was made")
+		t.Skip("the file system stores no birth time")
 	}
 	if again := open(); again != id {
 		t.Errorf("%q, opened again: %q", id, again)
@@ -285,14 +287,14 @@ func TestFileIdentity(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(20 * time.Millisecond) // timestamps of file systems are coarse
+	time.Sleep(20 * time.Millisecond) // file systems have coarse timestamps
 	create()
 	if other := open(); other == id {
-		t.Errorf("another file is %q too", other)
+		t.Errorf("ID of the replacement: got %q, want a different one", other)
 	}
 }
 
-// TestTooManySessions checks that sessions beyond the limit are rejected, without an effect on existing ones.
+// TestTooManySessions checks that sessions beyond the limit are rejected, without an effect on existing sessions.
 func TestTooManySessions(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	w.stop()
@@ -300,9 +302,9 @@ func TestTooManySessions(t *testing.T) {
 	d := w.openDefault()
 	var no *rdmacm.RefusedError
 	if _, err := w.dial(offer{1, 512}.bytes()); !errors.As(err, &no) {
-		t.Fatalf("a second one is not sent away: %v", err)
+		t.Fatalf("second session: got %v, want a refusal", err)
 	}
-	if r, ok := parseRefusal(no.Data); !ok || !r.retry || !strings.Contains(r.why, "there are 1 sessions") {
+	if r, ok := parseRefusal(no.Data); !ok || !r.retry || !strings.Contains(r.why, "1 sessions are open") {
 		t.Errorf("%q", no.Data)
 	}
 	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
@@ -310,8 +312,8 @@ func TestTooManySessions(t *testing.T) {
 	}
 }
 
-// TestLoginWaits checks that a login that waits for the end of the old session longer than LoginTimeout is welcomed
-// nevertheless. If the initiator has died meanwhile, no session may remain.
+// TestLoginWaits checks that a login succeeds even if the old session takes longer than LoginTimeout to end. If the
+// initiator has ended meanwhile, no session may remain.
 func TestLoginWaits(t *testing.T) {
 	for _, stays := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stays %v", stays), func(t *testing.T) {
@@ -342,12 +344,12 @@ func TestLoginWaits(t *testing.T) {
 	}
 }
 
-// TestLateLogin checks that a login with the epoch of an existing session, or an older one, is rejected and ends no
-// session.
+// TestLateLogin checks that a login with the epoch of an existing session, or an older epoch, is rejected and ends
+// no session.
 func TestLateLogin(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	d := w.openDefault()
-	epoch := d.epoch // it does not log in again while its path works
+	epoch := d.epoch // the disk does not log in again while its path works
 	for _, late := range []uint64{epoch, epoch - 1} {
 		r := w.log(login{Initiator: d.name, Epoch: late, Export: "disk"})
 		if got := r.answer(); !strings.Contains(got.Refused, "has passed") {

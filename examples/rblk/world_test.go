@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// host is a core with a connection manager and one slot. The adapter in the slot can fail in every way.
+// host is a core with a connection manager and one slot. The adapter in the slot can fail in each way.
 type host struct {
 	t       testing.TB
 	core    ib.Core
@@ -33,7 +33,8 @@ type host struct {
 	slot    *ibslot.Slot
 }
 
-// newHost returns a host with a software device at addr on a network. Checked mode checks the protocol as a consumer.
+// newHost returns a host with a software device at addr on a network. Checked mode also checks rblk, which is a
+// consumer.
 func newHost(t testing.TB, network *simnet.Net, addr string) *host {
 	h := &host{t: t, cfg: rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Network: network, Fabric: &rxe.Fabric{},
@@ -41,7 +42,7 @@ func newHost(t testing.TB, network *simnet.Net, addr string) *host {
 	}}
 	check.On(&h.core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	var err error
-	// Messages are lost while the peer's device is down: they are retransmitted after 34 ms.
+	// Messages that are lost while the peer's device is down are retransmitted after 34 ms.
 	if h.manager, err = rdmacm.New(&h.core, rdmacm.Config{Timeout: 13}); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +75,7 @@ func (h *host) must(err error) {
 	}
 }
 
-// resetAt arms a reset, after an earlier one has ended.
+// resetAt arms a reset after an earlier reset has ended.
 func (h *host) resetAt(m ibslot.Moment) {
 	err := error(syscall.ENODEV)
 	for errors.Is(err, syscall.ENODEV) {
@@ -84,7 +85,7 @@ func (h *host) resetAt(m ibslot.Moment) {
 	h.must(err)
 }
 
-// breakdowns are the ways in which a device fails and recovers, some with a pause.
+// breakdowns lists the ways in which a device fails and recovers, some of them with a pause.
 var breakdowns = map[string]func(h *host, pause time.Duration){
 	"reset": func(h *host, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
 	"hang": func(h *host, pause time.Duration) {
@@ -109,7 +110,7 @@ var breakdowns = map[string]func(h *host, pause time.Duration){
 	"death": func(h *host, pause time.Duration) {
 		h.hw.Die()
 		if err := h.slot.Reset(context.Background()); err == nil {
-			h.t.Error("a dead adapter was reset")
+			h.t.Error("dead adapter: got a successful reset")
 		}
 		h.remove()
 		time.Sleep(pause)
@@ -117,7 +118,7 @@ var breakdowns = map[string]func(h *host, pause time.Duration){
 	},
 }
 
-// world is a target and the host of a disk.
+// world is a target, and the host of a disk.
 type world struct {
 	t         testing.TB
 	init      *host
@@ -178,7 +179,7 @@ func (w *world) open(cfg DiskConfig) *Disk {
 	return d
 }
 
-// raw is a connection to the target that sends messages which a Disk would not.
+// raw is a connection to the target on which a test sends messages that no Disk sends.
 type raw struct {
 	t    testing.TB
 	conn *rdmacm.Conn
@@ -186,7 +187,7 @@ type raw struct {
 	said chan []byte
 }
 
-// dial connects with an offer.
+// dial connects to the target with an offer.
 func (w *world) dial(offer []byte) (_ *raw, err error) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -212,7 +213,7 @@ func (w *world) dial(offer []byte) (_ *raw, err error) {
 	return r, err
 }
 
-// log sends v as a login.
+// log sends v as a login message.
 func (w *world) log(v any) *raw {
 	w.t.Helper()
 	r, err := w.dial(offer{1, 512}.bytes())
@@ -225,7 +226,7 @@ func (w *world) log(v any) *raw {
 	return r
 }
 
-// answer returns the target's reply.
+// answer returns the target's reply to the login.
 func (r *raw) answer() (w welcome) {
 	r.t.Helper()
 	select {
@@ -241,7 +242,7 @@ func (r *raw) answer() (w welcome) {
 	return w
 }
 
-// ended waits until the target has ended the connection.
+// ended waits until the target has closed the connection.
 func (r *raw) ended() {
 	r.t.Helper()
 	select {
@@ -258,7 +259,7 @@ func (r *raw) close() {
 	r.conn.Close()
 }
 
-// pattern returns data that identify their range and the write.
+// pattern returns data that identifies its range and its write.
 func pattern(rng *rand.Rand, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {

@@ -1,5 +1,6 @@
-// Command rpc is a remote procedure call by SEND: each call is a message, and so is its reply. The ID of a work request
-// identifies its memory. Immediate data identifies the call of a reply, so many calls can be in flight.
+// Command rpc implements remote procedure calls by SEND: each call is a message, and each reply is another one. The
+// ID of a work request identifies its memory. The immediate data of a reply identifies the call, so many calls can
+// be in flight.
 //
 //	go run ./examples/rpc
 package main
@@ -18,10 +19,10 @@ import (
 
 const (
 	messageSize = 1024
-	calls       = 8 // in flight
+	calls       = 8 // number of calls in flight
 )
 
-// conn is one side of a connection, with memory for each message to receive and to send.
+// conn is one side of a connection, with memory for each received and each sent message.
 type conn struct {
 	qp       *verbs.QP
 	cq       *verbs.CQ
@@ -47,7 +48,7 @@ func newConn(dev *verbs.Device) (*conn, error) {
 	if c.qp, err = pd.CreateQP(verbs.QPInit{SendCQ: c.cq, SendWRs: 2 * calls, RecvWRs: calls}); err != nil {
 		return nil, err
 	}
-	if err := c.qp.Prepare(verbs.Path{}); err != nil { // receives are posted before the peer can send
+	if err := c.qp.Prepare(verbs.Path{}); err != nil { // the receives are posted before the peer can send
 		return nil, err
 	}
 	for i := range calls {
@@ -62,11 +63,11 @@ func (c *conn) receive(slot uint64) error {
 	return c.qp.PostRecv(&verbs.RecvWR{ID: slot, Local: c.in.SGE(int(slot)*messageSize, messageSize)})
 }
 
-// send sends the message of a call. Its memory is free again once the reply has arrived, which is later than the
-// completion.
+// send sends the message of a call. The memory of the message can be reused once the reply has arrived, which is
+// later than the completion.
 func (c *conn) send(id uint32, message []byte) error {
 	if len(message) > messageSize {
-		return fmt.Errorf("message of %d bytes exceeds %d", len(message), messageSize)
+		return fmt.Errorf("message of %d bytes exceeds %d bytes", len(message), messageSize)
 	}
 	at := int(id) * messageSize
 	copy(c.out.Bytes()[at:], message)
@@ -74,7 +75,7 @@ func (c *conn) send(id uint32, message []byte) error {
 		Local: c.out.SGE(at, len(message))})
 }
 
-// serve passes on messages until the context is cancelled.
+// serve delivers received messages until the context is cancelled.
 func (c *conn) serve(ctx context.Context) error {
 	for wc, err := range c.cq.Completions(ctx) {
 		if errors.Is(err, context.Canceled) {
@@ -95,10 +96,10 @@ func (c *conn) serve(ctx context.Context) error {
 	return nil
 }
 
-// client waits for replies by the numbers of their calls.
+// client matches replies with the numbers of their calls.
 type client struct {
 	*conn
-	free    chan uint32 // numbers of calls that are not in flight
+	free    chan uint32 // numbers that no call in flight uses
 	answers [calls]chan []byte
 }
 
@@ -121,7 +122,7 @@ func (cl *client) call(request []byte) ([]byte, error) {
 	return <-cl.answers[id], nil
 }
 
-// run creates both sides, and calls from many goroutines.
+// run creates both sides, and calls the server from many goroutines.
 func run() (answers []string, err error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
@@ -132,7 +133,7 @@ func run() (answers []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dev.Close() // destroys all objects on it too
+	defer dev.Close() // Close also destroys all objects of the device
 	here, err := newConn(dev)
 	if err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
-// Command sendfile sends a file by RDMA WRITE. Its parts are written directly to the receiver's memory. Immediate data
-// with the last part reports that all have arrived, and the length of the file.
+// Command sendfile sends a file by RDMA WRITE. The parts of the file are written directly to the receiver's memory.
+// Immediate data with the last part reports the length of the file, and that all parts have arrived.
 //
 //	go run ./examples/sendfile README.md
 package main
@@ -17,10 +17,10 @@ import (
 
 const (
 	partSize = 64 << 10
-	inFlight = 16 // parts
+	inFlight = 16 // maximum number of parts in flight
 )
 
-// send writes a file to memory of the peer, which has posted a receive.
+// send writes a file to the memory of the peer, which must have posted a receive.
 func send(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to verbs.Remote) error {
 	wc := make([]verbs.WC, inFlight)
 	left := file.Len()
@@ -65,7 +65,7 @@ func transfer(ctx context.Context, contents []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dev.Close() // destroys all objects on it too
+	defer dev.Close() // Close also destroys all objects of the device
 	pd, err := dev.AllocPD()
 	if err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func transfer(ctx context.Context, contents []byte) ([]byte, error) {
 	if err := verbs.ConnectPair(qps[0], qps[1]); err != nil {
 		return nil, err
 	}
-	if err := qps[1].PostRecv(&verbs.RecvWR{}); err != nil { // immediate data consumes one, without memory
+	if err := qps[1].PostRecv(&verbs.RecvWR{}); err != nil { // immediate data consumes one receive, which needs no memory
 		return nil, err
 	}
 	if err := send(ctx, qps[0], cqs[0], file, memory.Remote(0)); err != nil {

@@ -1,7 +1,8 @@
-// Package nbd serves disks to local programs by the network block device protocol, usually on a Unix socket. Clients
-// are nbdcopy, nbdinfo, qemu-img, qemu, nbdkit's filters and the kernel's nbd driver. It implements the fixed newstyle
-// negotiation with simple replies, as described in https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md,
-// with the options EXPORT_NAME, INFO, GO, LIST and ABORT.
+// Package nbd serves disks to local programs by the network block device protocol, usually on a Unix socket.
+// Clients are nbdcopy, nbdinfo, qemu-img, qemu, nbdkit's filters and the kernel's nbd driver. It implements the
+// fixed newstyle negotiation with simple replies, as described in
+// https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md, with the options EXPORT_NAME, INFO, GO, LIST
+// and ABORT.
 package nbd
 
 import (
@@ -21,7 +22,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Disk is a served disk. Its methods are called by several goroutines concurrently.
+// Disk is a served disk. Several goroutines call its methods concurrently.
 type Disk interface {
 	io.ReaderAt
 	io.WriterAt
@@ -31,9 +32,11 @@ type Disk interface {
 
 // Server serves disks by name.
 type Server struct {
-	// Exports maps names to disks. A client that requests the name "" receives the only disk, if there is exactly one.
+	// Exports maps names to disks. A client that requests the name "" gets the only disk, if Exports has exactly
+	// one.
 	Exports map[string]Disk
-	// Logf is called with the reason for the end of a connection, unless the client has requested it. May be nil.
+	// Logf is called with the reason for the end of a connection, unless the client has requested the end. May be
+	// nil.
 	Logf func(format string, args ...any)
 }
 
@@ -71,21 +74,21 @@ const (
 	cmdFlagFUA = 1 << 0
 
 	maxOption  = 4096
-	maxPayload = 32 << 20 // the limit that clients may assume
+	maxPayload = 32 << 20 // the block size limit that clients may assume
 	maxPooled  = 256 << 10
 
-	// Limits of the memory and requests that a client can make the server hold. A client may leave replies unread for
-	// ever.
+	// Limits of the memory and requests that a client can occupy in the server. A client may leave replies unread
+	// for ever.
 	maxConns = 32
 	inFlight = 64         // requests per connection
-	inMemory = maxPayload // bytes of their data
+	inMemory = maxPayload // bytes of the requests' data
 )
 
 // handshake limits the time for the client's negotiation.
 const handshake = 10 * time.Second
 
-// Serve accepts connections until ctx ends, which also ends the connections. It owns l. It closes connections beyond
-// the 32nd at once; each connection uses up to 48 MiB.
+// Serve accepts connections until ctx ends, which also ends the connections. It owns l. Serve closes connections
+// beyond the 32nd at once. Each connection uses up to 48 MiB.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	defer l.Close()
@@ -105,7 +108,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		default:
 			c.Close()
 			if s.Logf != nil {
-				s.Logf("nbd: a client was sent away: there are %d connections already", maxConns)
+				s.Logf("nbd: client refused: %d connections are open", maxConns)
 			}
 			continue
 		}
@@ -124,10 +127,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 type conn struct {
 	r *bufio.Reader
 
-	mu sync.Mutex // serialises replies
+	mu sync.Mutex // serialises writes of replies
 	w  net.Conn
 
-	gone atomic.Bool // the client does not read replies any more
+	gone atomic.Bool // set when the client does not read replies any more
 }
 
 func newReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64<<10) }
@@ -155,7 +158,7 @@ func (s *Server) serve(nc net.Conn) error {
 	return c.transmit(disk)
 }
 
-// find returns the disk with a name.
+// find returns the disk with the given name.
 func (s *Server) find(name string) Disk {
 	if name == "" && len(s.Exports) == 1 {
 		for _, d := range s.Exports {
@@ -176,9 +179,9 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 	}
 	clientFlags := binary.BigEndian.Uint32(flags[:])
 	if clientFlags&^(flagFixed|flagNoZeroes) != 0 {
-		return nil, fmt.Errorf("client flags %#x are not known", clientFlags)
+		return nil, fmt.Errorf("unknown client flags %#x", clientFlags)
 	}
-	for range 1000 { // a client needs three
+	for range 1000 { // the three flags that a client needs
 		var h [16]byte
 		if _, err := io.ReadFull(c.r, h[:]); err != nil {
 			return nil, quiet(err)
@@ -202,7 +205,7 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 		case optExportName:
 			d := s.find(string(data))
 			if d == nil {
-				return nil, fmt.Errorf("there is no export %.64q", data) // the protocol has no reply for this
+				return nil, fmt.Errorf("the server has no export %.64q", data) // the option EXPORT_NAME has no error reply
 			}
 			b := append(u64(uint64(d.Size())), u16(sendFlags)...)
 			if clientFlags&flagNoZeroes == 0 {
@@ -246,7 +249,7 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 			return nil, err
 		}
 	}
-	return nil, errors.New("the client does not come to an end with its options")
+	return nil, errors.New("the client sends too many options")
 }
 
 // infoName returns the name in the data of INFO and GO: its length (4), the name, the number of requests (2), and the
@@ -263,7 +266,7 @@ func infoName(b []byte) (string, bool) {
 	return string(b[4 : 4+n]), len(rest) == 2+2*int(binary.BigEndian.Uint16(rest))
 }
 
-// quiet suppresses the error of a client that disconnects between messages.
+// quiet removes the error of a client that disconnects between messages.
 func quiet(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
 		return nil
@@ -286,15 +289,15 @@ func errno(err error) uint32 {
 	return uint32(syscall.EIO)
 }
 
-// transmit executes requests, several at a time, until the client disconnects. It finishes the requests that have
-// begun.
+// transmit executes requests, several at a time, until the client disconnects. transmit finishes the requests that
+// have begun.
 func (c *conn) transmit(d Disk) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	slots := make(chan struct{}, inFlight)
 	memory := semaphore.NewWeighted(inMemory)
 	pool := sync.Pool{New: func() any { return new([]byte) }}
-	for !c.gone.Load() { // many requests may have been read ahead
+	for !c.gone.Load() { // the buffer may already contain many requests
 		var h [28]byte
 		if _, err := io.ReadFull(c.r, h[:]); err != nil {
 			return quiet(err)
@@ -316,7 +319,7 @@ func (c *conn) transmit(d Disk) error {
 			held = int64(n)
 		}
 		slots <- struct{}{}
-		memory.Acquire(context.Background(), held) // released when replies have been written, or have failed
+		memory.Acquire(context.Background(), held) // released when replies were written, or could not be written
 		buf := pool.Get().(*[]byte)
 		if int64(cap(*buf)) < held {
 			*buf = make([]byte, held)
@@ -342,14 +345,14 @@ func (c *conn) transmit(d Disk) error {
 			}
 			if c.write(u32(magicAnswer), u32(errno(err)), handle[:], data) != nil {
 				c.gone.Store(true)
-				c.w.Close() // ends the reading too
+				c.w.Close() // also ends the reading
 			}
 		})
 	}
 	return nil
 }
 
-// perform executes one request.
+// perform executes one request and returns its reply.
 func perform(d Disk, kind, flags uint16, off uint64, n uint32, buf []byte) error {
 	if flags&^cmdFlagFUA != 0 {
 		return syscall.EINVAL
@@ -365,7 +368,7 @@ func perform(d Disk, kind, flags uint16, off uint64, n uint32, buf []byte) error
 		if got, err := d.ReadAt(buf, int64(off)); got < len(buf) {
 			return err
 		}
-		return nil // also with io.EOF at the end
+		return nil // ReadAt may return io.EOF with complete data at the end
 	case cmdWrite:
 		_, err := d.WriteAt(buf, int64(off))
 		if err == nil && flags&cmdFlagFUA != 0 {

@@ -37,7 +37,7 @@ func (r *ram) ReadAt(p []byte, off int64) (int, error) {
 	}
 	n := copy(p, r.b[off:])
 	if off+int64(n) == r.Size() {
-		return n, io.EOF // as an io.ReaderAt may
+		return n, io.EOF // with io.EOF at the end, as an io.ReaderAt may
 	}
 	return n, nil
 }
@@ -60,7 +60,7 @@ func (r *ram) Sync() error {
 
 func (r *ram) Size() int64 { return int64(len(r.b)) }
 
-// client implements the client's side of the protocol for tests.
+// client is the client's side of the protocol, for tests.
 type client struct {
 	t testing.TB
 	net.Conn
@@ -136,7 +136,7 @@ func (c *client) answer(handle uint64, errno syscall.Errno, data []byte) {
 func (c *client) expectClosed() {
 	c.t.Helper()
 	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
-		c.t.Fatalf("read after the end: got %d bytes and %v, want 0 and EOF", n, err)
+		c.t.Fatalf("read after the end of the connection: got %d bytes and %v, want 0 and EOF", n, err)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestNegotiation(t *testing.T) {
 		c.greet(3)
 		c.option(optGo, make([]byte, 6))
 		c.reply(optGo, repErrUnknown, []byte("there is no such export"))
-		c.goTo("a", 4096) // may be tried again
+		c.goTo("a", 4096) // the client may try another option
 	})
 	t.Run("GO that contradicts itself", func(t *testing.T) {
 		c := dial(t, two)
@@ -195,7 +195,7 @@ func TestNegotiation(t *testing.T) {
 	t.Run("an option that is not known", func(t *testing.T) {
 		c := dial(t, two)
 		c.greet(3)
-		c.option(8, nil) // structured replies
+		c.option(8, nil) // the option of structured replies
 		c.reply(8, repErrUnsup, nil)
 	})
 	t.Run("an option that is too long", func(t *testing.T) {
@@ -223,12 +223,12 @@ func TestTransmission(t *testing.T) {
 	c.request(0, cmdWrite, 1, 100, 512, data)
 	c.answer(1, 0, nil)
 	if !bytes.Equal(d.b[100:612], data) || d.syncs != 0 {
-		t.Fatal("the data did not arrive, or were synced")
+		t.Fatal("write: got other data in the disk, or a sync, want the data without a sync")
 	}
 	c.request(cmdFlagFUA, cmdWrite, 2, 0, 8, data[:8])
 	c.answer(2, 0, nil)
 	if d.syncs != 1 {
-		t.Error("FUA did not sync")
+		t.Error("write with FUA: got no sync")
 	}
 	c.request(0, cmdRead, 3, 100, 512, nil)
 	c.answer(3, 0, data)
@@ -237,7 +237,7 @@ func TestTransmission(t *testing.T) {
 	c.request(0, cmdFlush, 4, 0, 0, nil)
 	c.answer(4, 0, nil)
 	if d.syncs != 2 {
-		t.Error("flush did not sync")
+		t.Error("flush: got no sync")
 	}
 	for _, r := range []struct {
 		name        string
@@ -260,7 +260,7 @@ func TestTransmission(t *testing.T) {
 	d.err = syscall.EIO
 	d.mu.Unlock()
 	c.request(0, cmdRead, 6, 0, 8, nil)
-	c.answer(6, syscall.EIO, nil) // and no data
+	c.answer(6, syscall.EIO, nil) // without data
 	c.request(0, cmdFlush, 7, 0, 0, nil)
 	c.answer(7, syscall.EIO, nil)
 	c.request(0, cmdDisc, 8, 0, 0, nil)
@@ -368,7 +368,7 @@ func TestClientGone(t *testing.T) {
 		t.Error(err)
 	}
 	if n := d.reads.Load(); n > requests/10 {
-		t.Errorf("%d reads for a client that has gone", n)
+		t.Errorf("got %d reads for a disconnected client, want fewer", n)
 	}
 }
 
@@ -390,7 +390,8 @@ func TestHandshakeTimeout(t *testing.T) {
 	})
 }
 
-// TestTooManyConnections checks the limit of connections, and that a new one is accepted after another has ended.
+// TestTooManyConnections checks that the server refuses connections beyond the limit, and accepts a new one after
+// another has ended.
 func TestTooManyConnections(t *testing.T) {
 	l, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
@@ -427,8 +428,8 @@ func TestTooManyConnections(t *testing.T) {
 	}
 }
 
-// FuzzServe checks that for any input of a client the server neither fails nor accesses data outside the disk, and that
-// it ends.
+// FuzzServe checks that for any input of a client the server does not fail, accesses no data outside the disk, and
+// ends.
 func FuzzServe(f *testing.F) {
 	opt := func(o uint32, data []byte) []byte {
 		return bytes.Join([][]byte{[]byte("IHAVEOPT"), u32(o), u32(uint32(len(data))), data}, nil)

@@ -15,7 +15,7 @@ import (
 	"verbena/rdmacm"
 )
 
-// host is a midlayer with a connection manager and one slot. The adapter in the slot can be made to fail.
+// host is a midlayer with a connection manager and one slot. The test can make the adapter in the slot fail.
 type host struct {
 	core    ib.Core
 	manager *rdmacm.Manager
@@ -32,7 +32,7 @@ func newHost(addr netip.Addr) (*host, error) {
 		Name: "rxe0", Netdev: *dev, Addrs: []netip.Addr{addr}, Network: link.UDP(link.UDPOptions{}), Fabric: &rxe.Fabric{},
 		Logf: log.Printf,
 	})}
-	// A message lost because the peer's device is down is retransmitted soon: after 0.27 s.
+	// A connection manager message that is lost while the peer's device is down is retransmitted after 0.27 s.
 	if h.manager, err = rdmacm.New(&h.core, rdmacm.Config{Timeout: 16}); err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (h *host) close() {
 	}
 }
 
-// reset resets a healthy device, one that hangs, or one that is unresponsive for a moment.
+// reset resets a device that works, that hangs, or that does not answer for a moment.
 func (h *host) reset() error {
 	switch rand.N(3) {
 	case 1:
@@ -64,8 +64,8 @@ func (h *host) reset() error {
 	return h.slot.Reset(context.Background())
 }
 
-// resetting resets the device at random moments, if every is positive, until stop is called. stop returns the number of
-// resets.
+// resetting resets the device at random moments until its result stop is called, if every is positive. The function
+// stop returns the number of resets.
 func (h *host) resetting(every time.Duration) (stop func() int) {
 	if every <= 0 {
 		return func() int { return 0 }

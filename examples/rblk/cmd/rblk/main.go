@@ -1,6 +1,6 @@
-// Command rblk is a disk over RDMA, in user space on both sides: a target exports files, a disk offers one of them to
-// local programs by the network block device protocol. Each embeds a software RDMA device of its own. See package
-// verbena/examples/rblk.
+// Command rblk is a disk over RDMA, in user space on both sides. A target exports files, and a disk presents one of
+// them to local programs by the network block device protocol. Each side embeds its own software RDMA device. See
+// package verbena/examples/rblk.
 //
 //	rblk target --addr 127.0.0.2 data=/tmp/disk.img
 //	rblk disk   --addr 127.0.0.3 --target 127.0.0.2:10810 --export data --nbd /tmp/disk.sock
@@ -27,13 +27,13 @@ import (
 
 type cli struct {
 	Target targetCmd `cmd:"" help:"Export files."`
-	Disk   diskCmd   `cmd:"" help:"Offer a target's export on a socket, by the network block device protocol (NBD)."`
+	Disk   diskCmd   `cmd:"" help:"Present a target's export on a socket, by the network block device protocol (NBD)."`
 }
 
 // device holds the flags of the software RDMA device.
 type device struct {
-	Addr       netip.Addr    `required:"" placeholder:"IP" help:"Address of the RDMA device, one of this host; UDP port 4791 must be free there. The other end must use another address."`
-	ResetEvery time.Duration `placeholder:"TIME" help:"Reset the device repeatedly, after random times up to twice this one, to show that no data are lost."`
+	Addr       netip.Addr    `required:"" placeholder:"IP" help:"Address of the RDMA device on this host; UDP port 4791 must be free. The other end must use another address."`
+	ResetEvery time.Duration `placeholder:"TIME" help:"Reset the device repeatedly, after random times up to twice this time, to show that no data is lost."`
 	Quiet      bool          `short:"q" help:"Do not log sessions."`
 }
 
@@ -46,7 +46,7 @@ func (d *device) logf() func(string, ...any) {
 
 type targetCmd struct {
 	device
-	Port    uint16            `default:"10810" help:"Port of the connection manager at which disks log in; 0: any that is free. Anyone who reaches the device may read and write: give it an address in a network that you trust."`
+	Port    uint16            `default:"10810" help:"Port of the connection manager at which disks log in; 0: any free port. Any client that reaches the device may read and write: use an address in a trusted network."`
 	Exports map[string]string `arg:"" name:"name=file" help:"Existing files or block devices to export."`
 }
 
@@ -109,7 +109,7 @@ func (c *diskCmd) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { d.Close() })()
 	l, err := net.Listen("unix", c.NBD)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%w: another disk is there, or one that was killed has left the socket behind: then remove it", err)
+		return fmt.Errorf("%w: another disk uses this socket, or a killed disk has left it behind: then remove it", err)
 	}
 	if err != nil {
 		return err
