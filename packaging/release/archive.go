@@ -9,7 +9,7 @@ import (
 	"path"
 )
 
-// archive writes a tar.gz file with all files below one directory.
+// archive writes a tar.gz file that contains all files below one directory.
 func (r *release) archive(name string, files []file) error {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -30,7 +30,7 @@ func (r *release) archive(name string, files []file) error {
 	return r.write(name, b.Bytes())
 }
 
-// tar writes the files and their directories, owned by root, with the time of the release.
+// tar writes the files and their directories. Root owns them, and their time is that of the release.
 func (r *release) tar(w io.Writer, files []file) error {
 	t := tar.NewWriter(w)
 	made := map[string]bool{".": true, "/": true}
@@ -61,7 +61,7 @@ func (r *release) tar(w io.Writer, files []file) error {
 	return t.Close()
 }
 
-// compressed returns the content in the format of gzip -n.
+// compressed returns the content in the format of `gzip -n`.
 func compressed(content []byte) ([]byte, error) {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)

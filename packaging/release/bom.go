@@ -12,9 +12,10 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// bom writes the list of the modules in a binary, from the data of the Go linker, with their licences.
+// bom writes the list of the modules in a binary with their licences. The list comes from the build information in
+// the binary.
 func (r *release) bom(name, arch string) error {
-	// The generator finds licences in the module cache, relative to its working directory.
+	// The generator searches licences in the module cache, relative to its working directory.
 	if err := os.Chdir(r.root); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 
 // file is a file in an archive.
 type file struct {
-	name    string // name below the directory of the archive
+	name    string // path below the directory of the archive
 	mode    fs.FileMode
 	content []byte
 }
@@ -22,7 +22,8 @@ type file struct {
 // binaryOf returns the path of the binary for an architecture.
 func (r *release) binaryOf(arch string) string { return filepath.Join(r.work, arch, "verbena") }
 
-// build returns the binary for an architecture. It does not depend on the directory, the environment or the machine.
+// build returns the binary for an architecture. The binary does not depend on the directory, the environment or the
+// machine.
 func (r *release) build(arch string) ([]byte, error) {
 	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false",
 		"-ldflags=-s -w -buildid= -X main.release=v"+r.version,
@@ -38,8 +39,7 @@ func (r *release) build(arch string) ([]byte, error) {
 	return os.ReadFile(r.binaryOf(arch))
 }
 
-// commonFiles returns the files for all architectures: documentation, the unit, and the output of commands that print
-// completions and manual pages.
+// commonFiles returns the files for all architectures: documentation, the unit, completions and manual pages.
 func (r *release) commonFiles() (files []file, err error) {
 	names := []string{"LICENSE", "packaging/NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md"}
 	for _, dir := range []string{"docs/", "docs/results/"} {
@@ -102,7 +102,7 @@ func (r *release) commonFiles() (files []file, err error) {
 	return files, nil
 }
 
-// checksums writes SHA256SUMS, for sha256sum -c.
+// checksums writes SHA256SUMS, the input of `sha256sum -c`.
 func (r *release) checksums() error {
 	slices.Sort(r.artefacts)
 	var b strings.Builder

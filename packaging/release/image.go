@@ -23,11 +23,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// imagePackages lists the packages that programs and users need in addition to verbena.
+// imagePackages lists the packages that the image contains in addition to verbena, for programs and users.
 const imagePackages = "ibverbs-providers,ibverbs-utils,librdmacm1,rdmacm-utils,libibumad3,iproute2"
 
-// image builds the image for this machine's architecture in the format of `docker save`: Debian, rdma-core and verbena,
-// each as a layer.
+// image builds the image for this machine's architecture in the format of `docker save`. Its layers are Debian,
+// rdma-core and verbena.
 func (r *release) image(common []file) error {
 	base, err := r.debian("base", "")
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *release) image(common []file) error {
 	}
 	tag, err := name.NewTag(r.project["IMAGE"]+":"+r.version, name.WeakValidation)
 	if err != nil {
-		// OWNER is not a valid user name of a registry, which has only lower-case letters.
+		// OWNER is not a valid user name in a registry, because registries allow only lower-case letters.
 		if tag, err = name.NewTag(strings.ToLower(r.project["IMAGE"]) + ":" + r.version); err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func (r *release) image(common []file) error {
 	return r.add(file)
 }
 
-// debian builds the archive of a Debian with packages. It omits documentation except licences.
+// debian builds the archive of a Debian root file system with packages. It omits documentation except licences.
 func (r *release) debian(name, packages string) (string, error) {
 	file := filepath.Join(r.work, name+".tar")
 	args := []string{"--quiet", "--variant=minbase", "--format=tar"}
@@ -117,7 +117,7 @@ func (r *release) debian(name, packages string) (string, error) {
 	return file, nil
 }
 
-// ownLayer builds the archive of verbena's own files, at the paths of its package.
+// ownLayer builds the archive of verbena's own files, at the paths that its package uses.
 func (r *release) ownLayer(common []file) (string, error) {
 	binary, err := os.ReadFile(r.binaryOf(runtime.GOARCH))
 	if err != nil {
@@ -142,7 +142,8 @@ func (r *release) ownLayer(common []file) (string, error) {
 	return to, os.WriteFile(to, b.Bytes(), 0o644)
 }
 
-// difference builds the archive of the files in full that base lacks, with whiteouts for the files that full lacks.
+// difference builds the archive of the files of full that base lacks, with whiteouts for the files of base that
+// full lacks.
 func difference(base, full, to string) error {
 	old, err := index(base)
 	if err != nil {
@@ -154,8 +155,8 @@ func difference(base, full, to string) error {
 	}
 	defer f.Close()
 	out := tar.NewWriter(f)
-	dirs := map[string]*tar.Header{}     // directories that are not in the layer yet
-	parents := func(name string) error { // writes the parents of name
+	dirs := map[string]*tar.Header{}     // directories that the layer does not contain yet
+	parents := func(name string) error { // writes the parent directories of name
 		for i := range len(name) - 1 { // the name of a directory ends in a slash
 			if d := name[:i+1]; name[i] == '/' && dirs[d] != nil {
 				if err := out.WriteHeader(dirs[d]); err != nil {
@@ -194,7 +195,7 @@ func difference(base, full, to string) error {
 	for _, gone := range slices.Sorted(maps.Keys(old)) {
 		dir, base := path.Split(strings.TrimSuffix(gone, "/"))
 		if _, within := old[dir]; within {
-			continue // its directory has been removed, too
+			continue // the layer removes its directory, too
 		}
 		if err := parents(gone); err != nil {
 			return err
@@ -219,7 +220,7 @@ func index(file string) (map[string]string, error) {
 	})
 }
 
-// fingerprint returns a string that is equal for two files that a layer does not need to distinguish.
+// fingerprint returns a string that is equal for two files if a layer need not distinguish them.
 func fingerprint(h *tar.Header, content []byte) string {
 	return fmt.Sprintf("%c %o %d:%d %q %d:%d %x", h.Typeflag, h.Mode, h.Uid, h.Gid, h.Linkname, h.Devmajor, h.Devminor,
 		sha256.Sum256(content))

@@ -4,9 +4,10 @@
 //
 //	cd packaging && go run ./release -version 1.2.3
 //
-// The same commit and the same version of Go produce the same bytes, in any directory and at any time. The image also
-// depends on the current packages of Debian. Times in the artefacts are that of the commit, or SOURCE_DATE_EPOCH. The
-// commit comes from git, or from SOURCE_REVISION. BUILDER_ID replaces the builder of project.env in the provenance.
+// The same commit and the same version of Go produce the same bytes, in any directory and at any time. The image
+// also depends on the current packages of Debian. The times in the artefacts are the time of the commit, or
+// SOURCE_DATE_EPOCH. The commit is determined by git, or by SOURCE_REVISION. BUILDER_ID overrides the builder of
+// project.env in the provenance.
 package main
 
 import (
@@ -36,18 +37,19 @@ func main() {
 	}
 }
 
-// release has the data of a release.
+// release holds the parameters of a release.
 type release struct {
-	version   string // without "v"
-	root, out string // absolute paths
+	version   string // version without "v"
+	root, out string // absolute paths of the repository and the output
 	work      string // a temporary directory
 	time      time.Time
 	revision  string            // full name of the commit
 	project   map[string]string // values of project.env
-	artefacts []string          // names of files in out
+	artefacts []string          // names of the artefacts in out
 }
 
-// architectures has the architectures by their names in GOARCH. The image is only for this machine's architecture.
+// architectures maps the GOARCH names of the architectures to their names in packages. The image is built only for
+// this machine's architecture.
 var architectures = []string{"amd64", "arm64"}
 
 var versionForm = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.]+)?$`)
@@ -56,7 +58,7 @@ var revisionForm = regexp.MustCompile(`^[0-9a-f]{40}([0-9a-f]{24})?$`)
 
 func (r *release) run(image, dirty bool) (err error) {
 	if !versionForm.MatchString(r.version) {
-		return fmt.Errorf("version %q: write MAJOR.MINOR.PATCH, such as make release VERSION=1.2.3", r.version)
+		return fmt.Errorf("version %q is not MAJOR.MINOR.PATCH; use for example make release VERSION=1.2.3", r.version)
 	}
 	if r.root, err = filepath.Abs(r.root); err == nil {
 		r.out, err = filepath.Abs(r.out)
@@ -66,7 +68,7 @@ func (r *release) run(image, dirty bool) (err error) {
 	}
 	if image {
 		if _, err := exec.LookPath("mmdebstrap"); err != nil {
-			return errors.New("the image needs mmdebstrap: apt-get install mmdebstrap, or leave the image out by IMAGE=no")
+			return errors.New("the image needs mmdebstrap: apt-get install mmdebstrap, or omit the image by IMAGE=no")
 		}
 	}
 	if err := r.readCommit(dirty); err != nil {
@@ -102,7 +104,8 @@ func (r *release) run(image, dirty bool) (err error) {
 	return r.checksums()
 }
 
-// readCommit finds the time of the release, and checks that the tree has no uncommitted changes.
+// readCommit determines the commit and the time of the release, and checks that the tree has no uncommitted
+// changes.
 func (r *release) readCommit(dirty bool) error {
 	git := func(args ...string) (string, error) {
 		out, err := exec.Command("git", append([]string{"-C", r.root}, args...)...).Output()
@@ -122,7 +125,7 @@ func (r *release) readCommit(dirty bool) error {
 		}
 	}
 	if !revisionForm.MatchString(r.revision) {
-		return fmt.Errorf("SOURCE_REVISION=%s is not the name of a commit in 40 hexadecimal digits", r.revision)
+		return fmt.Errorf("SOURCE_REVISION=%s is not a commit of 40 hexadecimal digits", r.revision)
 	}
 	seconds, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
@@ -135,7 +138,7 @@ func (r *release) readCommit(dirty bool) error {
 	return nil
 }
 
-// readEnv reads a file of NAME=VALUE lines like a shell. It supports only double quotes.
+// readEnv reads a file of NAME=VALUE lines in shell syntax. It supports only values in double quotes.
 func readEnv(file string) (map[string]string, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -149,7 +152,7 @@ func readEnv(file string) (map[string]string, error) {
 		}
 		name, value, ok := strings.Cut(line, "=")
 		if !ok {
-			return nil, fmt.Errorf("%s: %q is not NAME=VALUE", file, line)
+			return nil, fmt.Errorf("%s: line %q is not NAME=VALUE", file, line)
 		}
 		values[name] = strings.Trim(value, `"`)
 	}
@@ -180,7 +183,7 @@ func (r *release) write(name string, content []byte) error {
 	return r.add(name)
 }
 
-// add records an artefact that has been written.
+// add records an artefact that was written.
 func (r *release) add(name string) error {
 	info, err := os.Stat(filepath.Join(r.out, name))
 	if err != nil {

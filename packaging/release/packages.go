@@ -13,7 +13,7 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm"
 )
 
-// where returns the path of an archive's file in a package of the format, or "" if the package does not have it.
+// where returns the path of an archive's file in a package of the format, or "" if the package omits the file.
 func where(format, name string) string {
 	dir, base := filepath.Split(name)
 	doc := "/usr/share/doc/verbena/"
@@ -72,7 +72,8 @@ func (r *release) packages(arch string, all []file) error {
 	return nil
 }
 
-// describe returns the description of a package. Its files are below the working directory.
+// describe writes the description of a package. The paths of the package's files are relative to the working
+// directory.
 func (r *release) describe(format, arch string, all []file) (*nfpm.Info, error) {
 	info := &nfpm.Info{
 		Name: "verbena", Arch: arch, Platform: "linux", Version: r.version, VersionSchema: "semver",

@@ -38,8 +38,8 @@ type provenance struct {
 	} `json:"runDetails"`
 }
 
-// provenance writes the statement about all artefacts so far. The statement is unsigned: the publisher signs it, or a
-// transparency log does. It has no build times, so the same commit produces the same bytes.
+// provenance writes the statement about all artefacts written before. The statement is unsigned: the publisher or a
+// transparency log can sign it. It has no build times, so the same commit produces the same bytes.
 func (r *release) provenance(image, dirty bool) error {
 	s := statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
 	slices.Sort(r.artefacts)
@@ -65,7 +65,7 @@ func (r *release) provenance(image, dirty bool) error {
 		{URI: "git+" + repository, Digest: map[string]string{"gitCommit": r.revision}},
 		{URI: "pkg:golang/std@" + strings.TrimPrefix(version, "go"), Name: version},
 	}
-	for _, sums := range []string{"go.sum", "packaging/go.sum"} { // these files have the digests of all modules
+	for _, sums := range []string{"go.sum", "packaging/go.sum"} { // these files contain the digests of all modules
 		b, err := os.ReadFile(filepath.Join(r.root, sums))
 		if err != nil {
 			return err
@@ -84,7 +84,7 @@ func (r *release) provenance(image, dirty bool) error {
 	return r.write("verbena-"+r.version+".provenance.json", append(b, '\n'))
 }
 
-// goVersion returns the version of Go that builds the binaries.
+// goVersion returns the version of the Go toolchain that builds the binaries.
 func (r *release) goVersion() (string, error) {
 	c := exec.Command("go", "env", "GOVERSION")
 	c.Dir = r.root

@@ -42,7 +42,7 @@ func TestReadEnv(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := readEnv(file); err == nil {
-		t.Error("a line without =: got success, want an error")
+		t.Error("line without =: got success, want an error")
 	}
 	project, err := readEnv("../project.env")
 	if err != nil {
@@ -50,7 +50,7 @@ func TestReadEnv(t *testing.T) {
 	}
 	for _, name := range []string{"REPOSITORY", "IMAGE", "MAINTAINER", "IMAGE_SUITE", "BUILDER"} {
 		if project[name] == "" {
-			t.Errorf("project.env has no %s", name)
+			t.Errorf("project.env: got no %s", name)
 		}
 	}
 }
@@ -65,7 +65,7 @@ func TestWhere(t *testing.T) {
 		for _, name := range names {
 			to := where(format, name)
 			if !strings.HasPrefix(to, "/usr/") || seen[to] != "" {
-				t.Errorf("%s: %s has the path %q of %q", format, name, to, seen[to])
+				t.Errorf("%s: %s and %[4]q have the same path %[3]q", format, name, to, seen[to])
 			}
 			seen[to] = name
 		}
@@ -102,7 +102,8 @@ func archiveOf(t *testing.T, entries ...entry) string {
 	return file
 }
 
-// TestDifference checks that a layer has new and changed files, their directories, and whiteouts for removed files.
+// TestDifference checks that a layer contains new and changed files, their directories, and whiteouts for removed
+// files.
 func TestDifference(t *testing.T) {
 	base := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "1"},
 		entry{"./etc/gone", "1"},
@@ -128,7 +129,7 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestTar checks that an archive is equal each time, and that all files belong to root.
+// TestTar checks that repeated archives are equal, and that root owns all files.
 func TestTar(t *testing.T) {
 	r := release{time: time.Unix(1000, 0)}
 	files := []file{{"a/b/c", 0o755, []byte("1")}, {"a/d", 0o644, nil}}
@@ -158,8 +159,8 @@ func TestTar(t *testing.T) {
 	}
 }
 
-// TestProvenance checks that the statement has the digest of each artefact, the source, the tools and the parameters,
-// and that it is equal each time.
+// TestProvenance checks that the statement contains the digest of each artefact, the source, the tools and the
+// parameters, and that repeated statements are equal.
 func TestProvenance(t *testing.T) {
 	t.Setenv("BUILDER_ID", "")
 	project, err := readEnv("../project.env")
@@ -219,7 +220,7 @@ func TestProvenance(t *testing.T) {
 		t.Errorf("source: got %v", source)
 	}
 	if !strings.Contains(text, "pkg:golang/std@1.") || !strings.Contains(text, `"name": "packaging/go.sum"`) {
-		t.Errorf("statement without the version of Go or modules:\n%s", text)
+		t.Errorf("statement: got no version of Go, or no modules:\n%s", text)
 	}
 	builder := func(s map[string]any) any {
 		return s["predicate"].(map[string]any)["runDetails"].(map[string]any)["builder"].(map[string]any)["id"]
@@ -233,7 +234,7 @@ func TestProvenance(t *testing.T) {
 	}
 }
 
-// TestRevision checks that a release has the name of its commit.
+// TestRevision checks that a release names its commit.
 func TestRevision(t *testing.T) {
 	r := release{root: t.TempDir()}
 	t.Setenv("SOURCE_DATE_EPOCH", "1000")
