@@ -9,7 +9,7 @@ import (
 	"verbena/test/abi"
 )
 
-// TestABI tests that the device file answers as test/abi/kernel.txt records for the kernel.
+// TestABI compares the results of calls on the device file with the results of the kernel in test/abi/kernel.txt.
 func TestABI(t *testing.T) {
 	needProgram(t, "python3", "/usr/bin/python3")
 	probe, err := filepath.Abs("../abi/probe")

@@ -20,11 +20,11 @@ import (
 
 var nextNS atomic.Uint32
 
-// nsName returns a name for a network namespace.
+// nsName returns an unused name for a network namespace.
 func nsName() string { return fmt.Sprintf("verbena-%d-%d", os.Getpid(), nextNS.Add(1)) }
 
-// ownNet makes a network namespace with an interface veth0, 10.66.0.1 and fd66::1. The peer interface has no user.
-// ownNet returns the name of the namespace and a function that runs `ip` in it.
+// ownNet creates a network namespace with an interface veth0 with the addresses 10.66.0.1 and fd66::1. No test uses
+// the peer interface. ownNet returns the name of the namespace and a function that runs `ip` in it.
 func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 	t.Helper()
 	needRoot(t)
@@ -42,7 +42,7 @@ func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 	t.Cleanup(func() { exec.Command("ip", "netns", "del", ns).Run() })
 	ip("link", "set", "lo", "up")
 	ip("link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
-	ip("link", "set", "veth0", "addrgenmode", "none") // a link-local address would appear a second later
+	ip("link", "set", "veth0", "addrgenmode", "none") // prevents a link-local address
 	ip("addr", "add", "10.66.0.1/32", "dev", "veth0")
 	ip("addr", "add", "fd66::1/128", "dev", "veth0", "nodad")
 	ip("link", "set", "veth1", "up")
@@ -50,8 +50,8 @@ func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 	return ns, ip
 }
 
-// TestAsyncWatch tests that an unmodified program gets an asynchronous event for each change of the interface, and that
-// the GID table, the port and its MTU follow the change.
+// TestAsyncWatch tests that an unmodified program gets an asynchronous event for each change of the interface. The
+// GID table, the port and its MTU must follow the change.
 func TestAsyncWatch(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_asyncwatch", "ibv_devinfo")
@@ -80,7 +80,7 @@ func TestAsyncWatch(t *testing.T) {
 			return len(got) >= len(want)
 		})
 		if !slices.Equal(got, want) {
-			t.Errorf("ip %v: got events %v, want %v", args, got, want)
+			t.Errorf("events after ip %v: got %v, want %v", args, got, want)
 		}
 		seen += len(got)
 		info := w.out("run", "--", "ibv_devinfo", "-v", "-d", "rxe0")
@@ -90,11 +90,11 @@ func TestAsyncWatch(t *testing.T) {
 		}
 		for i, g := range gids {
 			if table[fmt.Sprint(i+1)] != g {
-				t.Errorf("after ip %v: GID %d: got %q, want %q", args, i+1, table[fmt.Sprint(i+1)], g)
+				t.Errorf("GID after ip %v: GID %d: got %q, want %q", args, i+1, table[fmt.Sprint(i+1)], g)
 			}
 		}
 		if want := 1 + len(gids) - count(gids, ""); len(table) != want {
-			t.Errorf("after ip %v: got GIDs %v, want %d of them", args, table, want)
+			t.Errorf("GIDs after ip %v: got %v, want %d of them", args, table, want)
 		}
 		for _, re := range []string{`state:\s+` + state + ` `, fmt.Sprintf(`active_mtu:\s+%d `, mtu)} {
 			if !regexp.MustCompile(re).MatchString(info) {
@@ -106,7 +106,7 @@ func TestAsyncWatch(t *testing.T) {
 				"cat /sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/2 2>&1 || true")
 		if (len(gids) < 2 || gids[1] == "") != strings.Contains(attr, "0000:0000:0000:0000:0000:0000:0000:0000") ||
 			!strings.Contains(attr, strings.TrimPrefix(state, "PORT_")) {
-			t.Errorf("after ip %v: wrong files: %s", args, attr)
+			t.Errorf("after ip %v: got wrong files: %s", args, attr)
 		}
 	}
 	const gid, perr, active = "IBV_EVENT_GID_CHANGE", "IBV_EVENT_PORT_ERR", "IBV_EVENT_PORT_ACTIVE"
@@ -119,7 +119,7 @@ func TestAsyncWatch(t *testing.T) {
 	step(nil, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth0", "mtu", "1500")
 	step([]string{perr}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_DOWN", 1024, "link", "set", "veth1", "down")
 	step([]string{active}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth1", "up")
-	// Linux removes the IPv6 addresses of an interface that goes down.
+	// Linux removes the IPv6 addresses of an interface when the interface goes down.
 	step([]string{perr, gid, gid}, []string{"", "", v4(2)}, "PORT_DOWN", 1024, "link", "set", "veth0", "down")
 	step([]string{active}, []string{"", "", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth0", "up")
 	step([]string{gid}, []string{v4(1), "", v4(2)}, "PORT_ACTIVE", 1024, "addr", "add", "10.66.0.1/32", "dev", "veth0")
@@ -137,8 +137,8 @@ func count(list []string, s string) (n int) {
 	return n
 }
 
-// TestAddressLost tests that a connection survives a short loss of its address, and fails when the address stays away.
-// A new connection works after the address has returned.
+// TestAddressLost tests that a connection continues after a short loss of its address, and fails after a permanent
+// loss. A new connection must work after the address has returned.
 func TestAddressLost(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -166,12 +166,12 @@ func TestAddressLost(t *testing.T) {
 		{func() { ip("link", "set", "veth1", "down") }, func() { ip("link", "set", "veth1", "up") }},
 	} {
 		if _, err := run("15000", func() {
-			errs := stats("send_err") // read before the change: on a busy machine the retries may have ended before a later read
+			errs := stats("send_err") // before the change, because retries may end soon
 			c.lose()
 			testutil.Eventually(t, "sends fail", func() bool { return stats("send_err") > errs })
 			c.back()
 		}); err != nil {
-			t.Errorf("address removed for a short time: %v", err)
+			t.Errorf("exchange with a short loss of the address: %v", err)
 		}
 		p, err := run("10000000", c.lose)
 		if err == nil || !strings.Contains(p.serverOut+p.clientOut, "transport retry counter exceeded") {
@@ -191,8 +191,8 @@ func TestAddressLost(t *testing.T) {
 	}
 }
 
-// TestSeveralDevices tests several devices on one interface, each with an address of its own. One device is added while
-// a program runs.
+// TestSeveralDevices tests several devices on one interface, each with a separate address. The test adds one device
+// while a program runs.
 func TestSeveralDevices(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
@@ -226,13 +226,13 @@ func TestSeveralDevices(t *testing.T) {
 		}
 	}
 	if !strings.Contains(after, "exchanged") {
-		t.Errorf("use of the new device:\n%s", &out)
+		t.Errorf("exchange on the new device:\n%s", &out)
 	}
 	// A device ignores the other addresses of its interface. Two devices cannot have the same address.
 	ip("addr", "add", "10.66.0.3/32", "dev", "veth0")
 	if b, err := w.cmd(w.deadline(20), "link", "add", "rxe3", "--addr", "10.66.0.2").CombinedOutput(); err == nil ||
 		!strings.Contains(string(b), "link rxe2") {
-		t.Errorf("an address for two devices: %v: %s", err, b)
+		t.Errorf("link add with an address in use: got %v: %s", err, b)
 	}
 	w.out("link", "add", "rxe3", "--addr", "10.66.0.3")
 	var links []struct {

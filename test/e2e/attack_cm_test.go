@@ -22,8 +22,8 @@ import (
 	"verbena/roce"
 )
 
-// These tests attack by rdma_cm and by netlink. The attacker is test/rawverbs. The neighbour also connects and
-// disconnects.
+// These tests attack through rdma_cm and netlink. The attacking program is test/rawverbs. The neighbour's program
+// also connects and disconnects.
 
 // cmSiege is a siege with a neighbour that also uses the connection manager.
 type cmSiege struct {
@@ -46,20 +46,20 @@ func (s *cmSiege) rawverbs(uid uint32, args ...string) *dialogue {
 	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.raw}, args...)...))
 }
 
-// connects fails unless the neighbour can establish connections.
+// connects fails the test unless the neighbour can establish connections.
 func (s *cmSiege) connects() {
 	s.t.Helper()
 	for range 3 {
 		s.connect.say("again")
 		if line, ok := s.connect.line(5 * time.Second); !ok || !strings.HasPrefix(line, "took ") {
-			s.t.Errorf("the neighbour: got no connection in 5 s: %q", s.connect.said)
+			s.t.Errorf("neighbour: got no connection in 5 s: %q", s.connect.said)
 			return
 		}
 	}
 }
 
-// TestAttackCMStall tests that memory that does not answer blocks its own program only. The memory holds a command on
-// rdma_cm, is named by a pointer in the command, or is the buffer of a read from the descriptor.
+// TestAttackCMStall tests that memory that does not answer blocks only its own program. The memory contains a
+// command on rdma_cm, or the data that the command points to, or is the buffer of a read from the descriptor.
 func TestAttackCMStall(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"command", "response", "event", "option", "pipe"} {
@@ -88,7 +88,7 @@ func TestAttackCMStall(t *testing.T) {
 	}
 }
 
-// TestAttackCMClaim tests that a user cannot end another user's connection by naming its queue pair as their own.
+// TestAttackCMClaim tests that a user cannot end another user's connection by claiming its queue pair.
 func TestAttackCMClaim(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t)
@@ -119,7 +119,7 @@ func (s *cmSiege) address() string {
 	return ""
 }
 
-// TestAttackCMNumbers tests that a user cannot name the IDs and memberships of other users.
+// TestAttackCMNumbers tests that a user cannot use the IDs and multicast memberships of other users.
 func TestAttackCMNumbers(t *testing.T) {
 	s := besiegeCM(t)
 	k := s.rawverbs(neighbor, "cm-keep", tcpPort())
@@ -136,7 +136,8 @@ func TestAttackCMNumbers(t *testing.T) {
 	s.connects()
 }
 
-// TestAttackCMTables tests that a user at the limit of a kind of object leaves objects of that kind for other users.
+// TestAttackCMTables tests that a user at the limit for a kind of object leaves objects of this kind for other
+// users.
 func TestAttackCMTables(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t, fewObjects()...)
@@ -172,15 +173,15 @@ func TestAttackCMTables(t *testing.T) {
 	s.unharmed()
 }
 
-// nothingOf fails unless the objects of a user's programs are all freed soon.
+// nothingOf fails the test unless all objects of a user's programs are freed soon.
 func (s *cmSiege) nothingOf(uid int) {
 	s.t.Helper()
-	testutil.Eventually(s.t, fmt.Sprintf("user %d to hold nothing", uid), func() bool {
+	testutil.Eventually(s.t, fmt.Sprintf("user %d to have no objects", uid), func() bool {
 		return !regexp.MustCompile(fmt.Sprintf(`(?m)^%d `, uid)).MatchString(s.out("res", "show"))
 	})
 }
 
-// TestAttackCMExec tests that a program replaced by an exec while its threads wait for events leaves no objects.
+// TestAttackCMExec tests that no objects remain after an exec of a program with threads that wait for events.
 func TestAttackCMExec(t *testing.T) {
 	s := besiegeCM(t)
 	for range many(5, 200) {
@@ -192,8 +193,8 @@ func TestAttackCMExec(t *testing.T) {
 	s.connects()
 }
 
-// TestAttackCMWaiters tests that threads that wait for events cost the service little and do not affect other users,
-// even when they are killed or stopped.
+// TestAttackCMWaiters tests that threads that wait for events use little of the service's processor time and do not
+// affect other users, even when they are killed or stopped.
 func TestAttackCMWaiters(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t)
@@ -203,13 +204,13 @@ func TestAttackCMWaiters(t *testing.T) {
 		time.Sleep(while)
 		return s.load().cpu - before.cpu
 	}
-	alone := usedNow() // for the neighbour alone
+	alone := usedNow() // with only the neighbour
 	a := s.rawverbs(attacker, "cm-wait", fmt.Sprint(many(500, 4000)))
 	a.until("waiting", 60*time.Second)
 	with := usedNow()
-	t.Logf("%d waiting threads: the service used %v in %v, and %v before", many(500, 4000), with, while, alone)
+	t.Logf("%d waiting threads: the service used %v in %v, and %v without them", many(500, 4000), with, while, alone)
 	if with > alone+while/3 {
-		t.Errorf("waiting threads cost %v in %v", with-alone, while)
+		t.Errorf("processor time for waiting threads: got %v in %v", with-alone, while)
 	}
 	syscall.Kill(programOf(t, a.cmd), syscall.SIGSTOP)
 	s.connects()
@@ -221,7 +222,7 @@ func TestAttackCMWaiters(t *testing.T) {
 	s.nothingOf(attacker)
 }
 
-// TestAttackNetlinkUnread tests that unread netlink answers use a bounded amount of memory.
+// TestAttackNetlinkUnread tests that unread netlink answers occupy a bounded amount of memory.
 func TestAttackNetlinkUnread(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
@@ -233,7 +234,7 @@ func TestAttackNetlinkUnread(t *testing.T) {
 	t.Log(u.until("asked", 60*time.Second), u.said)
 	time.Sleep(time.Duration(many(1, 20)) * time.Second)
 	after := s.load()
-	t.Logf("%d MiB before, %d MiB after", before.rss, after.rss)
+	t.Logf("memory of the service: got %d MiB before, %d MiB after", before.rss, after.rss)
 	s.bounded(before, 100)
 	s.connects()
 	if out := s.as(neighbor).out("run", "--", "rdma", "resource", "show", "cm_id"); !strings.Contains(out, "LISTEN") {
@@ -242,8 +243,8 @@ func TestAttackNetlinkUnread(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackNetlinkChange tests that only managers make and remove devices. Another user may not, and root may not
-// through a socket that another user has opened.
+// TestAttackNetlinkChange tests that only managers can create and remove devices. Another user cannot, and root
+// cannot through a socket that another user has opened.
 func TestAttackNetlinkChange(t *testing.T) {
 	s := besiegeCM(t)
 	if out := s.rawverbs(attacker, "nl-change").rest(10 * time.Second); len(out) != 2 ||
@@ -265,7 +266,7 @@ func TestAttackNetlinkChange(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		b    []byte
-		want string // in the answer
+		want string // position of the error in the answer
 	}{
 		{"delete the device", nlMessage(4, unix.NLM_F_ACK, 1, 0), "ffffffff"}, // -EPERM
 		{"list IDs", nlMessage(11, unix.NLM_F_DUMP, 1, 0), "03000200"},        // the end of the dump, without data before it
@@ -280,14 +281,14 @@ func TestAttackNetlinkChange(t *testing.T) {
 		}
 		if got := fmt.Sprintf("%x", b[:n]); c.what == "delete the device" && got[32:40] != c.want ||
 			c.what == "list IDs" && got[8:16] != c.want {
-			t.Errorf("root may %s on the attacker's socket: %s", c.what, got)
+			t.Errorf("%s by root on the attacker's socket: got success: %s", c.what, got)
 		}
 	}
 	s.unharmed()
 	s.connects()
 }
 
-// received returns the descriptor that a program sends.
+// received returns the descriptor that a program has sent.
 func received(t *testing.T, l *net.UnixListener) int {
 	t.Helper()
 	c, err := l.AcceptUnix()
@@ -311,7 +312,7 @@ func received(t *testing.T, l *net.UnixListener) int {
 	return fds[0]
 }
 
-// nlMessage returns a request of family NLDEV with a 32-bit attribute.
+// nlMessage returns a netlink request of family NLDEV with a 32-bit attribute.
 func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 	b := make([]byte, 24)
 	wire.NativeEndian.PutUint32(b, 24)
@@ -323,8 +324,8 @@ func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 	return b
 }
 
-// TestAttackCMGiven tests that a file opened by one user accepts no commands from another user, who could be tricked
-// into writing them. The kernel checks the same (ib_safe_file_access).
+// TestAttackCMGiven tests that a file opened by one user accepts no commands from another user. An attacker could
+// trick the other user into writing them. The kernel makes the same check (ib_safe_file_access).
 func TestAttackCMGiven(t *testing.T) {
 	s := besiegeCM(t)
 	for user, want := range map[uint32]string{neighbor: "create: CREATE_ID: permission denied",
@@ -340,7 +341,7 @@ func TestAttackCMGiven(t *testing.T) {
 	}
 }
 
-// forger sends messages of a connection manager from an address.
+// forger sends connection manager messages from a given address.
 type forger struct {
 	t        *testing.T
 	fd       int
@@ -356,7 +357,7 @@ func newForger(t *testing.T, from, to string) *forger {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	// Then the identification of the IPv4 header is 0, as the ICRC expects.
+	// With this option the identification of the IPv4 header is 0, as the ICRC requires.
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO); err != nil {
 		t.Fatal(err)
 	}
@@ -388,8 +389,8 @@ func (f *forger) send(mad []byte) {
 	}
 }
 
-// flood sends n messages of each kind with random connection numbers. It sends requests to the given ports, and all
-// other kinds of messages.
+// flood sends n messages of each kind with random communication IDs. It sends requests to the given ports, and all
+// other kinds without a port.
 func (f *forger) flood(n int, ports ...uint16) {
 	var gid msg.GID
 	gid[10], gid[11] = 0xff, 0xff
@@ -422,15 +423,15 @@ func (f *forger) flood(n int, ports ...uint16) {
 		}
 		copy(mad, msg.Append(nil, 1, &msg.APR{})[:f.rand.IntN(24)])
 		f.send(mad)
-		if i%8 == 0 { // about as fast as a service handles messages
+		if i%8 == 0 { // the rate at which a service can handle messages
 			time.Sleep(time.Millisecond)
 		}
 	}
 }
 
-// TestAttackCMFlood tests that forged messages from the network neither end a connection nor use up the service's
-// memory, and that the service accepts new connections afterwards. The messages come from an address of their own and
-// from the peers' address.
+// TestAttackCMFlood tests that forged messages from the network neither end a connection nor exhaust the service's
+// memory. The service must accept new connections afterwards. The messages come from an unused address and from the
+// peers' addresses.
 func TestAttackCMFlood(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t)
@@ -451,7 +452,7 @@ func TestAttackCMFlood(t *testing.T) {
 		}
 	}
 	after := s.load()
-	t.Logf("%d MiB before, %d MiB after; the service used %v of processor time", before.rss, after.rss,
+	t.Logf("load: got %d MiB before, %d MiB after; %v of processor time", before.rss, after.rss,
 		after.cpu-before.cpu)
 	s.bounded(before, 100)
 	if out := s.rawverbs(stranger, "cm-call", s.address()+":"+served).rest(30 * time.Second); len(out) != 1 ||
@@ -460,7 +461,7 @@ func TestAttackCMFlood(t *testing.T) {
 	}
 	line := server.expect("accepted")
 	if n := atoi(strings.Fields(line)[3]); n < many(600, 100000)/4 {
-		t.Errorf("the server received too few of the forged requests: %s", line)
+		t.Errorf("server: got too few of the forged requests: %s", line)
 	}
 	t.Log(line)
 	k.say("and now?")

@@ -19,16 +19,16 @@ import (
 	"verbena/internal/testutil"
 )
 
-// These are bounds on the resources of a root service under attack. They are far above the needs of the service and far
-// below the fatal limits: 10000 threads in the Go runtime, vm.max_map_count (65530) and the usual hard limit of
-// descriptors.
+// These constants bound the resources of a root service under attack. They are far above the needs of the service
+// and far below the fatal limits: 10000 threads in the Go runtime, vm.max_map_count (65530) and the usual hard
+// limit of descriptors.
 const (
 	maxThreads     = 1500
 	maxMappings    = 49152
 	maxDescriptors = 16384
 )
 
-// bounded fails if a resource of the service exceeds its bound.
+// bounded fails the test if a resource of the service exceeds its bound.
 func (s *siege) bounded(before load, rss int) {
 	s.t.Helper()
 	l := s.load()
@@ -39,8 +39,8 @@ func (s *siege) bounded(before load, rss int) {
 	}
 }
 
-// TestAttackThreads tests that the service refuses further sessions of a user with unfinished calls before they exhaust
-// its threads. (B1)
+// TestAttackThreads tests that the service refuses further sessions of a user with unfinished calls before the
+// calls exhaust its threads. (B1)
 func TestAttackThreads(t *testing.T) {
 	t.Parallel()
 	s := besiege(t)
@@ -51,7 +51,7 @@ func TestAttackThreads(t *testing.T) {
 	s.bounded(before, 500)
 	s.unharmed()
 	s.lives()
-	// The attacker's threads end with the attacker.
+	// The service's threads for the attacker end with the attacker.
 	fs.abort()
 	a.kill()
 	testutil.Eventually(t, "threads to end with the attacker", func() bool {
@@ -60,7 +60,7 @@ func TestAttackThreads(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackManyQueuePairs tests that a third user still gets ten thousand queue pairs while two users are at their
+// TestAttackManyQueuePairs tests that a third user can create ten thousand queue pairs while two users are at their
 // limits. (B2)
 func TestAttackManyQueuePairs(t *testing.T) {
 	t.Parallel()
@@ -73,7 +73,7 @@ func TestAttackManyQueuePairs(t *testing.T) {
 	}
 	third := talk(t, s.as(1001).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(10000/objectShare)))
 	if line := third.until("has", 60*time.Second); line != fmt.Sprintf("has qps=%d", 10000/objectShare) {
-		t.Errorf("the third user: got %s: %q", line, third.said)
+		t.Errorf("third user: got %s: %q", line, third.said)
 	}
 	s.bounded(before, 2000)
 	third.say("a message")
@@ -82,7 +82,7 @@ func TestAttackManyQueuePairs(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackRandomObjects tests that one user who allocates every kind of object up to the limit does not affect
+// TestAttackRandomObjects tests that a user who allocates every kind of object up to the limit does not affect
 // another user. (B2, B5)
 func TestAttackRandomObjects(t *testing.T) {
 	t.Parallel()
@@ -103,7 +103,8 @@ func TestAttackRandomObjects(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackTables tests that a user at the limit of a kind of object leaves objects of that kind for other users. (B5)
+// TestAttackTables tests that a user at the limit for a kind of object leaves objects of this kind for other users.
+// (B5)
 func TestAttackTables(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -132,8 +133,8 @@ func TestAttackTables(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackRingMemory tests that a user gets a limited part of the shared memory for queues, even with a limit of 0
-// for locked memory. (B5)
+// TestAttackRingMemory tests that a user can allocate only a limited part of the shared memory for queues, even
+// with a limit of 0 for locked memory. (B5)
 func TestAttackRingMemory(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := besiege(t, "--limit", "ring-bytes=64M/256M")
@@ -147,7 +148,7 @@ func TestAttackRingMemory(t *testing.T) {
 	if err := unix.Statfs("/dev/shm", &now); err != nil {
 		t.Fatal(err)
 	}
-	// Other users meanwhile use little memory.
+	// Other users use little memory meanwhile.
 	if used := (int64(fs.Bfree) - int64(now.Bfree)) * fs.Bsize; used > 96<<20 || len(a.said) != 2 {
 		t.Errorf("shared memory of one user: got %d MiB, want at most 64 MiB: %q", used>>20, a.said)
 	}
@@ -164,7 +165,7 @@ func (s *siege) stuck(t *testing.T, fs *stallFS, attack ...string) *dialogue {
 	return a
 }
 
-// testStall tests that the calls of all users, and root's commands, end in time while memory does not answer.
+// testStall tests that the calls of all users, and root's commands, return in time while memory does not answer.
 func testStall(t *testing.T, serve []string, attack ...string) {
 	t.Parallel()
 	s := besiege(t, serve...)
@@ -172,7 +173,7 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 	if attack[0] == "stall-userfault" {
 		device := filepath.Join(filepath.Dir(s.socket), "userfaultfd")
 		var st unix.Stat_t
-		err := unix.Stat("/dev/userfaultfd", &st) // since Linux 6.1
+		err := unix.Stat("/dev/userfaultfd", &st) // available since Linux 6.1
 		need(t, err == nil, fmt.Sprintf("/dev/userfaultfd: %v", err))
 		if err := unix.Mknod(device, unix.S_IFCHR|0o666, int(st.Rdev)); err != nil {
 			t.Fatal(err)
@@ -183,9 +184,9 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 		time.Sleep(200 * time.Millisecond)
 	} else {
 		a = s.stuck(t, newStallFS(t, attacker, fuseRead), attack...)
-		// Another process may be the sender.
+		// The sender may be another process.
 		if line := a.until("doorbell", 10*time.Second); line != "doorbell: returned" {
-			t.Errorf("got %q from the sender, want its doorbell returned", line)
+			t.Errorf("sender: got %q, want the end of its doorbell", line)
 		}
 	}
 	for _, step := range []func(){
@@ -198,14 +199,14 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 		func() { s.quick(10*time.Second, "dev", "reset", "rxe0") },
 		s.lives,
 	} {
-		if step(); t.Failed() { // the remaining steps would only take their time
+		if step(); t.Failed() { // without ATTACK_FULL, skip the other steps to save time
 			return
 		}
 	}
 	s.stops()
 }
 
-// stops fails unless the service stops in time.
+// stops fails the test unless the service ends in time.
 func (s *siege) stops() {
 	t := s.t
 	t.Helper()
@@ -216,11 +217,12 @@ func (s *siege) stops() {
 		return err != nil || strings.Contains(string(b), ") Z ")
 	})
 	if took := time.Since(began); took > 15*time.Second {
-		t.Errorf("the service took %v to stop", took)
+		t.Errorf("stop of the service: took %v", took)
 	}
 }
 
-// TestAttackStall tests that registered memory that does not answer blocks its own program only, over both paths. (B3)
+// TestAttackStall tests that registered memory that does not answer blocks only its own program, over both paths.
+// (B3)
 func TestAttackStall(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"shortcut", "wire"} {
@@ -229,7 +231,7 @@ func TestAttackStall(t *testing.T) {
 			serve = []string{"--wire"}
 		}
 		for _, op := range []string{"write", "read", "atomic"} {
-			// An atomic operation is a read and a write, so only `make attack` runs all of them.
+			// An atomic operation is a read and a write, so only `make attack` tests all operations.
 			if op == "atomic" && path == "wire" && many(0, 1) == 0 || op == "read" && path == "shortcut" && many(0, 1) == 0 {
 				continue
 			}
@@ -239,7 +241,7 @@ func TestAttackStall(t *testing.T) {
 	}
 }
 
-// TestAttackRemap tests memory that the owner remaps after registration, while a peer writes to it.
+// TestAttackRemap tests memory that the owner remaps after registration while a peer writes to it.
 func TestAttackRemap(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"shortcut", "wire"} {
@@ -251,7 +253,7 @@ func TestAttackRemap(t *testing.T) {
 	}
 }
 
-// TestAttackIdleConnections tests that the service limits idle connections and closes them. (B4)
+// TestAttackIdleConnections tests that the service limits idle connections, and closes them. (B4)
 func TestAttackIdleConnections(t *testing.T) {
 	s := besiege(t)
 	few := unix.Rlimit{Cur: 2048, Max: 2048}
@@ -286,7 +288,7 @@ func TestAttackGarbage(t *testing.T) {
 		if out := s.outside(attacker, "attach", s.socket,
 			fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.Protocol, text[:100_000])).rest(5 * time.Second); len(
 			fmt.Sprint(out)) > 10_000 {
-			t.Errorf("an answer of %d bytes to nonsense", len(fmt.Sprint(out)))
+			t.Errorf("invalid message: got an answer of %d bytes", len(fmt.Sprint(out)))
 		}
 	}
 	a := s.outside(attacker, "garbage", s.socket, fmt.Sprint(many(2, 30)))
@@ -295,24 +297,24 @@ func TestAttackGarbage(t *testing.T) {
 	s.lives()
 	s.bounded(before, 150)
 	if n := strings.Count(s.log.String(), "\n"); n > 300 {
-		t.Errorf("the log has %d lines of %d bytes", n, len(s.log.String()))
+		t.Errorf("log: got %d lines of %d bytes", n, len(s.log.String()))
 	}
 	testutil.Eventually(t, "descriptors to be closed", func() bool {
 		return s.load().descriptors <= before.descriptors+100
 	})
 }
 
-// TestAttackCloseStorm tests that a program that opens and closes a file as fast as possible costs the service little.
-// (B6)
+// TestAttackCloseStorm tests that a program that opens and closes a file as fast as possible uses little processor
+// time of the service. (B6)
 func TestAttackCloseStorm(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
 	began := time.Now()
 	out := s.attack(attacker, "close-storm", "2").rest(20 * time.Second)
 	took, after := time.Since(began), s.load()
-	t.Logf("%q; the service used %v of processor time in %v", out, after.cpu-before.cpu, took)
+	t.Logf("attacker: got %q; the service used %v of processor time in %v", out, after.cpu-before.cpu, took)
 	if used := after.cpu - before.cpu; used > took*7/10 {
-		t.Errorf("the service has used %v of processor time in %v", used, took)
+		t.Errorf("processor time of the service: got %v in %v", used, took)
 	}
 	s.bounded(before, 40)
 	if out[len(out)-1] != "query: success" {
@@ -321,9 +323,9 @@ func TestAttackCloseStorm(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackLockedDirectories tests a program that lists directories into memory that does not answer, which holds the
-// kernel's locks of those directories. It blocks neither the devices, nor lookups by other users, nor the end of the
-// service. (A1)
+// TestAttackLockedDirectories tests a program that lists directories into memory that does not answer, and so keeps
+// the kernel's locks of these directories. The program must not block the devices, lookups by other users, or the
+// end of the service. (A1)
 func TestAttackLockedDirectories(t *testing.T) {
 	t.Parallel()
 	s := besiege(t)
@@ -360,18 +362,18 @@ func TestAttackLockedDirectories(t *testing.T) {
 		s.lives,
 		s.stops,
 	} {
-		if step(); t.Failed() { // the remaining steps would only take their time
+		if step(); t.Failed() { // without ATTACK_FULL, skip the other steps to save time
 			return
 		}
 	}
 }
 
-// TestAttackLockedLeftovers tests that directories that a program keeps locked after the end of the service prevent
-// neither the start of the next service nor its end.
+// TestAttackLockedLeftovers tests that directories that a program keeps locked after the end of the service do not
+// block the start or the end of the next service.
 func TestAttackLockedLeftovers(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
-	// With a separate /dev/shm, services of other tests do not find the directories.
+	// With a separate /dev/shm, services of other tests do not find these directories.
 	shm := t.TempDir()
 	if err := unix.Mount("tmpfs", shm, "tmpfs", 0, "mode=1777"); err != nil {
 		t.Fatal(err)
@@ -386,12 +388,12 @@ func TestAttackLockedLeftovers(t *testing.T) {
 	for range 2 {
 		left, _ := filepath.Glob(filepath.Join(shm, "verbena-*"))
 		if len(left) == 0 {
-			t.Fatal("no directory is left behind: the test needs one")
+			t.Fatal("directories after the end of the service: got none, want a locked one")
 		}
 		began := time.Now()
 		next := inside.besiege(t)
 		if took := time.Since(began); took > 6*time.Second {
-			t.Errorf("a service took %v to start", took)
+			t.Errorf("start of the service: took %v", took)
 		}
 		next.lives()
 		next.unharmed()
@@ -400,7 +402,7 @@ func TestAttackLockedLeftovers(t *testing.T) {
 	a.kill()
 }
 
-// TestAttackStalledDescriptors tests descriptors with a close(2) or stat(2) that never ends. (B7)
+// TestAttackStalledDescriptors tests descriptors on which close(2) or stat(2) does not return. (B7)
 func TestAttackStalledDescriptors(t *testing.T) {
 	t.Parallel()
 	t.Run("close", func(t *testing.T) {
@@ -414,8 +416,8 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		s.lives()
 		s.unharmed()
-		// One thread for each descriptor would be 400. Go's runtime starts some threads and keeps them, when a busy machine
-		// is slow to run the existing threads.
+		// A thread for each descriptor would add 400 threads. The Go runtime starts some additional threads on a
+		// busy machine, and keeps them.
 		if l := s.load(); l.threads > before.threads+250 {
 			t.Errorf("threads of the service: %d before, %d now", before.threads, l.threads)
 		}
@@ -426,7 +428,7 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		fs := newStallFS(t, attacker, fuseGetattr)
 		a := s.attack(attacker, "stall-stat", fs.page(), fmt.Sprint(firstCommandFile()), "30")
 		if _, ok := a.line(5 * time.Second); !ok {
-			t.Error("the attacker's own calls do not return")
+			t.Error("attacker: its own calls do not return")
 		}
 		s.lives()
 		s.unharmed()
@@ -446,7 +448,7 @@ func firstCommandFile() int {
 	return int(l.Max / 4 * 3)
 }
 
-// TestAttackSlowCommand tests that a command of one thread does not block the calls of another. (C1)
+// TestAttackSlowCommand tests that a command of one thread does not block the calls of another thread. (C1)
 func TestAttackSlowCommand(t *testing.T) {
 	s := besiege(t)
 	fs := newStallFS(t, attacker, fuseRead)
@@ -456,7 +458,7 @@ func TestAttackSlowCommand(t *testing.T) {
 	for _, what := range []string{"open took", "command took"} {
 		line := a.expect(what)
 		if ms := atoi(strings.Fields(line)[2]); ms > 200 {
-			t.Errorf("calls of another thread during a blocked command: %s ms", line)
+			t.Errorf("calls of another thread during a blocked command: took %s ms", line)
 		}
 	}
 	s.unharmed()
@@ -489,7 +491,7 @@ func TestAttackFullDisk(t *testing.T) {
 		out, err := w.cmd(w.deadline(20), append([]string{"run", "--capture", filepath.Join(dir, fmt.Sprint("x", i)), "--"},
 			argv...)...).CombinedOutput()
 		if i == 0 && err != nil {
-			t.Errorf("with enough room for the capture: %v: %s", err, out)
+			t.Errorf("capture with enough space: %v: %s", err, out)
 		}
 	}
 	filler := filepath.Join(dir, "filler")
@@ -501,11 +503,11 @@ func TestAttackFullDisk(t *testing.T) {
 	}
 	out, err = w.cmd(w.deadline(20), "run", "--capture", "/dev/full", "--", raw, "transfer").CombinedOutput()
 	if exitCode(err) != 125 {
-		t.Errorf("/dev/full: exit code %d, want 125: %s", exitCode(err), out)
+		t.Errorf("capture to /dev/full: got exit code %d, want 125: %s", exitCode(err), out)
 	}
 }
 
-// TestAttackNumberRace tests that a descriptor made by a program while it opens a device keeps its file. (C6)
+// TestAttackNumberRace tests that a descriptor that a program creates while it opens a device keeps its file. (C6)
 func TestAttackNumberRace(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()),
@@ -516,8 +518,8 @@ func TestAttackNumberRace(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackForeignPID tests a client of another PID namespace, to which the kernel gives no PID here. The service does
-// not accept the PID in its message. (C7)
+// TestAttackForeignPID tests a client in another PID namespace. Its PID is not visible to the service. The
+// service must not accept the PID in the client's message. (C7)
 func TestAttackForeignPID(t *testing.T) {
 	needRoot(t)
 	program := attackProgram(t, "attack")
@@ -540,11 +542,11 @@ func TestAttackForeignPID(t *testing.T) {
 	s := &siege{world: w, t: t, program: program}
 	if out := s.outside(attacker, "attach", w.socket, s.attachMessage(1)).expect("answer"); !strings.Contains(out,
 		"Error") {
-		t.Errorf("a client that says it is process 1: %s", out)
+		t.Errorf("client that claims to be process 1: got %s", out)
 	}
 }
 
-// TestAttackPaths tests that other paths to the device work as for a kernel device. (C8)
+// TestAttackPaths tests that alternative paths to the device work in the same way as for a kernel device. (C8)
 func TestAttackPaths(t *testing.T) {
 	s := besiege(t)
 	for path, want := range map[string]string{

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// TestAttackFloods tests floods of connections, descriptors and unread answers by one user. Another user's round trips
-// stay as they are beside any program that uses a processor, and the service keeps no resources afterwards. With
-// ATTACK_FULL the test measures the round trips, on an otherwise idle machine. Without it the test only runs the
-// floods.
+// TestAttackFloods tests floods of connections, descriptors and unread answers by one user. Another user's round
+// trips must not be slower than beside any other busy program, and no resources may remain in the service. With
+// ATTACK_FULL the test measures the round trips, which requires an otherwise idle machine. Without it the test only
+// runs the floods.
 func TestAttackFloods(t *testing.T) {
 	needProgram(t, "perftest", "ib_send_lat")
 	s := besiege(t)
-	s.neighbour.kill() // the measurement must be the only other program
+	s.neighbour.kill() // no other program may run during the measurement
 	<-s.neighbour.over
 	rest := s.load()
 	undisturbed := s.p99()
@@ -38,7 +38,7 @@ func TestAttackFloods(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("load after the attack: got %+v, want that before it, %+v\n%q", now, rest,
+			t.Fatalf("load after the attack: got %+v, want at most %+v, as before\n%q", now, rest,
 				descriptorsOf(s.serve.Process.Pid))
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -46,8 +46,8 @@ func TestAttackFloods(t *testing.T) {
 	s.lives()
 }
 
-// p99 measures round trips between two programs of a user without other programs. It returns the 99th percentile of
-// half a round trip in microseconds.
+// p99 measures round trips between two programs of a user, while no other programs run. It returns the 99th
+// percentile of half a round trip in microseconds.
 func (s *siege) p99() float64 {
 	s.t.Helper()
 	const measured = neighbor - 10
@@ -74,6 +74,6 @@ func (s *siege) p99() float64 {
 			return v
 		}
 	}
-	s.t.Fatalf("the output of ib_send_lat has no percentile:\n%s", out)
+	s.t.Fatalf("ib_send_lat: got no percentile:\n%s", out)
 	return 0
 }

@@ -18,8 +18,8 @@ import (
 )
 
 // TestAttackForgedPackets tests that an ordinary UDP socket bound to the device's own address cannot inject packets
-// into a connection of the service, over the shortcut or the wire. The service counts the packets, and the connection
-// continues.
+// into a connection of the service, over the shortcut or over the wire. The service must count the packets, and the
+// connection must continue.
 func TestAttackForgedPackets(t *testing.T) {
 	for name, flags := range map[string][]string{"shortcut": nil, "wire": {"--wire"}} {
 		t.Run(name, func(t *testing.T) {
@@ -69,12 +69,12 @@ func TestAttackForgedPackets(t *testing.T) {
 				return list[0].Counters["drop_forged"]
 			}
 			const guesses = 256
-			// any port, and the port of the connection
+			// any port, and the source port of the connection
 			for _, port := range []uint16{0, uint16(roce.SourcePortRC(qps[0].Num(), qps[1].Num()))} {
 				before := dropped()
 				f := newForger(t, addr, addr)
 				if port != 0 && !f.rebind(port) {
-					continue // the service holds this port
+					continue // the service has bound this port
 				}
 				for i := range uint32(guesses) {
 					f.sendUC(qps[1].Num()^i, i)
@@ -83,7 +83,7 @@ func TestAttackForgedPackets(t *testing.T) {
 			}
 			var wc [4]verbs.WC
 			if n, err := cq.Poll(wc[:]); n != 0 || err != nil || !bytes.Equal(mr.Bytes()[:64], make([]byte, 64)) {
-				t.Fatalf("forged packets have arrived: %+v, %v", wc[:n], err)
+				t.Fatalf("forged packets: got %+v, %v, want all dropped", wc[:n], err)
 			}
 			copy(mr.Bytes()[64:], "genuine")
 			if err := qps[0].PostSend(&verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled,
@@ -124,7 +124,7 @@ func (f *forger) rebind(port uint16) bool {
 	return true
 }
 
-// sendUC sends a message to a UC queue pair.
+// sendUC sends a message to a UC queue pair in a forged packet.
 func (f *forger) sendUC(qpn, psn uint32) {
 	f.t.Helper()
 	const payload = "forged!!"

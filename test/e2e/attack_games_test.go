@@ -15,16 +15,16 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestAttackDescriptors tests uses of a device's descriptor that no library makes. They do not harm others, and the
-// device is closed with the last descriptor.
+// TestAttackDescriptors tests operations on a device's descriptor that no library performs. These operations must
+// not affect others, and the device must be closed with the last descriptor.
 func TestAttackDescriptors(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "descriptors").rest(15 * time.Second)
 	t.Logf("%q", out)
 	if len(out) == 0 || out[len(out)-1] != "done" {
-		t.Errorf("the attacker did not finish: %q", out)
+		t.Errorf("attacker: did not finish: %q", out)
 	}
-	// Each of these operations would create files in the service's directories or change them.
+	// Each of these operations would create or change files in the service's directories.
 	for _, must := range []string{"create beside", "move the directory away", "rename the directory",
 		"replace the directory",
 		"remove the directory", "hard link to the queue file"} {
@@ -48,7 +48,7 @@ func TestAttackDescriptors(t *testing.T) {
 	s.lives()
 }
 
-// onlyNeighbour waits until the neighbour's program is the only one with objects.
+// onlyNeighbour waits until only the neighbour's program has objects.
 func (s *siege) onlyNeighbour() {
 	s.t.Helper()
 	if !testutil.Poll(func() bool { return len(s.resources()) == 1 }) {
@@ -56,8 +56,8 @@ func (s *siege) onlyNeighbour() {
 	}
 }
 
-// TestAttackTree tests that a user cannot change the /dev and /sys that the programs of another user's service see. A
-// user owns the files of their own service, but the service follows no link placed in them.
+// TestAttackTree tests that a user cannot change the files in /dev and /sys that the programs of another user's
+// service see. A user owns the files of their own service, and this service must follow no link placed among them.
 func TestAttackTree(t *testing.T) {
 	needRoot(t)
 	program := attackProgram(t, "attack")
@@ -69,7 +69,7 @@ func TestAttackTree(t *testing.T) {
 			w := startService(t, who.service, "", "--link", "rxe0="+loopback(), "--mode", "0666")
 			os.Chmod(filepath.Dir(w.socket), 0o755)
 			dir := runDirOf(t, w.serve.Process.Pid)
-			// The attacker's tree exists as long as one of the attacker's programs.
+			// The attacker's tree exists until the last of the attacker's programs ends.
 			talk(t, w.as(attacker).cmd(w.deadline(60), "run", "--", "sh", "-c", "echo there; sleep 60")).expect("there")
 			before := treeOf(t, dir)
 			args := []string{"run", "--", program, "tree-writes"}
@@ -78,7 +78,7 @@ func TestAttackTree(t *testing.T) {
 			}
 			out := w.as(attacker).out(args...)
 			if strings.Contains(out, "planted: root:") {
-				t.Error("the service followed a link that a program has put into the tree")
+				t.Error("tree: the service followed a link of a program")
 			}
 			if who.service.uid == attacker {
 				return
@@ -86,12 +86,12 @@ func TestAttackTree(t *testing.T) {
 			after := treeOf(t, dir)
 			for line := range strings.Lines(before) {
 				if !strings.Contains(after, line) {
-					t.Errorf("the tree has lost %s", line)
+					t.Errorf("tree: lost %s", line)
 				}
 			}
 			for line := range strings.Lines(after) {
 				if strings.Contains(line, "evil") || strings.Contains(line, "rxe9") {
-					t.Errorf("the tree has a new file: %s", line)
+					t.Errorf("tree: got a new file %s", line)
 				}
 			}
 			for line := range strings.Lines(out) {
@@ -103,7 +103,7 @@ func TestAttackTree(t *testing.T) {
 	}
 }
 
-// treeOf lists the virtual files of all users in the directory of a service, with modes and link targets.
+// treeOf lists the virtual files of all users in a service's directory, with modes and link targets.
 func treeOf(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -121,7 +121,7 @@ func treeOf(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// TestAttackForkStorm tests thousands of short-lived processes while commands are in progress.
+// TestAttackForkStorm tests thousands of short-lived processes during commands of the service.
 func TestAttackForkStorm(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
@@ -140,17 +140,18 @@ func TestAttackForkStorm(t *testing.T) {
 	})
 }
 
-// TestAttackSetuid tests that a set-uid program in a user's session has no privilege, or that the user cannot reach it.
+// TestAttackSetuid tests that a set-uid program in a user's session has no privilege, or is out of the user's
+// reach.
 func TestAttackSetuid(t *testing.T) {
 	s := besiege(t)
 	suid := setuidCopy(t, s.program)
 	out := s.as(attacker).out("run", "--", suid, "victim", "0.1")
 	if !strings.Contains(out, "unharmed") || strings.Contains(out, "user 0") {
-		t.Errorf("a set-uid program under a user's launcher: %s", out)
+		t.Errorf("set-uid program under a user's launcher: got %s", out)
 	}
 }
 
-// TestAttackStoppedProgram tests that a stopped program or launcher does not block others.
+// TestAttackStoppedProgram tests that a stopped program or launcher does not block other programs.
 func TestAttackStoppedProgram(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := besiege(t)
@@ -175,8 +176,8 @@ func TestAttackStoppedProgram(t *testing.T) {
 	}
 }
 
-// TestAttackNames tests that the name of a process, which its user chooses, cannot control the terminal on which
-// verbena lists it.
+// TestAttackNames tests that the name of a process, which its user chooses, cannot send control sequences to a
+// terminal on which verbena prints it.
 func TestAttackNames(t *testing.T) {
 	s := besiege(t)
 	a := s.attack(attacker, "names")
@@ -189,11 +190,11 @@ func TestAttackNames(t *testing.T) {
 	a.kill()
 	s.onlyNeighbour()
 	if strings.ContainsFunc(s.log.String(), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }) {
-		t.Errorf("control characters in the log: %q", s.log)
+		t.Errorf("log: got control characters: %q", s.log)
 	}
 }
 
-// TestAttackOwnAnswers tests a program that answers its own notifications, through a listener that it passes to the
+// TestAttackOwnAnswers tests a program that answers its own notifications through a listener that it passes to the
 // service twice.
 func TestAttackOwnAnswers(t *testing.T) {
 	s := besiege(t)
@@ -213,7 +214,7 @@ func TestAttackOwnAnswers(t *testing.T) {
 	})
 }
 
-// TestAttackThreadUser tests that each thread has the rights of its own user, as with a real device file.
+// TestAttackThreadUser tests that each thread has the rights of its own user, as with a kernel's device file.
 func TestAttackThreadUser(t *testing.T) {
 	program := attackProgram(t, "attack")
 	w := sharedService(t, "--mode", "0660")
@@ -223,8 +224,8 @@ func TestAttackThreadUser(t *testing.T) {
 	}
 }
 
-// TestAttackFlippedPaths tests a path that changes while the supervisor examines it. The open opens no file that the
-// program could not open itself.
+// TestAttackFlippedPaths tests a path that changes while the supervisor resolves it. The supervisor must not open a
+// file that the program itself could not open.
 func TestAttackFlippedPaths(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "flip-paths", fmt.Sprint(many(20000, 2000000))).rest(60 * time.Second)
@@ -235,21 +236,21 @@ func TestAttackFlippedPaths(t *testing.T) {
 	s.onlyNeighbour()
 }
 
-// TestAttackLimits tests that the supervisor leaves the program's own limit of descriptors unchanged.
+// TestAttackLimits tests that the supervisor does not change the program's own limit of descriptors.
 func TestAttackLimits(t *testing.T) {
 	program := attackProgram(t, "attack")
-	// For programs of other users the service would need CAP_SYS_RESOURCE, which containers lack.
+	// For programs of other users the service would need CAP_SYS_RESOURCE, which is missing in containers.
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	if out := w.out("run", "--", program, "limits"); out != "done\n" {
 		t.Errorf("%.500q", out)
 	}
 }
 
-// TestAttackSquatting tests that a user who creates the directory of another user's control socket first only causes a
+// TestAttackSquatting tests that a user who creates the directory of another user's control socket can cause only a
 // clear error.
 func TestAttackSquatting(t *testing.T) {
 	needRoot(t)
-	const user = 64123 // the user of no process
+	const user = 64123 // a user without processes
 	dir := fmt.Sprintf("/tmp/verbena-%d", user)
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		t.Skip(err)
@@ -268,7 +269,7 @@ func TestAttackSquatting(t *testing.T) {
 	}
 }
 
-// TestAttackChildNamespace tests that the service serves a program in a PID namespace of its own, and names it by the
+// TestAttackChildNamespace tests that the service serves a program in a separate PID namespace, and reports the
 // PIDs of the service's namespace.
 func TestAttackChildNamespace(t *testing.T) {
 	s := besiege(t)

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// bare is a command prefix that runs a command as user ID 0 without capabilities, as in a container. pod also runs it
-// in new PID and mount namespaces.
+// bare is a command prefix that runs a command as user ID 0 without capabilities, as in a container. The prefix pod
+// also creates new PID and mount namespaces.
 var (
 	bare = []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all"}
 	pod  = append([]string{"unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"}, bare...)
@@ -37,7 +37,7 @@ func TestAttackBareRoot(t *testing.T) {
 	s := besiege(t)
 	keys := s.out("res", "show")
 	if !strings.Contains(keys, fmt.Sprint(neighbor)) {
-		t.Fatalf("root: the list lacks the neighbour:\n%s", keys)
+		t.Fatalf("list for root: got no neighbour:\n%s", keys)
 	}
 	for _, where := range [][]string{bare, pod} {
 		for _, args := range [][]string{
@@ -52,7 +52,7 @@ func TestAttackBareRoot(t *testing.T) {
 		}
 		out, err := s.below(where, "res", "show").CombinedOutput()
 		if err != nil || strings.Contains(string(out), fmt.Sprint(neighbor)) {
-			t.Errorf("%s: it sees the neighbour's objects: %v\n%s", where[0], err, out)
+			t.Errorf("%s: got the neighbour's objects: %v\n%s", where[0], err, out)
 		}
 		out, err = s.below(where, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "uverbs0: success") {
@@ -60,15 +60,15 @@ func TestAttackBareRoot(t *testing.T) {
 		}
 		out, err = s.below(where, "run", "--", s.program, "tree-climb").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "climb: success\nleave: Permission denied\n") {
-			t.Errorf("%s: search for the virtual files of other users: %v %s", where[0], err, out)
+			t.Errorf("%s: search for the virtual files of other users: got %v %s", where[0], err, out)
 		}
 	}
 	s.lives()
 	s.unharmed()
 }
 
-// TestAttackOtherPod tests that two containers count as two users, although both run as user ID 0. Neither sees the
-// other's objects, and one at its limits does not affect the other.
+// TestAttackOtherPod tests that two containers count as two users, although both run as user ID 0. No container may
+// see the other's objects, and a container at its limits must not affect the other one.
 func TestAttackOtherPod(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)
@@ -76,18 +76,18 @@ func TestAttackOtherPod(t *testing.T) {
 	first := talk(t, s.below(pod, "run", "--", raw, "fill", "pds", "200"))
 	first.until("has", 20*time.Second)
 	if said := strings.Join(first.said, "\n"); !strings.Contains(said, "refused after") {
-		t.Errorf("the first container: got no refusal: %s", said)
+		t.Errorf("first container: got no refusal: %s", said)
 	}
 	second := talk(t, s.below(pod, "run", "--", raw, "fill", "pds", "50"))
 	if line := second.until("has", 20*time.Second); line != "has pds=50" {
-		t.Errorf("the second container: got %q", line)
+		t.Errorf("second container: got %q", line)
 	}
 	out, err := s.below(pod, "res", "show").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "rawverbs") {
-		t.Errorf("a third sees their objects: %v\n%s", err, out)
+		t.Errorf("third container: got the others' objects: %v\n%s", err, out)
 	}
 	if out := s.out("res", "show"); strings.Count(out, "rawverbs") < 2 {
-		t.Errorf("root: the list lacks one of the containers:\n%s", out)
+		t.Errorf("list for root: got no container, or one:\n%s", out)
 	}
 	s.unharmed()
 }
@@ -97,7 +97,7 @@ func TestAttackSubordinateIDs(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	s := besiege(t)
-	const ids, each, first = 60, 6, 200000 // a child waits for up to 2 s for each connection
+	const ids, each, first = 60, 6, 200000 // a child process waits for up to 2 s for each connection
 	a := s.outside(attacker-7, "subordinate", s.socket, fmt.Sprint(ids), fmt.Sprint(each))
 	pid := a.expect("")
 	for _, m := range []string{"uid_map", "gid_map"} {
@@ -109,14 +109,14 @@ func TestAttackSubordinateIDs(t *testing.T) {
 	var served int
 	if n, err := fmt.Sscanf(a.until("served", 60*time.Second), "served %d", &served); n != 1 || served == 0 ||
 		served > 256 {
-		t.Errorf("%d connections are served (%v), want at most the 256 of one user", served, err)
+		t.Errorf("connections: got %d (%v), want at most 256, the limit of one user", served, err)
 	}
 	s.lives()
 	s.unharmed()
 }
 
-// TestAttackOwnedIDs tests the same for a user who runs programs with these IDs outside a user namespace, by set-uid
-// files.
+// TestAttackOwnedIDs tests that a user counts as one user, who runs programs with subordinate IDs outside a user
+// namespace, by set-uid files.
 func TestAttackOwnedIDs(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "util-linux", "unshare", "mount")
@@ -140,9 +140,9 @@ func TestAttackOwnedIDs(t *testing.T) {
 	for id := range uint32(ids) {
 		t.Log(s.outside(first+id, "connections", s.socket, fmt.Sprint(each)).until("connected", 30*time.Second))
 	}
-	time.Sleep(time.Second) // the service closes the connections beyond the limit
+	time.Sleep(time.Second) // the service must close the connections beyond the limit
 	if n := s.load().descriptors - before.descriptors; n < 50 || n > 600 {
-		t.Errorf("the service has %d more descriptors, want at most two for each of the 256 connections of one user", n)
+		t.Errorf("descriptors of the service: got %d more, want at most two for each of the 256 connections of one user", n)
 	}
 	s.lives()
 }

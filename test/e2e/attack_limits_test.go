@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroup makes a control group with limits below the root of the visible hierarchy, and removes it when the test ends.
-// It returns the directories: one for each controller in version 1.
+// cgroup creates a control group with limits below the root of the visible hierarchy, and removes it at the end of
+// the test. It returns the directories of the group: one for each controller in version 1.
 func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 	t.Helper()
 	needRoot(t)
 	name := "verbena-e2e-" + strconv.Itoa(os.Getpid()) + "-" + tcpPort()
-	limits := map[string]map[string]string{ // for each hierarchy
+	limits := map[string]map[string]string{ // one directory for each hierarchy
 		"/sys/fs/cgroup/memory": {"memory.limit_in_bytes": fmt.Sprint(memory)},
 		"/sys/fs/cgroup/pids":   {"pids.max": fmt.Sprint(tasks)},
 	}
@@ -69,8 +69,8 @@ func contained(t *testing.T, memory, tasks uint64, args ...string) *siege {
 	return &siege{t: t, program: attackProgram(t, "attack"), world: w}
 }
 
-// TestAttackContainerMemory tests containers of 1 GiB and less with users who allocate buffers and queues up to their
-// limits. The kernel does not kill the service, and another user still gets a device.
+// TestAttackContainerMemory tests containers of 1 GiB and less with users who allocate buffers and queues up to
+// their limits. The kernel must not kill the service, and another user must still get a device.
 func TestAttackContainerMemory(t *testing.T) {
 	t.Parallel()
 	program := build(t, "buffers", func(path string) []string {
@@ -90,15 +90,15 @@ func TestAttackContainerMemory(t *testing.T) {
 			}
 			s.lives()
 			if l := s.load(); uint64(l.rss)<<20 > size {
-				t.Errorf("the service has %d MiB, more than the limit of the group", l.rss)
+				t.Errorf("memory of the service: got %d MiB, which exceeds the limit of the group", l.rss)
 			}
 			s.quick(5*time.Second, "res", "show")
 		})
 	}
 }
 
-// TestAttackContainerThreads tests that users who cause as many threads as possible do not end the service in a
-// container with pids.max of 900.
+// TestAttackContainerThreads tests that users who cause as many threads as possible cannot end the service in a
+// container with a pids.max of 900.
 func TestAttackContainerThreads(t *testing.T) {
 	t.Parallel()
 	s := contained(t, 1<<30, 900)
@@ -110,7 +110,7 @@ func TestAttackContainerThreads(t *testing.T) {
 	l := s.load()
 	t.Logf("load of the service: %+v", l)
 	if l.threads > 450 {
-		t.Errorf("the service has %d threads of 900, want at most half", l.threads)
+		t.Errorf("threads of the service: got %d, want at most half of 900", l.threads)
 	}
 	b, err := s.as(1001).cmd(s.deadline(10), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
 	if err != nil || !strings.Contains(string(b), "uverbs0: success") {
@@ -119,28 +119,28 @@ func TestAttackContainerThreads(t *testing.T) {
 	s.quick(5*time.Second, "link", "show")
 }
 
-// TestAttackContainerGroups tests a container with pids.max of 60 and a user who joins as many multicast groups as
-// possible. The joins start no threads of the service, and leaving the groups frees their resources.
+// TestAttackContainerGroups tests a container with a pids.max of 60, and a user who joins as many multicast groups
+// as possible. The joins must start no threads of the service, and leaving the groups must free their resources.
 func TestAttackContainerGroups(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := contained(t, 1<<30, 60)
 	before := s.load()
 	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "groups", "1000"))
 	if refusal := a.until("groups refused", 30*time.Second); !strings.Contains(refusal, "cannot allocate memory") {
-		t.Errorf("groups beyond the limit: %s", refusal)
+		t.Errorf("joins beyond the limit: got %s", refusal)
 	}
 	t.Log(a.until("has", 30*time.Second))
 	l := s.load()
 	t.Logf("load of the service: %+v before, %+v now", before, l)
 	if n := l.threads - before.threads; n > 12 {
-		t.Errorf("the service has %d more threads", n)
+		t.Errorf("threads of the service: got %d more", n)
 	}
 	s.lives()
 	a.kill()
 	s.quick(5*time.Second, "link", "show")
 }
 
-// TestAttackInotify tests that the native doorbells of 40 users use few of the inotify instances of root's account,
+// TestAttackInotify tests that the native doorbells of 40 users share a few inotify instances of root's account,
 // independent of the number of users.
 func TestAttackInotify(t *testing.T) {
 	t.Parallel()
@@ -162,13 +162,13 @@ func TestAttackInotify(t *testing.T) {
 		}
 	}
 	if n < 2 || n > 20 {
-		t.Errorf("the service has %d inotify instances for 40 users, want 2 to 20, pollers included", n)
+		t.Errorf("inotify instances of the service: got %d for 40 users, want 2 to 20, including those of pollers", n)
 	}
 	s.lives()
 }
 
-// TestAttackReadOnlyMount tests a pod with the socket's directory mounted read-only and UID 0 without capabilities. It
-// can connect to the service, but can neither replace the socket nor create files beside it.
+// TestAttackReadOnlyMount tests a pod with user ID 0 without capabilities, and with the socket's directory mounted
+// read-only. The pod can connect to the service, but can neither replace the socket nor create files beside it.
 func TestAttackReadOnlyMount(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "util-linux", "unshare", "setpriv", "mount")
@@ -205,9 +205,9 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	}
 	if err := unix.Stat(w.socket, &after); err != nil || after.Ino != before.Ino || after.Mode != before.Mode ||
 		after.Nlink != 1 {
-		t.Errorf("the socket was %+v, is %+v, %v", before, after, err)
+		t.Errorf("socket: had %+v, got %+v, %v, want no change", before, after, err)
 	}
-	// On a writable mount the same commands succeed, so the test distinguishes the two.
+	// On a writable mount the same commands succeed, so the test can detect a difference.
 	if out, err := pod("", `touch "$VERBENA_SOCKET.new"`); err != nil {
 		t.Errorf("on a writable mount: %v: %s", err, out)
 	}
@@ -216,9 +216,9 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	}
 }
 
-// TestAttackKept tests the limit on kernel resources for a user whose programs keep descriptors made by the service or
-// leave answers unread. The limit holds even after their device files and connections have closed. The service's
-// control group is charged for the resources.
+// TestAttackKept tests that kernel resources count against the limits of a user whose programs keep descriptors
+// created by the service, or leave answers unread. The limits must hold even after the device files and connections
+// were closed. The kernel charges the resources to the service's control group.
 func TestAttackKept(t *testing.T) {
 	t.Parallel()
 	seconds := fmt.Sprint(many(4, 60))
@@ -234,7 +234,7 @@ func TestAttackKept(t *testing.T) {
 		{"descriptors of device files", quota.Descriptors, 200, func() *dialogue {
 			return s.outside(attacker, "kept", s.socket, "device", seconds, open)
 		}},
-		{"unread answers", quota.Connections, 16 + 64, // also refused clients, which get an answer with the reason
+		{"unread answers", quota.Connections, 16 + 64, // also for refused clients, which get an answer with the reason
 			func() *dialogue { return s.outside(attacker, "kept", s.socket, "answer", seconds, show) }},
 		{"channels", quota.Descriptors, 200, func() *dialogue { return s.attack(attacker, "kept-channels", seconds) }},
 	} {
@@ -245,7 +245,7 @@ func TestAttackKept(t *testing.T) {
 			t.Log(line)
 			var kept, asked int
 			if n, err := fmt.Sscanf(line, "kept %d of %d", &kept, &asked); n != 2 || kept == 0 || kept > c.limit {
-				t.Errorf("the attacker printed %q (%v), want 1 to %d", line, err, c.limit)
+				t.Errorf("attacker: got %q (%v), want 1 to %d", line, err, c.limit)
 			}
 			s.lives()
 			d.kill()

@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// TestAttackQueueFileSwap tests that a link that replaces a queue file while the service makes it has no effect. (A1)
+// TestAttackQueueFileSwap tests that the service does not follow a link that replaces a queue file while the
+// service creates the file. (A1)
 func TestAttackQueueFileSwap(t *testing.T) {
 	s := besiege(t)
 	victim := filepath.Join("/dev/shm", filepath.Base(t.TempDir())+"-victim")
@@ -28,7 +29,7 @@ func TestAttackQueueFileSwap(t *testing.T) {
 	t.Logf("%q", out)
 	var st syscall.Stat_t
 	if err := syscall.Lstat(victim, &st); err != nil || st.Uid != 0 || st.Mode&0o777 != 0o600 {
-		t.Errorf("root's file: %v, owner %d, mode %o", err, st.Uid, st.Mode)
+		t.Errorf("root's file: got %v, owner %d, mode %o", err, st.Uid, st.Mode)
 	}
 	if b, err := os.ReadFile(victim); err != nil || !bytes.Equal(b, content) {
 		t.Errorf("root's file holds %q, %v", b, err)
@@ -39,8 +40,8 @@ func TestAttackQueueFileSwap(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackPIDReuse tests a caller that is killed during its call, and whose PID another process gets. The call does
-// not affect the other process. (A2)
+// TestAttackPIDReuse tests a caller that is killed during its call while another process gets the same PID. The
+// call must not affect the other process. (A2)
 func TestAttackPIDReuse(t *testing.T) {
 	s := besiege(t)
 	fs := newStallFS(t, attacker, fuseRead)
@@ -63,18 +64,19 @@ func TestAttackPIDReuse(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	other.say("have you changed?")
 	if line := other.expect("changed"); line != "changed 0" {
-		t.Errorf("the call wrote to the process with the caller's old PID: %q bytes", line)
+		t.Errorf("process with the reused PID: got %q bytes written by the call", line)
 	}
 	if out := s.out("res", "show"); strings.Contains(out, fmt.Sprintf(" %d ", pid)) {
-		t.Errorf("that process has registrations:\n%s", out)
+		t.Errorf("process with the reused PID: got registrations:\n%s", out)
 	}
 	s.unharmed()
 }
 
-// TestAttackRecycledPID tests that a process's registrations end with the process, before another process gets its PID.
+// TestAttackRecycledPID tests that a process's registrations end with the process, before another process gets the
+// same PID.
 func TestAttackRecycledPID(t *testing.T) {
 	if !hard {
-		t.Skip("one round in a hundred shows a fault: run make attack; TestTrace/memory shows the same at once")
+		t.Skip("one round in a hundred shows a defect: run make attack; TestTrace/memory shows the same defect at once")
 	}
 	for _, path := range []string{"shortcut", "wire"} {
 		t.Run(path, func(t *testing.T) {
@@ -113,8 +115,8 @@ func setuidCopy(t *testing.T, program string) string {
 	return path
 }
 
-// TestAttackExec tests that the registrations of a program do not reach the memory of the next program after an exec.
-// (A3)
+// TestAttackExec tests that the registrations of a program do not cover the memory of the next program after an
+// exec. (A3)
 func TestAttackExec(t *testing.T) {
 	t.Parallel()
 	for _, wire := range []string{"shortcut", "wire"} {
@@ -126,7 +128,7 @@ func TestAttackExec(t *testing.T) {
 			t.Run(wire+"/"+how, func(t *testing.T) {
 				s := besiege(t, args...)
 				suid := setuidCopy(t, s.program)
-				// A root program that drops its privileges may still execute a set-uid program.
+				// Even a root program that drops its privileges may execute a set-uid program.
 				c := s.cmd(s.deadline(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker),
 					fmt.Sprint("--regid=", attacker),
 					"--clear-groups", s.program, "exec-region", how, suid, "victim", "1")
@@ -141,8 +143,8 @@ func TestAttackExec(t *testing.T) {
 	}
 }
 
-// TestAttackHiddenExec tests that an exec by a rarely used call also ends registrations. A failed exec, or an exec of a
-// child, does not.
+// TestAttackHiddenExec tests that an exec by a rarely used system call also ends registrations. A failed exec, or
+// an exec of a child process, must not end them.
 func TestAttackHiddenExec(t *testing.T) {
 	t.Parallel()
 	s := besiege(t)
@@ -169,7 +171,7 @@ func TestAttackHiddenExec(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackExecRaces tests programs that execute another program while a thread registers memory and writes there.
+// TestAttackExecRaces tests programs that execute another program while a thread registers memory and writes to it.
 func TestAttackExecRaces(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "exec-races", fmt.Sprint(many(100, 10000)), s.program, "victim",
@@ -183,12 +185,12 @@ func TestAttackExecRaces(t *testing.T) {
 		}
 	}
 	if harmed > 0 || unharmed < many(80, 9000) || out[len(out)-1] != "done" {
-		t.Errorf("%d programs were changed, %d were unharmed: %.2000q", harmed, unharmed, out)
+		t.Errorf("programs after an exec: %d were changed, %d were not: %.2000q", harmed, unharmed, out)
 	}
 	s.unharmed()
 }
 
-// TestAttackImpostor tests that a launcher hands its program only to the service of root or of its own user, and
+// TestAttackImpostor tests that a launcher passes its program only to a service of root or of its own user, and
 // removes no directory except that of a service. (A4)
 func TestAttackImpostor(t *testing.T) {
 	needRoot(t)
@@ -210,10 +212,10 @@ func TestAttackImpostor(t *testing.T) {
 			impostor.expect("listening")
 			out, err := w.as(victim).cmd(w.deadline(10), "run", "--", "true").CombinedOutput()
 			if exitCode(err) != 125 || !strings.Contains(string(out), "65534") {
-				t.Errorf("run: exit code %d, want 125; %q must name the user of the service", exitCode(err), out)
+				t.Errorf("run: got exit code %d and %q, want 125 and the name of the service's user", exitCode(err), out)
 			}
 			if said := impostor.rest(100 * time.Millisecond); strings.Contains(fmt.Sprint(said), "with its listener") {
-				t.Errorf("the impostor became the supervisor: %q", said)
+				t.Errorf("impostor: became the supervisor: %q", said)
 			}
 			if _, err := os.Stat(filepath.Join(home, "precious")); err != nil {
 				t.Errorf("the user's directory: %v", err)
@@ -222,7 +224,8 @@ func TestAttackImpostor(t *testing.T) {
 	}
 }
 
-// TestAttackEscape tests that a program in a chroot or in a mount namespace of its own reaches no file outside it. (A5)
+// TestAttackEscape tests that a program in a chroot or in a separate mount namespace can access no file outside it.
+// (A5)
 func TestAttackEscape(t *testing.T) {
 	s := besiege(t)
 	jail, err := os.MkdirTemp("", "verbena-jail-")
@@ -269,8 +272,8 @@ func TestAttackEscape(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackUserNamespace tests that the service ignores capabilities of a user namespace, which any user may create.
-// (A6)
+// TestAttackUserNamespace tests that the service ignores capabilities in a user namespace, because any user can
+// create one. (A6)
 func TestAttackUserNamespace(t *testing.T) {
 	ids := []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
 		"--clear-groups"}
@@ -297,7 +300,7 @@ func TestAttackUserNamespace(t *testing.T) {
 				}
 			}
 		}
-		// A limit of 0 permits no locked memory, and the call fails with EPERM as in the kernel.
+		// With a limit of 0 for locked memory the call fails with EPERM, as in the kernel.
 		script := "ulimit -l 0; exec " + program + " user-namespace pin 1"
 		if out := w.out(append(ids, "sh", "-c", script)...); !strings.HasSuffix(out, "pin: Operation not permitted\n") {
 			t.Errorf("ulimit -l 0, 1 byte: %s", out)
@@ -318,7 +321,8 @@ func TestAttackReadOnly(t *testing.T) {
 	}
 }
 
-// TestAttackTwoServices tests two services that start on one socket: one stays, and so does its path. (C3)
+// TestAttackTwoServices tests two services that start on one socket: one must continue, and its path must remain.
+// (C3)
 func TestAttackTwoServices(t *testing.T) {
 	t.Parallel() // each service waits a second before it exits
 	needRoot(t)
@@ -340,8 +344,8 @@ func TestAttackTwoServices(t *testing.T) {
 			lost = 0
 		case <-ended[1]:
 			lost = 1
-		case <-time.After(15 * time.Second): // starting both takes a while on a busy machine
-			t.Error("two services run on one socket")
+		case <-time.After(15 * time.Second): // two starts take a while on a busy machine
+			t.Error("got two running services on one socket")
 			// Neither service removes the other's path when it ends.
 			cmds[0].Process.Signal(syscall.SIGTERM)
 			<-ended[0]
@@ -354,7 +358,7 @@ func TestAttackTwoServices(t *testing.T) {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Errorf("the remaining service does not answer: %s", b)
+				t.Errorf("remaining service: does not answer: %s", b)
 				break
 			}
 			time.Sleep(20 * time.Millisecond)
@@ -368,7 +372,7 @@ func TestAttackTwoServices(t *testing.T) {
 }
 
 // TestAttackForeignSocketPath tests that the service neither removes nor replaces a file that is not a socket, or a
-// socket that answers.
+// socket with a listener.
 func TestAttackForeignSocketPath(t *testing.T) {
 	needRoot(t)
 	w := newWorld(t, user{"root", 0}, "")
@@ -398,13 +402,13 @@ func TestAttackForeignSocketPath(t *testing.T) {
 				out, err := w.cmd(w.deadline(2), args...).CombinedOutput()
 				after, lerr := os.Lstat(w.socket)
 				if args[0] == "run" && err == nil {
-					_ = w.cmd(w.deadline(5), "stop").Run() // the service started by the command
+					_ = w.cmd(w.deadline(5), "stop").Run() // a service that the command has started
 				}
 				if lerr != nil || !os.SameFile(before, after) {
-					t.Errorf("verbena %v has replaced the file: %v", args[0], lerr)
+					t.Errorf("verbena %v: replaced the file: %v", args[0], lerr)
 				}
 				if exitCode(err) != 125 {
-					t.Errorf("verbena %v: exit code %d, want 125: %s", args[0], exitCode(err), out)
+					t.Errorf("verbena %v: got exit code %d, want 125: %s", args[0], exitCode(err), out)
 				}
 			}
 		})

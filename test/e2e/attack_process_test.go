@@ -19,8 +19,8 @@ import (
 	"verbena/verbs/service"
 )
 
-// TestAttackSwappedDevice tests that the service opens no file that a program substitutes for a device file while the
-// service duplicates it, and acquires no controlling terminal. (N1)
+// TestAttackSwappedDevice tests a program that replaces a device file while the service duplicates it. The service
+// must not open the replacement, and must not acquire a controlling terminal. (N1)
 func TestAttackSwappedDevice(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackSwappedDevice)
@@ -30,7 +30,7 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 	s := e.besiege(t)
 	seconds := fmt.Sprint(many(e.some(3), 30))
 	t.Run("file", func(t *testing.T) {
-		// The attacker may look up this file but not open it.
+		// The attacker may look up this file, but may not open it.
 		secret := filepath.Join(t.TempDir(), "secret")
 		for dir := filepath.Dir(secret); dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
 			os.Chmod(dir, 0o755)
@@ -49,7 +49,7 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 		a := s.attack(attacker, "swap-device", secret, seconds)
 		a.until("done", 60*time.Second)
 		if n, _ := unix.Read(watch, make([]byte, 4096)); n > 0 {
-			t.Errorf("the service has opened the file %d times", n/unix.SizeofInotifyEvent)
+			t.Errorf("service: opened the file %d times, want 0", n/unix.SizeofInotifyEvent)
 		}
 	})
 	t.Run("terminal", func(t *testing.T) {
@@ -72,9 +72,9 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// After the name: state, ppid, pgrp, session, tty_nr. (proc_pid_stat(5))
+		// The fields after the name are state, ppid, pgrp, session, tty_nr. (proc_pid_stat(5))
 		if f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])); f[4] != "0" {
-			t.Errorf("the service has terminal %s, want none", f[4])
+			t.Errorf("terminal of the service: got %s, want none", f[4])
 		}
 		master.Close()
 		time.Sleep(100 * time.Millisecond)
@@ -86,8 +86,8 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 	s.unharmed()
 }
 
-// TestAttackLingering tests descriptors that take a minute to close, sent with messages that expect no descriptors.
-// They block at most a few threads of the service. (N2, N11)
+// TestAttackLingering tests descriptors with a close that takes a minute, sent with messages that allow no
+// descriptors. Such descriptors may block only a few threads of the service. (N2, N11)
 func TestAttackLingering(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackLingering)
@@ -106,10 +106,10 @@ func attackLingering(t *testing.T, e *surroundings) {
 		{"refused", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, "600", "begin") }},
 	} {
 		if e.name != shared.name && tt.name != "netlink" && tt.name != "refused" && !hard {
-			continue // the code is the same as for another service
+			continue // the code is the same in the other surroundings
 		}
 		if e.user.uid != 0 && tt.name == "refused" {
-			continue // this would use all connections of the only user for a minute
+			continue // the only user would have no free connection for a minute
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			s := e.besiege(t)
@@ -118,7 +118,7 @@ func attackLingering(t *testing.T, e *surroundings) {
 			t.Logf("%s", a.expect("s"))
 			time.Sleep(500 * time.Millisecond)
 			if n := s.load().threads - before.threads; n > 40 {
-				t.Errorf("the service has %d more threads", n)
+				t.Errorf("threads of the service: got %d more", n)
 			}
 			s.others()
 			a.kill()
@@ -129,8 +129,8 @@ func attackLingering(t *testing.T, e *surroundings) {
 	}
 }
 
-// TestAttackGrownQueueFile tests that data that a program appends to its queue file uses no memory of others, even if
-// the program and the service do not share /dev/shm. The /dev/shm of the service is small. (N3)
+// TestAttackGrownQueueFile tests that data that a program appends to its queue file occupies no memory of others,
+// even if the program and the service have different /dev/shm. The service has a small /dev/shm. (N3)
 func TestAttackGrownQueueFile(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackGrownQueueFile)
@@ -174,9 +174,9 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 	s.lives()
 }
 
-// TestAttackConfusedLauncher tests root's launcher after its service has died. A program has become another user,
-// before or after it opened the device, and has passed the device to a daemon of root. The launcher does not end the
-// daemon. It ends the program if the program has the user of the file. (N8)
+// TestAttackConfusedLauncher tests root's launcher after its service was killed. A program has changed its user,
+// before or after it opened the device, and has passed the device to a daemon of root. The launcher must not end
+// the daemon. The launcher must end the program if the program's user owns the file. (N8)
 func TestAttackConfusedLauncher(t *testing.T) {
 	for _, first := range []string{"becomes another user", "opens the device"} {
 		t.Run(first, func(t *testing.T) {
@@ -203,20 +203,20 @@ func TestAttackConfusedLauncher(t *testing.T) {
 				select {
 				case <-p.over:
 				case <-time.After(20 * time.Second):
-					t.Error("the program that holds the device still runs")
+					t.Error("program with an open device: still runs, want it killed")
 				}
 			}
 			select {
 			case <-daemon.over:
-				t.Errorf("root's daemon was ended: %v", daemon.end)
+				t.Errorf("root's daemon: was ended: %v", daemon.end)
 			case <-time.After(12 * time.Second):
 			}
-			s.start() // the end of the test needs a service
+			s.start() // the cleanup of the test needs a service
 		})
 	}
 }
 
-// TestAttackUnreadAnswers tests that unread answers use a bounded part of the service's memory. (N9)
+// TestAttackUnreadAnswers tests that unread answers occupy a bounded part of the service's memory. (N9)
 func TestAttackUnreadAnswers(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackUnreadAnswers)
@@ -237,8 +237,8 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 		highest = max(highest, s.load().rss-before.rss)
 	}
 	t.Logf("%d MiB more", highest)
-	if s.own == 0 && highest > 70 { // a user manages their own service, and may request many answers at a time
-		t.Errorf("%d MiB more; want at most 8 answers", highest)
+	if s.own == 0 && highest > 70 { // an ordinary user manages their own service, and may make many requests at a time
+		t.Errorf("memory of the service: got %d MiB more, want at most 8 answers", highest)
 	}
 	s.others()
 	for _, d := range []*dialogue{a, filler} {
@@ -249,8 +249,8 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	s.unharmed()
 }
 
-// TestAttackUnreceivedDescriptors tests answers with descriptors that a program leaves on its socket after it has
-// closed the connection. They keep few descriptors of the service in flight, and other users still get descriptors.
+// TestAttackUnreceivedDescriptors tests answers with descriptors that a program does not receive before it closes
+// the connection. The number of descriptors in flight must be limited, and other users must still get descriptors.
 func TestAttackUnreceivedDescriptors(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackUnreceivedDescriptors)
@@ -265,11 +265,11 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	var flying, answered int
 	most := 64
 	if s.own != 0 {
-		most = 512 // for the only user
+		most = 512 // limit of the only user
 	}
 	if n, err := fmt.Sscanf(line, "in flight %d, answered %d", &flying, &answered); n != 2 || flying == 0 ||
 		flying > most {
-		t.Errorf("the attacker says %q (%v), want 1 to %d descriptors in flight", line, err, most)
+		t.Errorf("attacker: got %q (%v), want 1 to %d descriptors in flight", line, err, most)
 	}
 	s.others()
 	if s.own == 0 && !s.enters() {
@@ -279,7 +279,7 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 		}
 		dev, err := svc.Open("")
 		if err != nil {
-			t.Errorf("open a device over the socket as another user: %v", err)
+			t.Errorf("open of a device over the socket as another user: %v", err)
 		} else {
 			dev.Close()
 		}
@@ -289,7 +289,7 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	for deadline := time.Now().Add(20 * time.Second); s.load().descriptors > before.descriptors+2; time.Sleep(
 		50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Errorf("descriptors of the service: %d now, %d before", s.load().descriptors, before.descriptors)
+			t.Errorf("descriptors of the service: got %d, had %d before", s.load().descriptors, before.descriptors)
 			break
 		}
 	}

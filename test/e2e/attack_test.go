@@ -20,19 +20,20 @@ import (
 	"verbena/service"
 )
 
-// The tests of these files attack a root service shared by several users. Unprivileged users run the programs of
-// testdata/attack, while another user, the neighbour, transfers data. Each test states the attacker's goal, which must
-// fail, and checks that the neighbour continues. Tests listed in test/pending.txt are known to fail; see tools/verdict.
+// The tests in the files attack_*.go attack a root service shared by several users. Unprivileged users run the
+// programs of testdata/attack, while another user, the neighbour, transfers data. Each test states the attacker's
+// goal, checks that the attack fails, and checks that the neighbour continues. Tests listed in test/pending.txt are
+// known to fail; see tools/verdict.
 const (
 	attacker = 65534
 	neighbor = 65533
 	stranger = 65532
 )
 
-// hard reports whether the attacks run with their full counts.
+// hard reports whether the attacks run with full counts.
 var hard = os.Getenv("ATTACK_FULL") != ""
 
-// many returns the full count with ATTACK_FULL, else the short one.
+// many returns the full count with ATTACK_FULL, and otherwise the short count.
 func many(short, full int) int {
 	if hard {
 		return full
@@ -40,8 +41,8 @@ func many(short, full int) int {
 	return short
 }
 
-// objectShare is the divisor of the default object limits in services of the attacks on tables. The time to reach the
-// limits is proportional to them.
+// objectShare divides the default object limits in services of the attacks on tables. The time to reach the limits
+// is proportional to the limits.
 var objectShare = many(8, 1)
 
 // fewObjects returns the arguments of a shared service with the default object limits divided by objectShare.
@@ -55,16 +56,16 @@ func fewObjects() (args []string) {
 	return args
 }
 
-// siege is a shared service under attack.
+// siege is a service under attack.
 type siege struct {
 	*world
 	t         *testing.T
 	program   string
 	neighbour *dialogue
-	own       uint32 // not 0: the service and all programs belong to this user
+	own       uint32 // if not 0, the service and all programs belong to this user
 }
 
-// besiege starts a shared service with an active neighbour.
+// besiege starts a shared service, with a neighbour that transfers data.
 func besiege(t *testing.T, args ...string) *siege {
 	t.Helper()
 	return shared.besiege(t, args...)
@@ -74,7 +75,7 @@ func besiege(t *testing.T, args ...string) *siege {
 type surroundings struct {
 	name string
 	user user
-	// prepare sets under and clone of the world. It may be nil.
+	// prepare sets the fields under and clone of the world. The function prepare may be nil.
 	prepare func(t *testing.T, w *world)
 	args    []string
 }
@@ -82,17 +83,17 @@ type surroundings struct {
 // shared is a root service for all users.
 var shared = surroundings{name: "root's", args: []string{"--mode", "0666"}}
 
-// everySurroundings lists the surroundings for attacks on the process of a service.
+// everySurroundings lists the surroundings for attacks on the service process.
 var everySurroundings = []surroundings{
 	shared,
-	// This starts the service as packaging/verbena.service does, as far as possible without systemd.
+	// This entry starts the service like packaging/verbena.service, as far as possible without systemd.
 	{name: "unit", args: shared.args, prepare: func(t *testing.T, w *world) {
 		needProgram(t, "util-linux", "setpriv")
 		w.under = []string{"setpriv", "--no-new-privs", "--inh-caps=-all",
 			"--bounding-set=-all,+chown,+dac_override,+sys_ptrace,+sys_resource,+net_admin,+lease,+setpcap,+sys_admin"}
 	}},
-	// A user is a trust domain. Here the attacker is a program of the same user. It may allocate up to the user's limits,
-	// but it can neither stop the service nor keep it from freeing those resources.
+	// A user is a trust domain. In this entry the attacker is a program of the same user. It may allocate up to the
+	// user's limits, but it can neither stop the service nor prevent the service from freeing these resources.
 	{name: "user's", user: user{"owner", 4711}},
 	{name: "container", args: shared.args, prepare: func(t *testing.T, w *world) {
 		needProgram(t, "util-linux", "nsenter")
@@ -106,7 +107,7 @@ var everySurroundings = []surroundings{
 	}},
 }
 
-// some returns n, or a smaller count if other surroundings run the full one.
+// some returns n, or a smaller count if the test runs the full count in other surroundings.
 func (e *surroundings) some(n int) int {
 	if e.name == shared.name {
 		return n
@@ -114,7 +115,7 @@ func (e *surroundings) some(n int) int {
 	return (n + 9) / 10
 }
 
-// besiege starts a service with an active neighbour.
+// besiege starts a service with a neighbour that transfers data.
 func (e *surroundings) besiege(t *testing.T, args ...string) *siege {
 	t.Helper()
 	needRoot(t)
@@ -137,12 +138,12 @@ func everywhere(t *testing.T, test func(t *testing.T, e *surroundings)) {
 	}
 }
 
-// as returns the same service for another user, unless it is a user's own service.
+// as returns the same service for another user. A service of an ordinary user keeps its user.
 func (s *siege) as(uid uint32, groups ...uint32) *world {
 	return s.world.as(s.id(uid), groups...)
 }
 
-// id returns the user ID that stands for a user in these surroundings.
+// id returns the user ID that represents a user in these surroundings.
 func (s *siege) id(uid uint32) uint32 {
 	if s.own != 0 && uid != 0 {
 		return s.own
@@ -156,7 +157,7 @@ func (s *siege) attack(uid uint32, args ...string) *dialogue {
 	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.program}, args...)...))
 }
 
-// outside starts an attack program outside the service.
+// outside starts an attack program that does not run under `verbena run`.
 func (s *siege) outside(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
 	return talk(s.t, s.plain(uid, s.program, args...))
@@ -181,15 +182,16 @@ func (s *siege) plain(uid uint32, program string, args ...string) *exec.Cmd {
 	return c
 }
 
-// unharmed lets the neighbour work for a while and fails unless it makes progress. No operation may take a second.
+// unharmed waits while the neighbour runs, and fails the test unless the neighbour makes progress. Each
+// operation must take less than a second.
 func (s *siege) unharmed() {
 	s.t.Helper()
 	s.neighbour.say("how is it?")
 	if _, ok := s.neighbour.line(3 * time.Second); !ok {
-		s.t.Errorf("the neighbour does not answer")
+		s.t.Errorf("neighbour: got no answer")
 		return
 	}
-	// A busy machine is not a fault of the attacker, so the neighbour gets some time for its operations.
+	// The attacker is not responsible for a busy machine, so the neighbour gets additional time for its operations.
 	done := 0
 	for range 10 {
 		time.Sleep(300 * time.Millisecond)
@@ -197,17 +199,18 @@ func (s *siege) unharmed() {
 		line, ok := s.neighbour.line(3 * time.Second)
 		var count, longest int
 		if n, _ := fmt.Sscan(line, &count, &longest); !ok || n != 2 || longest > 1000 {
-			s.t.Errorf("the neighbour printed %q, want operations of at most 1000 ms each", line)
+			s.t.Errorf("neighbour: got %q, want operations of at most 1000 ms each", line)
 			return
 		}
 		if done += count; done >= 10 {
 			return
 		}
 	}
-	s.t.Errorf("the neighbour has done %d operations in 3 s, want at least some hundred", done)
+	s.t.Errorf("neighbour: got %d operations in 3 s, want at least some hundred", done)
 }
 
-// others checks the service and the neighbour during an attack that allocates everything up to one user's limits.
+// others checks the service and the neighbour during an attack that allocates all resources up to one user's
+// limits.
 func (s *siege) others() {
 	s.t.Helper()
 	if s.own == 0 {
@@ -216,7 +219,7 @@ func (s *siege) others() {
 	}
 }
 
-// quick runs a command as root, which must end in time.
+// quick runs a command as root, which must return in time.
 func (s *siege) quick(within time.Duration, args ...string) string {
 	s.t.Helper()
 	began := time.Now()
@@ -229,7 +232,7 @@ func (s *siege) quick(within time.Duration, args ...string) string {
 	return string(b)
 }
 
-// lives fails unless the service answers, and also serves a new user.
+// lives fails the test unless the service answers and serves a new user.
 func (s *siege) lives() {
 	s.t.Helper()
 	s.quick(5*time.Second, "link", "show")
@@ -241,10 +244,10 @@ func (s *siege) lives() {
 	}
 }
 
-// load holds the kernel's figures for the service's process.
+// load holds the kernel's figures about the service process.
 type load struct {
 	threads, descriptors, mappings int
-	rss                            int           // MiB
+	rss                            int           // resident memory in MiB
 	cpu                            time.Duration // total processor time
 }
 
@@ -288,8 +291,8 @@ type dialogue struct {
 	in    io.WriteCloser
 	lines chan string
 	said  []string
-	over  chan struct{} // closed when the program has ended
-	end   error         // result of Wait after over is closed
+	over  chan struct{} // closed after the program has ended
+	end   error         // result of Wait; valid once over is closed
 }
 
 func talk(t *testing.T, c *exec.Cmd) *dialogue {
@@ -324,7 +327,7 @@ func talk(t *testing.T, c *exec.Cmd) *dialogue {
 		d.in.Close()
 		select {
 		case <-d.over:
-		// the program may wait for a file that does not answer before the file system is aborted
+		// the program may wait for a file that does not answer until the file system is aborted
 		case <-time.After(time.Second):
 		}
 	})
@@ -333,7 +336,7 @@ func talk(t *testing.T, c *exec.Cmd) *dialogue {
 
 func (d *dialogue) say(line string) { fmt.Fprintln(d.in, line) }
 
-// line returns the next line, or false if none arrives in time.
+// line returns the next line, or false if no line arrives in time.
 func (d *dialogue) line(within time.Duration) (string, bool) {
 	select {
 	case l, ok := <-d.lines:
@@ -346,7 +349,8 @@ func (d *dialogue) line(within time.Duration) (string, bool) {
 	}
 }
 
-// until returns the next line with the given prefix. It fails the test if the program ends or is silent before.
+// until returns the next line with the given prefix. It fails the test if the program ends, or prints no such line
+// in time.
 func (d *dialogue) until(prefix string, within time.Duration) string {
 	d.t.Helper()
 	for deadline := time.Now().Add(within); ; {
@@ -357,9 +361,9 @@ func (d *dialogue) until(prefix string, within time.Duration) string {
 		if !ok {
 			select {
 			case <-d.over:
-				d.t.Fatalf("no line %q: the program has ended: %v; it printed %q", prefix, d.end, d.said)
+				d.t.Fatalf("line %q: the program has ended: %v; it printed %q", prefix, d.end, d.said)
 			case <-time.After(10 * time.Millisecond):
-				d.t.Fatalf("no line %q in %v; the program printed %q", prefix, within, d.said)
+				d.t.Fatalf("line %q: timed out after %v; the program printed %q", prefix, within, d.said)
 			}
 		}
 	}
@@ -370,7 +374,7 @@ func (d *dialogue) expect(prefix string) string {
 	return d.until(prefix, 10*time.Second)
 }
 
-// rest returns all lines until the program ends or the time has passed.
+// rest returns all lines until the program ends or the time is over.
 func (d *dialogue) rest(within time.Duration) []string {
 	for deadline := time.Now().Add(within); ; {
 		if _, ok := d.line(time.Until(deadline)); !ok {

@@ -18,16 +18,16 @@ import (
 	"verbena/internal/ctl"
 )
 
-// block is a shell recipe of the documentation.
+// block is a shell recipe in a documentation page.
 type block struct {
 	file    string
 	line    int
 	console bool // commands after "$ ", with their output
 	text    string
-	// These fields come from HTML comments before the block:
-	notRun string           // reason not to run the block
-	needs  string           // requirement of the block: "a service"
-	prints []*regexp.Regexp // patterns of the output
+	// HTML comments before the block set these fields:
+	notRun string           // reason for skipping the block
+	needs  string           // requirement of the block, such as "a service"
+	prints []*regexp.Regexp // patterns that match the output
 }
 
 func (b *block) name() string { return fmt.Sprintf("%s:%d", b.file, b.line) }
@@ -37,7 +37,7 @@ var (
 	blockComment = regexp.MustCompile(`^ *<!-- (not run|needs|prints): (.*[^ ])(?: +)-->$`)
 )
 
-// blocks finds the shell recipes of a Markdown file.
+// blocks returns the shell recipes of a Markdown file.
 func blocks(t *testing.T, root, file string) (found []*block) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(root, file))
@@ -67,7 +67,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 				at.file, at.line, at.console = file, i+1, lang == "console"
 			}
 			if fence[2] == "" {
-				t.Errorf("%s:%d: the block has no language: sh for commands that are run, text for other text", file, i+1)
+				t.Errorf("%s:%d: the block has no language: use sh for commands to run, and text for other text", file, i+1)
 			}
 		case at != nil:
 			at.text += strings.TrimPrefix(line, indent) + "\n"
@@ -76,7 +76,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 			switch {
 			case m == nil:
 				if strings.TrimSpace(line) != "" {
-					next = &block{} // comments belong to the block that follows them directly
+					next = &block{} // comments apply to the block that follows them directly
 				}
 			case m[1] == "not run":
 				next.notRun = m[2]
@@ -104,7 +104,7 @@ func (b *block) script() string {
 	return s.String()
 }
 
-// output returns the lines that a console block shows as output.
+// output returns the lines of a console block that are output.
 func (b *block) output() (lines []string) {
 	for line := range strings.Lines(b.text) {
 		if b.console && !strings.HasPrefix(line, "$ ") {
@@ -114,7 +114,7 @@ func (b *block) output() (lines []string) {
 	return lines
 }
 
-// scratch returns a new directory with a short name, unlike t.TempDir, that fits into a URI.
+// scratch returns a new directory with a name short enough for a URI, unlike t.TempDir.
 func scratch(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "verbena-e2e-")
@@ -125,7 +125,7 @@ func scratch(t *testing.T) string {
 	return dir
 }
 
-// checkout returns a writable directory that looks like the repository.
+// checkout returns a writable directory that resembles the repository.
 func checkout(t *testing.T, root string) string {
 	t.Helper()
 	dir := scratch(t)
@@ -164,11 +164,12 @@ func goEnv(t *testing.T) (env []string) {
 	return env
 }
 
-// blockTime bounds the time of a recipe. On a busy machine a recipe with a build takes longer than a minute.
+// blockTime limits the time of a recipe. On a busy machine a recipe that builds a program takes longer than a
+// minute.
 const blockTime = 3 * time.Minute
 
-// run runs the recipe in a new shell that ends with the first failure, with a temporary home directory, and in a
-// network namespace if the test may make one.
+// run runs the recipe in a new shell that exits at the first failure, with a temporary home directory. It uses a
+// network namespace if the test may create one.
 func (b *block) run(t *testing.T, root string, goEnv []string) {
 	dir := checkout(t, root)
 	home := scratch(t)
@@ -177,7 +178,7 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 		t.Fatal(err)
 	}
 	env := append(append(os.Environ(), goEnv...), "CGO_ENABLED=0",
-		"GOFLAGS=-trimpath", // otherwise each directory has a build of its own
+		"GOFLAGS=-trimpath", // without this setting each directory needs a separate build
 		"HOME="+home, "TMPDIR="+home, "XDG_RUNTIME_DIR="+run, "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
 	script := b.script()
 	if b.needs == "a service" {
@@ -193,7 +194,7 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 	c.Stdin = strings.NewReader(script)
 	c.Stdout, c.Stderr = &out, &out
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	c.WaitDelay = 5 * time.Second // processes left by the recipe keep its output open
+	c.WaitDelay = 5 * time.Second // processes that the recipe leaves running keep its output open
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -201,26 +202,26 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 	err := c.Wait()
 	late := !timer.Stop()
 	text := out.String()
-	t.Logf("%s\n--- output\n%s", script, tail(text, 60)) // the errors come last
+	t.Logf("%s\n--- output\n%s", script, tail(text, 60)) // errors follow the output
 	if alive(c.Process.Pid) {
-		t.Errorf("the recipe leaves running processes")
+		t.Errorf("recipe: left processes running")
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 	}
 	b.stopServices(t, run)
 	switch {
 	case late:
-		t.Errorf("the recipe has not ended after %v", blockTime)
+		t.Errorf("recipe: did not end in %v", blockTime)
 	case err != nil:
 		t.Error(err)
 	}
 	for _, p := range b.prints {
 		if !p.MatchString(text) {
-			t.Errorf("the output does not match %q", p)
+			t.Errorf("output: got no match for %q", p)
 		}
 	}
 	for _, want := range b.output() {
 		if !strings.Contains(plain(text), plain(want)+"\n") {
-			t.Errorf("the output lacks the line %q", want)
+			t.Errorf("output: got no line %q", want)
 		}
 	}
 }
@@ -230,10 +231,10 @@ var (
 	spaces = regexp.MustCompile(`[ \t]+`)
 )
 
-// plain returns output without machine-dependent parts and with single spaces for tabs and runs of spaces.
+// plain returns output without machine-dependent parts, and with single spaces for tabs and runs of spaces.
 func plain(s string) string { return spaces.ReplaceAllString(guid.ReplaceAllString(s, "GUID"), " ") }
 
-// alive reports whether a process of a process group still runs after a short time.
+// alive reports whether a process of a process group still runs after a short wait.
 func alive(pgid int) bool {
 	for range 500 {
 		if syscall.Kill(-pgid, 0) != nil {
@@ -244,7 +245,8 @@ func alive(pgid int) bool {
 	return true
 }
 
-// stopServices ends the services that a recipe leaves. Services on demand may end by themselves.
+// stopServices ends the services that a recipe leaves running. A recipe need not end services that were started on
+// demand.
 func (b *block) stopServices(t *testing.T, run string) {
 	sockets, err := filepath.Glob(filepath.Join(run, "verbena", "*.sock"))
 	if err != nil {
@@ -253,11 +255,11 @@ func (b *block) stopServices(t *testing.T, run string) {
 	for _, s := range sockets {
 		c, err := ctl.Dial(ctl.Location{Socket: s})
 		if err != nil {
-			continue // it has ended meanwhile
+			continue // the service has ended meanwhile
 		}
 		r, err := c.Do(&ctl.Request{Op: ctl.OpInfo})
 		if err == nil && !r.Info.OnDemand && b.needs != "a service" {
-			t.Error("the recipe leaves a running service of `verbena serve`")
+			t.Error("recipe: left a service of `verbena serve` running")
 		}
 		if err := c.Stop(); err != nil {
 			t.Error(err)
@@ -266,8 +268,8 @@ func (b *block) stopServices(t *testing.T, run string) {
 	}
 }
 
-// TestShellBlocks runs every shell block of README.md, docs/*.md and docs/results/*.md unchanged. RECIPES=N
-// runs each block N times beside a busy loop.
+// TestShellBlocks runs every shell block of README.md, docs/*.md and docs/results/*.md without changes. RECIPES=N
+// runs each block N times while a loop keeps a processor busy.
 func TestShellBlocks(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc make libibverbs-dev ibverbs-utils rdmacm-utils iproute2 perftest tshark libnbd-bin", "gcc", "make",
@@ -289,9 +291,9 @@ func TestShellBlocks(t *testing.T) {
 	times := 1
 	if s := os.Getenv("RECIPES"); s != "" {
 		if times, err = strconv.Atoi(s); err != nil || times < 1 {
-			t.Fatalf("RECIPES=%s: want a number of at least 1", s)
+			t.Fatalf("RECIPES=%s is not a number of at least 1", s)
 		}
-		busy := exec.Command("timeout", "3600", "sh", "-c", `while :; do :; done`) // ends even if the test is killed
+		busy := exec.Command("timeout", "3600", "sh", "-c", `while :; do :; done`) // the loop ends even if the test is killed
 		busy.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err := busy.Start(); err != nil {
 			t.Fatal(err)
@@ -315,6 +317,6 @@ func TestShellBlocks(t *testing.T) {
 		}
 	}
 	if ran < 10*times {
-		t.Errorf("ran %d blocks, want at least %d", ran, 10*times)
+		t.Errorf("blocks: ran %d, want at least %d", ran, 10*times)
 	}
 }

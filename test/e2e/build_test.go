@@ -14,14 +14,14 @@ import (
 	"verbena/internal/ctl"
 )
 
-// built holds the programs built by tests, in a directory that TestMain removes.
+// built holds the programs that tests have built, in a directory that TestMain removes.
 var built = struct {
 	sync.Mutex
 	dir      string
 	programs map[string]func() error
 }{programs: map[string]func() error{}}
 
-// build returns the path of a program for all users. The first test that needs the program builds it by a command.
+// build returns the path of a program that all users may execute. The first test that needs the program builds it.
 func build(t *testing.T, name string, command func(path string) []string) string {
 	t.Helper()
 	built.Lock()
@@ -63,7 +63,7 @@ func buildRawverbs(t *testing.T) string {
 	})
 }
 
-// compile builds a program of testdata that uses libibverbs, or librdmacm if its name begins with cm_.
+// compile builds a program of testdata with libibverbs, and with librdmacm if its name begins with cm_.
 func compile(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev libibverbs-dev librdmacm-dev", "gcc")
@@ -76,7 +76,7 @@ func compile(t *testing.T, name string) string {
 	})
 }
 
-// buildC builds a program of testdata, statically linked and with threads.
+// buildC builds a static program of testdata with support for threads.
 func buildC(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev linux-libc-dev", "gcc")

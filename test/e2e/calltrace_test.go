@@ -14,8 +14,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestRunTrace tests that run --trace writes the calls of its own program to a file or to standard error, and keeps the
-// exit code of the program. serve --debug logs each attached program and each refused call.
+// TestRunTrace tests that run --trace writes the calls of its own program to a file or to standard error, and
+// returns the exit code of the program. It also tests that serve --debug logs each attached program and each
+// refused call.
 func TestRunTrace(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
 	for _, u := range users() {
@@ -32,7 +33,7 @@ func TestRunTrace(t *testing.T) {
 			w.out("wait", "--listen", port)
 			w.out("run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "20", "-p", port, "127.0.0.1")
 			if err := server.Wait(); exitCode(err) != 7 {
-				t.Errorf("run --trace: %v, want exit code 7", err)
+				t.Errorf("run --trace: got %v, want exit code 7", err)
 			}
 			b, err := os.ReadFile(file)
 			if err != nil {
@@ -48,12 +49,12 @@ func TestRunTrace(t *testing.T) {
 			} {
 				if n := len(regexp.MustCompile("(?m)^[0-9]+ "+want).FindAllString(trace, -1)); n != 1 &&
 					!strings.Contains(trace, "not shown") {
-					t.Errorf("%d lines match %s; the trace:\n%s", n, want, trace)
+					t.Errorf("trace: got %d lines that match %s:\n%s", n, want, trace)
 				}
 			}
 			out := w.out("run", "--trace", "--", "ibv_devices")
 			if !strings.Contains(out, `socket(AF_NETLINK, SOCK_RAW|SOCK_CLOEXEC, NETLINK_RDMA) = `) {
-				t.Errorf("run --trace to the standard error:\n%s", out)
+				t.Errorf("run --trace to standard error: got\n%s", out)
 			}
 			w.out("stop")
 			for _, want := range []string{`msg="program attached" uid=%d pid=\d+ args="\[sh -c ibv_rc_pingpong`,
@@ -67,8 +68,8 @@ func TestRunTrace(t *testing.T) {
 	}
 }
 
-// TestAttackTrace tests that a stopped launcher with a trace blocks neither its own program nor another user's program,
-// and that a traced program does not increase the memory of the service without bound.
+// TestAttackTrace tests that a stopped launcher with a trace blocks neither its own program nor another user's
+// program. A traced program must not increase the memory of the service without bound.
 func TestAttackTrace(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devinfo")
@@ -117,11 +118,11 @@ func TestAttackTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !regexp.MustCompile(`(?m)^--- [1-9]\d* calls not shown`).Match(b) {
-		t.Errorf("the trace has no line about missing calls; its end:\n%s", tail(string(b), 5))
+		t.Errorf("trace: got no line about missing calls; its end:\n%s", tail(string(b), 5))
 	}
 }
 
-// TestDebugPprof tests that the owner of a service gets a profile of it, and other users do not.
+// TestDebugPprof tests that the owner of a service can profile it, and that other users cannot.
 func TestDebugPprof(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t, "--mode", "0666")

@@ -16,11 +16,11 @@ import (
 	"verbena/internal/testutil"
 )
 
-// checkCapture checks a file with tshark and with `capture verify`. It returns tshark's fields for each packet:
-// interface, direction (1 in, 2 out), source, opcode.
+// checkCapture checks a capture file with tshark and with `capture verify`. It returns the fields that tshark
+// prints for each packet: interface, direction (1 in, 2 out), source, opcode.
 func checkCapture(t *testing.T, file string) (packets [][]string) {
 	t.Helper()
-	// tshark guesses the protocol of a SEND's payload; see TestTwoServices.
+	// tshark guesses the payload protocol of a SEND; see TestTwoServices.
 	tshark := func(args ...string) string {
 		var errors bytes.Buffer
 		c := exec.Command("tshark", append([]string{"-r", file, "--disable-protocol", "rpcordma"}, args...)...)
@@ -55,8 +55,8 @@ func tally(packets [][]string) map[string]int {
 	return n
 }
 
-// TestCapture tests that the file contains the packets of a pair of programs, over both paths, even for users who may
-// not capture on the host's interfaces.
+// TestCapture tests that the file contains the packets of a pair of programs over both paths, even for users who
+// may not capture on the host's interfaces.
 func TestCapture(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_ud_pingpong")
@@ -91,15 +91,15 @@ func TestCapture(t *testing.T) {
 				n := tally(packets)
 				if len(n) != 4 || n["rxe0 2"] != n["rxe1 1"] || n["rxe1 2"] != n["rxe0 1"] || n["rxe0 2"] < 200 ||
 					n["rxe1 2"] < 200 {
-					t.Errorf("packets by interface and direction: %v", n)
+					t.Errorf("packets by interface and direction: got %v", n)
 				}
 				for _, p := range packets {
 					if own := map[string]string{"rxe0": a, "rxe1": b}[p[0]]; (own == p[2]) != strings.HasSuffix(p[1], "2") {
-						t.Fatalf("packet from %s on %s: wrong direction %s", p[2], p[0], p[1])
+						t.Fatalf("packet from %s on %s: got the wrong direction %s", p[2], p[0], p[1])
 					}
 				}
 				if !strings.Contains(said.String(), fmt.Sprintf("%d packets\n", len(packets))) {
-					t.Errorf("got %d packets; output of capture: %s", len(packets), said.String())
+					t.Errorf("packets: got %d; output of capture: %s", len(packets), said.String())
 				}
 			})
 		}
@@ -115,8 +115,8 @@ func (w *world) awaitFile(file string) {
 	})
 }
 
-// TestCaptureFaults tests that fault rules switch to the full path, and that the file contains damaged packets as they
-// are on the wire.
+// TestCaptureFaults tests that fault rules disable the shortcut, and that the file contains damaged packets as they
+// are sent.
 func TestCaptureFaults(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
@@ -138,7 +138,8 @@ func TestCaptureFaults(t *testing.T) {
 	}
 }
 
-// TestRunCapture tests that run --capture records while the program runs, in the user's service or in a private one.
+// TestRunCapture tests that run --capture records packets while the program runs, in the user's service or in a
+// private one.
 func TestRunCapture(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -162,17 +163,17 @@ func TestRunCapture(t *testing.T) {
 				}
 				packets := checkCapture(t, file)
 				if n := tally(packets); len(n) != 2 || n["rxe0 1"] != n["rxe0 2"] || n["rxe0 1"] < 40 {
-					t.Errorf("%s: packets by interface and direction: %v", service, n)
+					t.Errorf("%s: packets by interface and direction: got %v", service, n)
 				}
 				if !strings.Contains(string(out), fmt.Sprintf("verbena: capture: %d packets\n", len(packets))) {
-					t.Errorf("%s: got %d packets; output of run: %s", service, len(packets), out)
+					t.Errorf("%s: packets: got %d; output of run: %s", service, len(packets), out)
 				}
 			}
 		})
 	}
 }
 
-// TestCaptureEnds tests filters, --count, --duration, and a capture to a pipe.
+// TestCaptureEnds tests capture filters, --count, --duration, and a capture to a pipe.
 func TestCaptureEnds(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -200,7 +201,7 @@ func TestCaptureEnds(t *testing.T) {
 	if err := tshark.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(300 * time.Millisecond) // for the start of the second capture; more packets follow in any case
+	time.Sleep(300 * time.Millisecond) // for the start of the second capture; the program sends more packets in any case
 	if _, err := w.pingpong("-n", "200"); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +218,7 @@ func TestCaptureEnds(t *testing.T) {
 		t.Errorf("capture -w -: %v", err)
 	}
 	if n := strings.Count(seen.String(), "RRoCE"); n != 3 {
-		t.Errorf("%d packets came through the pipe:\n%s", n, seen.String())
+		t.Errorf("pipe: got %d packets:\n%s", n, seen.String())
 	}
 	packets := checkCapture(t, file)
 	for _, p := range packets {
@@ -239,6 +240,6 @@ func TestCaptureEnds(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(filepath.Dir(w.socket), "x")); !os.IsNotExist(err) {
-		t.Errorf("a refused capture has changed its file: %v", err)
+		t.Errorf("refused capture: its file has changed: %v", err)
 	}
 }

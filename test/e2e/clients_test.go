@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-// TestClients runs clients other than dynamically linked C programs. Each registers memory, creates a queue pair,
-// connects it to itself, and transfers data.
+// TestClients runs clients other than dynamically linked C programs. Each client registers memory, connects a queue
+// pair to itself, and transfers data.
 func TestClients(t *testing.T) {
 	t.Parallel()
 	const raw, device = "testdata/clients/raw.c", "/dev/infiniband/uverbs0"
 	musl := func(flags ...string) func(t *testing.T, path string) []string {
 		return func(t *testing.T, path string) []string {
-			// The kernel's headers come after the headers of musl.
+			// The search path lists the kernel's headers after the headers of musl.
 			argv := []string{"musl-gcc", "-Wall", "-Werror", "-O1", "-idirafter", "/usr/include", "-idirafter", multiarch(t),
 				"-o", path}
 			return append(append(argv, flags...), raw)
@@ -26,7 +26,7 @@ func TestClients(t *testing.T) {
 		name  string
 		needs func(t *testing.T)
 		build func(t *testing.T, path string) []string
-		run   []string // for a program that needs no build
+		run   []string // set if the program needs no build
 		args  []string
 	}{
 		{name: "musl", needs: needMusl, build: musl(), args: []string{device}},
@@ -71,7 +71,7 @@ func TestClients(t *testing.T) {
 
 func needMusl(t *testing.T) { needProgram(t, "musl-tools linux-libc-dev", "musl-gcc") }
 
-// multiarch returns the directory of the headers for this architecture.
+// multiarch returns the directory of the C headers for this architecture.
 func multiarch(t *testing.T) string {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/include/*-linux-gnu")
@@ -79,7 +79,7 @@ func multiarch(t *testing.T) string {
 	return found[0]
 }
 
-// staticProvider returns the name of the library with the provider of rxe.
+// staticProvider returns the name of the static library that contains the rxe provider.
 func staticProvider(t *testing.T) string {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/lib/*-linux-gnu/librxe-rdmav*.a")

@@ -14,12 +14,12 @@ import (
 	"testing"
 )
 
-// cmSide is one side of a connection that is held in a state (cm_states.c).
+// cmSide is one side of a connection that the program keeps in a state (cm_states.c).
 type cmSide struct {
 	*exec.Cmd
 	in   io.WriteCloser
 	out  *bufio.Reader
-	dead bool // the program was killed
+	dead bool // set when the program was killed
 }
 
 func startSide(t *testing.T, w *world, argv ...string) *cmSide {
@@ -40,7 +40,7 @@ func startSide(t *testing.T, w *world, argv ...string) *cmSide {
 	return s
 }
 
-// await reads lines until the given one.
+// await reads lines until it finds the given line.
 func (s *cmSide) await(t *testing.T, want string) {
 	t.Helper()
 	for {
@@ -70,7 +70,7 @@ func (s *cmSide) kill(t *testing.T) {
 		}
 	}
 	if killed != 1 {
-		t.Fatalf("verbena run has %d children, want one, the program", killed)
+		t.Fatalf("children of verbena run: got %d, want 1, the program", killed)
 	}
 	_ = s.Wait()
 }
@@ -90,9 +90,9 @@ func (s *cmSide) rest(t *testing.T) string {
 	return strings.ToLower(strings.Join(strings.Split(strings.TrimSpace(said), "\n"), ", "))
 }
 
-// TestCMStates tests events that end a connection of two programs in each of its states. The programs get the events,
-// end when they want to, and leave no objects. A removed device sends no messages to its peers. (rdmacm's TestEnds also
-// tests loss of the peer, in virtual time.)
+// TestCMStates tests events that end a connection of two programs in each of its states. The programs must get the
+// events, end when they choose to, and leave no objects. A removed device sends no messages to its peers. (TestEnds
+// of package rdmacm also tests the loss of the peer, in virtual time.)
 func TestCMStates(t *testing.T) {
 	t.Parallel()
 	misfortunes := []struct {
@@ -111,7 +111,7 @@ func TestCMStates(t *testing.T) {
 			here.out("dev", "unplug", "rxe0")
 		}},
 	}
-	// ends maps a connection state to the expected events after each misfortune, as "active side | passive side".
+	// ends maps a connection state to the expected events after each failure, as "active side | passive side".
 	ends := map[string][5]string{
 		"resolved": {
 			"killed | ", " | killed", "device_removal 0 | ", " | listener: device_removal 0", "device_removal 0 | ",
@@ -119,7 +119,7 @@ func TestCMStates(t *testing.T) {
 		"asked": { // an ID that was not accepted gets no events
 			"killed | ", "rejected 28 | killed", "device_removal 0 | ", " | listener: device_removal 0", "device_removal 0 | ",
 		},
-		"accepted": { // the event of the reply is in the queue; reading it completes the connection, which then fails
+		"accepted": { // the event of the reply is queued; reading it completes the connection, which then fails
 			"killed | rejected 28", "connect_error -1 | killed", "connect_error -1, device_removal 0 | ",
 			"established 0 | listener: device_removal 0, device_removal 0", "connect_error -1, device_removal 0 | ",
 		},

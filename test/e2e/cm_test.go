@@ -19,13 +19,13 @@ import (
 	"verbena/internal/testutil"
 )
 
-// cmPair is a server and a client that connect by the connection manager. In the arguments, ADDR is the address of the
-// server's device, GROUP the address of a multicast group, DIR a directory, PORT a port, and LIBRARY the library that
-// replaces TCP sockets by those of librdmacm. nc transfers a file.
+// cmPair is a server and a client that connect by the connection manager. In the arguments, ADDR is the address of
+// the server's device, GROUP the address of a multicast group, DIR a directory, PORT a port, and LIBRARY the
+// library that replaces TCP sockets by those of librdmacm. nc transfers a file.
 type cmPair struct {
 	name           string
 	server, client string
-	ends           bool // the server ends with its client; otherwise the test ends it
+	ends           bool // whether the server ends with its client; otherwise the test ends it
 }
 
 var cmPairs = []cmPair{
@@ -74,10 +74,10 @@ var cmPairs = []cmPair{
 		"ib_atomic_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
 }
 
-// pings is the number of messages of rping in a row with -v.
+// pings is the option of rping to exchange a number of messages with -v.
 const pings = 20
 
-// cmPairs6 lists the pairs with an option to listen on an IPv6 address.
+// cmPairs6 lists the pairs that have an option to listen on an IPv6 address.
 var cmPairs6 = []cmPair{
 	{"rping", "rping -s -a ADDR -C 20", "rping -c -a ADDR -C 20 -V", true},
 	{"rping persistent", "rping -s -P -a ADDR", "rping -c -a ADDR -C 20 -v", false},
@@ -95,8 +95,8 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	return p.try(t, server, client, addr, 1)
 }
 
-// try is run with a limit on repeats of mckey. Its server waits for ever for a lost datagram, and datagrams may be
-// lost.
+// try is like run, but limits the repeats of mckey. The server of mckey waits for ever for a lost datagram, and
+// datagrams may be lost.
 func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats int) string {
 	t.Helper()
 	dir := scratch(t)
@@ -124,7 +124,7 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 		var out bytes.Buffer
 		c := w.cmd(ctx, append(append([]string{"run"}, append(flags, "--")...), strings.Fields(fill.Replace(line))...)...)
 		c.Stdout, c.Stderr = &out, &out
-		if nc && line == p.client { // a file: at the end of a pipe nc loops in select(2) for a long time
+		if nc && line == p.client { // no pipe, because nc loops in select(2) at its end
 			f, err := os.Open(filepath.Join(dir, "from"))
 			if err != nil {
 				t.Fatal(err)
@@ -140,7 +140,7 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 	s, sout := start(server, p.server, "--trace="+trace)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Wait() }()
-	// Wait until the server listens, or has attached its queue pair to the group.
+	// Wait until the server listens, or has attached its queue pair to the multicast group.
 	testutil.Poll(func() bool {
 		b, err := os.ReadFile(trace)
 		return err == nil && (bytes.Contains(b, []byte("LISTEN{")) || bytes.Contains(b, []byte("ATTACH_MCAST{")))
@@ -164,10 +164,10 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 		return ""
 	}
 	if strings.HasPrefix(p.client, "cmtime") && strings.Contains(cout.String(), "RDMA_CM_EVENT") {
-		t.Errorf("%s: a connection failed in spite of exit status 0:\n%s", p.name, cout)
+		t.Errorf("%s: got a failed connection with exit status 0:\n%s", p.name, cout)
 	}
 	if n := strings.Count(cout.String(), "ping data: "); strings.HasSuffix(p.client, " -v") && n != pings {
-		t.Errorf("%s: the client has got %d of its %d messages back, of which its exit status says nothing:\n%s", p.name, n,
+		t.Errorf("%s: client got %d of its %d messages back, with exit status 0:\n%s", p.name, n,
 			pings, cout)
 	}
 	if nc && !bytes.Equal(sout.Bytes(), payload) {
@@ -176,15 +176,15 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 	if strings.Contains(p.client, "DIR") {
 		got, err := os.ReadFile(filepath.Join(dir, "to"))
 		if err != nil || !bytes.Equal(got, payload) {
-			t.Errorf("%s: the copy has %d bytes or wrong data: %v", p.name, len(got), err)
+			t.Errorf("%s: copy: got %d bytes, or wrong data: %v", p.name, len(got), err)
 		}
 	}
 	return cout.String()
 }
 
-// withoutRace returns nil if rping ended after its pings. Up to rdma-core 58 its main thread destroys the event channel
-// while another thread is about to read it, and that thread then ends the program with 255 (fixed by rdma-core's
-// f3ae6534).
+// withoutRace returns nil if rping has ended after all its pings. Up to rdma-core 58 the main thread of rping
+// destroys the event channel while another thread is about to read from it. The other thread then ends the program
+// with 255 (fixed by rdma-core's f3ae6534).
 func withoutRace(line string, err error, out *bytes.Buffer) error {
 	s := out.String()
 	if strings.HasPrefix(line, "rping ") && err != nil && exitCode(err) == 255 && !strings.Contains(s, "failed") &&
@@ -194,13 +194,13 @@ func withoutRace(line string, err error, out *bytes.Buffer) error {
 	return err
 }
 
-// librspreload returns the path of the library that replaces TCP sockets by those of librdmacm.
+// librspreload returns the path of the library that replaces TCP sockets by the sockets of librdmacm.
 func librspreload() string {
 	found, _ := filepath.Glob("/usr/lib/*/rsocket/librspreload.so")
 	return strings.Join(found, " ")
 }
 
-// held returns the number of objects of a kind that all users of a service hold.
+// held returns the number of objects of a kind that all users of a service have.
 func (w *world) held(kind string) int {
 	w.t.Helper()
 	for _, u := range w.ask(&ctl.Request{Op: ctl.OpResShow}).Users {
@@ -213,12 +213,12 @@ func (w *world) held(kind string) int {
 	return 0
 }
 
-// cmEmpty waits until no program holds an object or an ID of the service.
+// cmEmpty waits until no program has an object or an ID of the service.
 func (w *world) cmEmpty() {
 	w.t.Helper()
 	w.empty()
 	if !testutil.Poll(func() bool { return w.held("cm-ids") == 0 }) {
-		w.t.Errorf("%d IDs of the connection manager remain:\n%s", w.held("cm-ids"), w.out("res", "show"))
+		w.t.Errorf("connection manager IDs: got %d, want 0:\n%s", w.held("cm-ids"), w.out("res", "show"))
 	}
 }
 
@@ -235,7 +235,7 @@ func TestConnectionManager(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := startService(t, c.user, "", c.args...)
 			for j := range cmPairs {
-				if !full && j%len(all) != i { // each pair in one of the cells
+				if !full && j%len(all) != i { // each pair runs in one of the cells
 					continue
 				}
 				cmPairs[j].run(t, w, w, c.addr)
@@ -245,8 +245,8 @@ func TestConnectionManager(t *testing.T) {
 	}
 }
 
-// TestConnectionManagers tests the same pairs between two services in two network namespaces, one service of root and
-// one of user nobody, over IPv4 and IPv6. tshark must decode the captured packets.
+// TestConnectionManagers runs the same pairs between two services in two network namespaces, over IPv4 and IPv6.
+// One service runs as root and one as user nobody. tshark must decode the captured packets.
 func TestConnectionManagers(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
@@ -263,7 +263,7 @@ func TestConnectionManagers(t *testing.T) {
 	}
 	a.awaitFile(file)
 	for j := range cmPairs {
-		if cmPairs[j].name != "mckey" && (full || j%4 == 0) { // each side binds its own address
+		if cmPairs[j].name != "mckey" && (full || j%4 == 0) { // each side binds to its own address
 			cmPairs[j].run(t, a, b, "10.77.0.1")
 		}
 	}
@@ -291,12 +291,12 @@ func TestConnectionManagers(t *testing.T) {
 	t.Logf("messages: %v", seen)
 	for _, attribute := range []string{"0x0010", "0x0013", "0x0014", "0x0015", "0x0016", "0x0017", "0x0018"} {
 		if seen[attribute] == 0 {
-			t.Errorf("the capture has no valid message %s: %v", attribute, seen)
+			t.Errorf("capture: got no valid message %s: %v", attribute, seen)
 		}
 	}
 }
 
-// TestCMPlaces tests programs of two services on one host, and programs in another network namespace than their
+// TestCMPlaces tests programs of two services on one host, and programs in a different network namespace than their
 // service.
 func TestCMPlaces(t *testing.T) {
 	t.Parallel()
@@ -334,22 +334,22 @@ func TestCMPlaces(t *testing.T) {
 	})
 }
 
-// TestCMSignals tests signals during calls that wait for an event of the connection manager.
+// TestCMSignals tests signals during calls that wait for a connection manager event.
 func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
 
-// TestCMChannels tests event channels in loops, shared by threads, closed and duplicated, and also endpoints and ten
-// thousand IDs.
+// TestCMChannels tests event channels in loops, shared by threads, closed and duplicated. It also tests endpoints
+// and ten thousand IDs.
 func TestCMChannels(t *testing.T) { runC(t, "cm_channels") }
 
-// TestCMLoop tests that descriptor numbers fit into select(2) and into event loops with few slots while the program's
-// own numbers leave room, for all limits of the program.
+// TestCMLoop tests that descriptor numbers are valid for select(2), and for event loops with few slots, while the
+// program has few open files. It covers all limits of the program.
 func TestCMLoop(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_loop")
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	for _, tt := range []struct{ limits, slots, own string }{
 		{"ulimit -n 4096", "1024", "0"},
-		{"ulimit -n 4096", "10128", "600"}, // the defaults of redis
+		{"ulimit -n 4096", "10128", "600"}, // the default values of redis
 		{"ulimit -n 4096", "0", "900"},
 		{"ulimit -n 1024", "1024", "700"},
 		{"ulimit -n 256", "256", "100"},
@@ -372,7 +372,7 @@ func TestCMEnds(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		end  func(w *world, server *exec.Cmd)
-		says string // output of the server; "": the server was killed
+		says string // expected output of the server; "": the server was killed
 	}{
 		{"the server is killed", func(_ *world, s *exec.Cmd) { syscall.Kill(-s.Process.Pid, syscall.SIGKILL) }, ""},
 		{"the device is reset", func(w *world, _ *exec.Cmd) { w.out("dev", "reset", "rxe0") }, "device removal"},
@@ -405,11 +405,11 @@ func TestCMEnds(t *testing.T) {
 			began := time.Now()
 			cerr, serr := client.Wait(), s.Wait()
 			if d := time.Since(began); d > 10*time.Second {
-				t.Errorf("the programs ended only after %v", d)
+				t.Errorf("programs: ended after %v, want earlier", d)
 			}
 			t.Logf("client %v, server %v", cerr, serr)
 			if !strings.Contains(sout.String(), c.says) {
-				t.Errorf("the output of the server has no %q:\n%s", c.says, &sout)
+				t.Errorf("server: got no %q in its output:\n%s", c.says, &sout)
 			}
 			w.cmEmpty()
 		})

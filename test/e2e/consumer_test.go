@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestContractConsumer builds examples/consumer as a user of the module would, and runs it.
+// TestContractConsumer builds examples/consumer in a separate module, like a user, and runs it.
 func TestContractConsumer(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs("../..")

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// runC runs a program of testdata as each user and on both paths.
+// runC runs a program of testdata as each user and over both paths.
 func runC(t *testing.T, name string, args ...string) {
 	t.Parallel()
 	program := compile(t, name)
@@ -40,21 +40,21 @@ func TestEarlyPost(t *testing.T) { runC(t, "early") }
 // TestPinning tests rights and limits of registrations, and registered memory that the program unmaps.
 func TestPinning(t *testing.T) { runC(t, "pinning") }
 
-// TestContexts tests a thousand contexts that the program closes, or leaves for the service to close.
+// TestContexts tests a thousand contexts that the program closes, or leaves to the service.
 func TestContexts(t *testing.T) {
 	t.Run("closed", func(t *testing.T) { runC(t, "contexts", "1000") })
 	t.Run("left", func(t *testing.T) { runC(t, "contexts", "1000", "left") })
 }
 
-// TestDatagramHeaderType tests that the completion of a datagram reports IPv4 in its SL, and that an address handle
-// made from the completion works.
+// TestDatagramHeaderType tests that the completion of a datagram reports IPv4 in its service level, and that an
+// address handle created from the completion works.
 func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
 
 // TestPersistence tests that queue pairs, but not memory regions, may have the right to flush to persistent memory.
 func TestPersistence(t *testing.T) { runC(t, "persistence") }
 
-// TestRefill tests that a program that was refused an object of any kind gets as many objects again after it has freed
-// its objects. Objects of other kinds may use the freed resources.
+// TestRefill tests a program that was refused an object of any kind. After it has freed its objects, it must get
+// the same number again. Objects of other kinds may use the freed resources.
 func TestRefill(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_refill")
@@ -69,9 +69,9 @@ func TestRefill(t *testing.T) {
 	w.empty()
 }
 
-// TestDrain tests a program that drains an extended completion queue, which the providers of rdma-core v34 to v54 count
-// wrongly. A program that waits for events gets each completion once. With one of these providers it also gets one
-// notice about the fault.
+// TestDrain tests a program that drains an extended completion queue, for which the providers of rdma-core v34 to
+// v54 count one completion too many. A program that waits for events must get each completion once. With one of
+// these providers it must also get one notice about the defect.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "drain")
@@ -79,7 +79,7 @@ func TestDrain(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		want   string
-		mended bool // the device corrects the count
+		mended bool // the service corrects the count
 	}{{nil, "^ok\n$", true}, {[]string{"busy"}, "^(stale completions\n)?ok\n$", false}} {
 		cmd := w.cmd(w.deadline(60), append([]string{"run", "--", program}, c.args...)...)
 		var said bytes.Buffer
@@ -96,14 +96,14 @@ func TestDrain(t *testing.T) {
 		notice := fmt.Sprintf("rdma-core %d.", version)
 		if got := strings.Count(said.String(), "took more completions"); got != want ||
 			want == 1 && !strings.Contains(said.String(), notice) {
-			t.Errorf("drain %v with rdma-core %d: %d notices, want %d with %q: %s", c.args, version, got, want, notice,
+			t.Errorf("drain %v with rdma-core %d: got %d notices, want %d with %q: %s", c.args, version, got, want, notice,
 				said.String())
 		}
 	}
 	w.empty()
 }
 
-// providerVersion returns the version of the machine's libibverbs.
+// providerVersion returns the version of the installed libibverbs.
 func providerVersion(t *testing.T) int {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/lib/*/libibverbs.so.1.*.*")
@@ -124,8 +124,8 @@ func TestWindowKeys(t *testing.T) { runC(t, "windows") }
 // TestZeroBased tests that addresses in a zero-based region are offsets from its first byte.
 func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
 
-// TestDeviceLimits tests that a program gets one object of each kind with the maximum attributes that the device
-// reports. It also tests a service shared with other users, and a /dev/shm as small as in a container.
+// TestDeviceLimits tests that a program can create one object of each kind with the maximum attributes that the
+// device reports. It also tests a service that other users share, and a /dev/shm as small as in a container.
 func TestDeviceLimits(t *testing.T) {
 	runC(t, "limits")
 	program := compile(t, "limits")
@@ -153,11 +153,11 @@ func TestDeviceLimits(t *testing.T) {
 	})
 }
 
-// TestInvalidationFails tests that a SEND with a failing invalidation gets no acknowledgement, and that the receive
+// TestInvalidationFails tests that a SEND with a failing invalidation gets no acknowledgement, and that its receive
 // completes with an error.
 func TestInvalidationFails(t *testing.T) { runC(t, "invalidate") }
 
-// TestPinnedPages tests that `res show` prints the pinned pages of a program.
+// TestPinnedPages tests that `res show` prints the number of a program's pinned pages.
 func TestPinnedPages(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "pinning")
@@ -175,7 +175,7 @@ func TestPinnedPages(t *testing.T) {
 		t.Fatalf("%q, %v", word, err)
 	}
 	if out := w.out("res", "show"); !strings.Contains(out, "20 KiB") {
-		t.Errorf("no line about five pinned pages:\n%s", out)
+		t.Errorf("res show: got no line with five pinned pages:\n%s", out)
 	}
 	syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	cmd.Wait()

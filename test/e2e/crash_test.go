@@ -23,8 +23,8 @@ func startLoaded(t *testing.T, w *world, extra ...string) (server, client *exec.
 	return startPair(t, w, "ibv_rc_pingpong", append([]string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, extra...))
 }
 
-// startPair starts the server and the client of a program. It returns when both have a connected queue pair and
-// exchange messages. A receive that is posted after the removal of the device would not be flushed.
+// startPair starts the server and the client of a program. startPair returns when both programs have a connected
+// queue pair and exchange messages. A receive that is posted after the removal of the device would not be flushed.
 func startPair(t *testing.T, w *world, program string, args []string) (server, client *exec.Cmd) {
 	t.Helper()
 	port := tcpPort()
@@ -45,12 +45,12 @@ func startPair(t *testing.T, w *world, program string, args []string) (server, c
 		r := w.resources()
 		return len(r) == 2 && connected(r[0]) && connected(r[1]) && w.packets() > before+100
 	}) {
-		t.Fatalf("the pair does not run: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
+		t.Fatalf("pair: got no exchange: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
 	}
 	return server, client
 }
 
-// packets returns the number of packets received by the devices.
+// packets returns the number of packets that the devices have received.
 func (w *world) packets() (n uint64) {
 	w.t.Helper()
 	for _, d := range w.ask(&ctl.Request{Op: ctl.OpStatShow}).Stats {
@@ -60,11 +60,11 @@ func (w *world) packets() (n uint64) {
 }
 
 func connected(c ctl.ContextInfo) bool {
-	// The queue pair of a passive side stays in RTR.
+	// The queue pair of the passive side remains in RTR.
 	return len(c.QPs) > 0 && (c.QPs[0].State == "RTS" || c.QPs[0].State == "RTR")
 }
 
-// programOf returns the PID of the program that a launcher started.
+// programOf returns the PID of the program that a launcher has started.
 func programOf(t *testing.T, launcher *exec.Cmd) int {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", launcher.Process.Pid, launcher.Process.Pid))
@@ -73,7 +73,7 @@ func programOf(t *testing.T, launcher *exec.Cmd) int {
 	}
 	out, err := exec.Command("ps", "-o", "pid=", "--ppid", fmt.Sprint(launcher.Process.Pid)).Output()
 	if err != nil {
-		t.Fatalf("no program under launcher %d: %v", launcher.Process.Pid, err)
+		t.Fatalf("launcher %d: got no program: %v", launcher.Process.Pid, err)
 	}
 	return atoi(strings.Fields(string(out))[0])
 }
@@ -121,7 +121,7 @@ func TestKillProgram(t *testing.T) {
 }
 
 // TestKillPeer tests that the outstanding work requests of a side fail after its peer was killed, and that the side
-// does not wait for ever.
+// does not block for ever.
 func TestKillPeer(t *testing.T) {
 	needProgram(t, "perftest", "ib_write_bw")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
@@ -130,7 +130,7 @@ func TestKillPeer(t *testing.T) {
 	syscall.Kill(programOf(t, server), syscall.SIGKILL)
 	waitWithin(t, "server", server, 5*time.Second)
 	if c := waitWithin(t, "client", client, 20*time.Second); c == 0 || c > 128 {
-		t.Errorf("survivor: got exit code %d, want an error of its own", c)
+		t.Errorf("survivor: got exit code %d, want a different failure", c)
 	}
 	if out := fmt.Sprint(client.Stdout) + fmt.Sprint(client.Stderr); !strings.Contains(out, "Completion with error") {
 		t.Errorf("survivor: got output %q, want a completion with error", out)
@@ -138,8 +138,8 @@ func TestKillPeer(t *testing.T) {
 	w.empty()
 }
 
-// TestKillService tests that programs end with an error when their service is killed, whether they poll or wait for
-// events, and that ordinary system calls still work.
+// TestKillService tests that programs end with an error when their service is killed, both if they poll and if they
+// wait for events. Ordinary system calls must still work.
 func TestKillService(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -160,7 +160,7 @@ func TestKillService(t *testing.T) {
 			}
 			for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
 				if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
-					t.Errorf("%s: got exit code %d, want an error of its own", name, code)
+					t.Errorf("%s: got exit code %d, want the program's own error", name, code)
 				}
 			}
 			os.WriteFile(marker, nil, 0o644)
@@ -168,10 +168,10 @@ func TestKillService(t *testing.T) {
 				t.Error(bout.String())
 			}
 			if !strings.Contains(bout.String(), "Linux\n") {
-				t.Errorf("ordinary system calls fail: %s", bout.String())
+				t.Errorf("ordinary system calls: got %s", bout.String())
 			}
 			t.Logf("client: %s", client.Stderr)
-			// The old service leaves nothing that prevents the start of the next.
+			// The killed service must leave no file that prevents the start of the next service.
 			w2 := startService(t, w.user, "", "--link", "rxe0="+loopback())
 			w2.out("run", "--", "ibv_devices")
 		})
@@ -187,7 +187,7 @@ func TestLinkDel(t *testing.T) {
 		w.out("link", "del", "rxe0")
 		for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
 			if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
-				t.Errorf("%s: got exit code %d, want an error of its own", name, code)
+				t.Errorf("%s: got exit code %d, want the program's own error", name, code)
 			}
 		}
 		w.empty()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// deviceNumber returns the descriptor number of a device file in a program.
+// deviceNumber returns the descriptor number of a program's device file.
 func (w *world) deviceNumber(args ...string) int {
 	w.t.Helper()
 	dir := scratch(w.t)
@@ -30,13 +30,13 @@ func (w *world) deviceNumber(args ...string) int {
 	}
 	m := regexp.MustCompile(`/uverbs0", [^)]*\) = (\d+)`).FindSubmatch(b)
 	if m == nil {
-		w.t.Fatalf("the program opened no device:\n%s", b)
+		w.t.Fatalf("program: opened no device:\n%s", b)
 	}
 	return atoi(string(m[1]))
 }
 
-// TestDoorbells tests that programs use native doorbells if they are requested and supported. It compares them with
-// trapped doorbells through a transfer of each kind, a reset, an unplugged device, and the end of the service.
+// TestDoorbells tests that programs use native doorbells if they are requested and possible. It compares native
+// with trapped doorbells in a transfer of each kind, a reset, an unplug, and the end of the service.
 func TestDoorbells(t *testing.T) {
 	t.Parallel()
 	if doorbells != "" {
@@ -56,7 +56,7 @@ func TestDoorbells(t *testing.T) {
 				t.Errorf("descriptor of a device file: got %d with native doorbells and %d with trapped ones, want different numbers", native, trapped)
 			}
 			if n := number(t, "native", "sh", "-c", "ulimit -f 100000; exec ibv_devinfo"); n != trapped {
-				t.Errorf("descriptor with a limit of the size of files: got %d, want %d", n, trapped)
+				t.Errorf("descriptor with a limit of the file size: got %d, want %d", n, trapped)
 			}
 			if n := number(t, "auto"); (n == native) != (runtime.NumCPU() >= 3) {
 				t.Errorf("descriptor: got %d on %d processors", n, runtime.NumCPU())
@@ -91,9 +91,10 @@ func TestDoorbells(t *testing.T) {
 					default:
 						w.out("dev", end, "rxe0")
 					}
-					// The client posts. The server of a WRITE gets no completion and only notices that the client has ended.
+					// The client posts. The server of a WRITE gets no completion, and detects only the end of the
+					// client.
 					if code := waitWithin(t, "client", client, 20*time.Second); code == 0 || code == -1 {
-						t.Errorf("the client: exit code %d\n%v%v", code, client.Stdout, client.Stderr)
+						t.Errorf("client: got exit code %d\n%v%v", code, client.Stdout, client.Stderr)
 					}
 					if code := waitWithin(t, "server", server, 30*time.Second); code == -1 {
 						t.Errorf("the server: %v%v", server.Stdout, server.Stderr)

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestServiceEnds tests that no wait of a program blocks for ever after its service has ended. ib_write_lat polls
-// memory that its peer writes. ibv_srq_pingpong waits for receives of a shared receive queue, which an orderly end does
-// not flush.
+// TestServiceEnds tests that no program blocks for ever after its service has ended. The program ib_write_lat polls
+// memory that its peer writes to. The program ibv_srq_pingpong waits for receives of a shared receive queue, which
+// an orderly end does not flush.
 func TestServiceEnds(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_lat")
@@ -31,7 +31,7 @@ func TestServiceEnds(t *testing.T) {
 				}
 				for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
 					if code := waitWithin(t, name, c, 30*time.Second); code == 0 {
-						t.Errorf("%s: exit code 0 after the end of the service", name)
+						t.Errorf("%s: got exit code 0 after the end of the service", name)
 					}
 				}
 			})

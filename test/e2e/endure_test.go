@@ -20,16 +20,16 @@ import (
 	"verbena/internal/testutil"
 )
 
-// endurer is a process of testdata/endure.c, which continues after a reset of its device.
+// endurer is a process of testdata/endure.c, which resumes its work after a reset of its device.
 type endurer struct {
 	cmd  *exec.Cmd
 	errs bytes.Buffer
 	over chan struct{} // closed at the end of the output
 
 	mu     sync.Mutex
-	ups    int // sessions with working connections
+	ups    int // number of sessions with working connections
 	ended  bool
-	totals [3]int // sessions, completions and flushed completions, at the end
+	totals [3]int // sums at the end: sessions, completions and flushed completions
 }
 
 func (e *endurer) read(r *bufio.Scanner) {
@@ -65,7 +65,8 @@ type endurers struct {
 	all    []*endurer
 }
 
-// startEndurers starts n processes with qps queue pairs each. They take their ways to wait from modes in rotation.
+// startEndurers starts n processes with qps queue pairs each. The processes wait for completions in the ways listed
+// in modes, in rotation.
 func startEndurers(t *testing.T, w *world, client *ctl.Client, n, qps int, modes ...string) *endurers {
 	t.Helper()
 	program := compile(t, "endure")
@@ -88,7 +89,7 @@ func startEndurers(t *testing.T, w *world, client *ctl.Client, n, qps int, modes
 	return s
 }
 
-// up waits until each process has more working sessions than in since.
+// up waits until each process has started more sessions than in since.
 func (s *endurers) up(since []int) {
 	s.t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)
@@ -101,7 +102,7 @@ func (s *endurers) up(since []int) {
 			}
 			if time.Now().After(deadline) {
 				s.w.serve.Process.Signal(syscall.SIGQUIT)
-				s.t.Fatalf("process %d does not resume: %+v, %v", i, s.show(), s.w.resources())
+				s.t.Fatalf("process %d: does not resume: %+v, %v", i, s.show(), s.w.resources())
 			}
 		}
 	}
@@ -128,7 +129,7 @@ func (s *endurers) show() ctl.DevInfo {
 	return s.do(&ctl.Request{Op: ctl.OpDevShow}).Devs[0]
 }
 
-// reset resets the device, waits until it works again, and returns the time that this took.
+// reset resets the device, waits until it works again, and returns the duration.
 func (s *endurers) reset(r ctl.DevReset) time.Duration {
 	s.t.Helper()
 	before := s.show().Resets
@@ -139,7 +140,7 @@ func (s *endurers) reset(r ctl.DevReset) time.Duration {
 		d = s.show()
 		return d.Resets > before && d.State == "running"
 	}) {
-		s.t.Fatalf("the device does not recover: %+v", d)
+		s.t.Fatalf("device: does not recover: %+v", d)
 	}
 	return d.Recovery
 }
@@ -160,8 +161,8 @@ func (s *endurers) end() (totals [3]int) {
 	}
 	for i, e := range s.all {
 		for deadline, over := time.Now().Add(time.Minute), false; !over; {
-			// The signal is for the program, and the launcher passes it on. It is repeated because the program may be about to
-			// sleep.
+			// The launcher forwards the signal to the program. The test repeats the signal, because the program may
+			// be about to sleep.
 			if !e.hasEnded() {
 				_ = e.cmd.Process.Signal(syscall.SIGTERM)
 			}
@@ -170,13 +171,13 @@ func (s *endurers) end() (totals [3]int) {
 				over = true
 			case <-time.After(100 * time.Millisecond):
 				if time.Now().After(deadline) {
-					s.t.Fatalf("process %d does not end", i)
+					s.t.Fatalf("process %d: does not end", i)
 				}
 			}
 		}
 		err := e.cmd.Wait()
 		if e.ended && err != nil && err.Error() == "signal: terminated" {
-			err = nil // an extra signal, which reached the launcher as it was about to exit
+			err = nil // a repeated signal has reached the launcher while it was about to exit
 		}
 		if err != nil || !e.ended || e.errs.Len() > 0 {
 			s.t.Errorf("process %d: %v: %s", i, err, e.errs.String())
@@ -189,7 +190,7 @@ func (s *endurers) end() (totals [3]int) {
 	return totals
 }
 
-// envInt returns the number in an environment variable, or otherwise if it holds none.
+// envInt returns the number in an environment variable, or the value otherwise if the variable is empty.
 func envInt(name string, otherwise int) int {
 	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
 		return n
@@ -207,15 +208,15 @@ func dial(t *testing.T, w *world) *ctl.Client {
 	return client
 }
 
-// TestEndure resets and unplugs a device at all stages of the work of ten processes with sixty queue pairs, half of
-// which sleep in completion channels. The processes survive every reset and account for all of their work requests.
-// make soak-reset sets the number of cycles.
+// TestEndure resets and unplugs a device at random moments, while ten processes use sixty queue pairs, half of
+// which sleep in completion channels. The processes must survive every reset and receive a completion for each work
+// request. `make soak-reset` sets the number of cycles.
 func TestEndure(t *testing.T) {
 	t.Parallel()
 	const processes, qps = 10, 6
 	resets, plugs := envInt("SOAK_RESETS", 40), envInt("SOAK_PLUGS", 15)
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
-	w.out("run", "--", "true") // the service then has its long-lived resources
+	w.out("run", "--", "true") // the service then has allocated its long-lived resources
 	w.empty()
 	client := dial(t, w)
 	if _, err := client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // the service has accepted the connection
@@ -227,7 +228,7 @@ func TestEndure(t *testing.T) {
 	s := startEndurers(t, w, client, processes, qps, "poll", "wait")
 	objects := s.queuePairs()
 	if objects < processes*qps {
-		t.Errorf("there are %d queue pairs under load", objects)
+		t.Errorf("queue pairs under load: got %d", objects)
 	}
 
 	rnd := rand.New(rand.NewPCG(uint64(resets), uint64(plugs)))
@@ -274,11 +275,11 @@ func TestEndure(t *testing.T) {
 	// The service closes the connection of a launcher shortly after the launcher has ended.
 	after := footprintOf(t, pid, dir)
 	if !testutil.Poll(func() bool { after = footprintOf(t, pid, dir); return !after.exceeds(before) }) {
-		t.Errorf("footprint of the service: %+v now, %+v before:\n%q\n%q", after, before, descriptorsOf(pid), had)
+		t.Errorf("footprint of the service: got %+v, had %+v before:\n%q\n%q", after, before, descriptorsOf(pid), had)
 	}
 	slices.Sort(recoveries)
 	if n := len(recoveries); n > 0 {
-		t.Logf("%d resets, %d unplugs in %v under %d processes, %d queue pairs: %d sessions, %d completions, %d of them flushed; "+
+		t.Logf("%d resets, %d unplugs in %v with %d processes, %d queue pairs: %d sessions, %d completions, %d of them flushed; "+
 			"from the fatal event to a device: median %v, p99 %v, most %v; service: %s",
 			resets-left[0], plugs-left[1], time.Since(began).Round(
 				time.Second), processes, objects, totals[0], totals[1], totals[2],
@@ -286,8 +287,9 @@ func TestEndure(t *testing.T) {
 	}
 }
 
-// TestRecoveryTimes resets a device with queue pairs in real processes, each with an outstanding receive, and logs the
-// time of the recovery. RECOVERIES sets the number of resets, and adds the case of ten thousand queue pairs.
+// TestRecoveryTimes resets a device with queue pairs in real processes, each with an outstanding receive, and logs
+// the duration of the recovery. RECOVERIES sets the number of resets, and adds the case of ten thousand queue
+// pairs.
 func TestRecoveryTimes(t *testing.T) {
 	resets := envInt("RECOVERIES", 5)
 	for _, qps := range []int{1, 100, 10000} {
@@ -311,7 +313,7 @@ func TestRecoveryTimes(t *testing.T) {
 				t.Errorf("got %d flushed receives", totals[2])
 			}
 			slices.Sort(times)
-			t.Logf("from the fatal event to a device, with %d queue pairs of %d processes, %d times: median %v, p99 %v", qps, n,
+			t.Logf("from the fatal event to a recovered device, with %d queue pairs of %d processes, %d times: median %v, p99 %v", qps, n,
 				resets,
 				times[len(times)/2], times[len(times)*99/100])
 		})

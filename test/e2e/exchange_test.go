@@ -11,13 +11,13 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestExchange tests the commands devinfo, pingpong and perf on the device of a service, under verbena run and over the
-// service's socket. It also pairs pingpong with rdma-core's programs in either role.
+// TestExchange tests the commands devinfo, pingpong and perf on the device of a service, under verbena run and over
+// the service's socket. It also runs pingpong with rdma-core's programs in both roles.
 func TestExchange(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
 	v := binary(t)
-	// start prepares a program under verbena run or, with direct, a program of verbena over the socket.
+	// start prepares a program under verbena run, or with direct a verbena command over the socket.
 	start := func(w *world, direct bool, program []string, more ...string) *exec.Cmd {
 		args := append([]string{"run", "--"}, program...)
 		if direct && program[0] == v {
@@ -26,7 +26,7 @@ func TestExchange(t *testing.T) {
 		return w.cmd(w.deadline(60), append(args, more...)...)
 	}
 	direct := false
-	// both runs a server and then a client, and returns their output.
+	// both runs a server and then a client, and returns the output of both.
 	both := func(t *testing.T, w *world, server, client []string) (string, string) {
 		t.Helper()
 		port := tcpPort()
@@ -48,7 +48,7 @@ func TestExchange(t *testing.T) {
 	all := users()
 	for n, u := range all {
 		t.Run(u.name, func(t *testing.T) {
-			mine := func(i int) bool { return full || i%len(all) == n } // each pair of programs with one of the cells
+			mine := func(i int) bool { return full || i%len(all) == n } // each pair of programs runs in one of the cells
 			address := loopback()
 			w := startService(t, u, "", "--link", "rxe0="+address)
 			if out := w.out("run", "--", v, "devinfo", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") ||
@@ -106,7 +106,7 @@ func TestExchange(t *testing.T) {
 					}
 				}
 			}
-			// A reset during the exchange ends both programs with a message.
+			// A reset during the exchange must end both programs with a message.
 			port := tcpPort()
 			out := make(chan string, 2)
 			run := func(args ...string) {

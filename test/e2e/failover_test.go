@@ -20,9 +20,9 @@ import (
 // failover is a scenario of examples/failover.
 type failover struct {
 	name string
-	bugs map[string][]string // builds with a bug, and their failing expectations: "subject: what"
-	// without names an action to omit. fails lists the expectations that must then fail, besides those of the action's
-	// rule.
+	bugs map[string][]string // maps faulty builds to their failing expectations: "subject: what"
+	// without is the name of an action to omit. fails lists the expectations that must then fail, besides those of
+	// the action's rule.
 	without string
 	fails   []string
 }
@@ -45,16 +45,16 @@ var failovers = []failover{
 	{"target",
 		map[string][]string{"target-bug": {"target: never prints /Input/output error/",
 			"target: prints /^everything is destroyed, 0 left/"}},
-		"first removal", []string{"target: prints /^everything is destroyed, 0 left/"}}, // for the second time
+		"first removal", []string{"target: prints /^everything is destroyed, 0 left/"}}, // second run with the same seed
 	{"lossy", map[string][]string{
 		"lossy-bug":     {"sender: never prints /transport retry counter exceeded/"},
 		"lossy-bug-rnr": {"sender: never prints /RNR retry counter exceeded/"}},
 		"way there", []string{"rxe0: drop_link_loss is at least 1"}},
 }
 
-// TestFailover tests each scenario of docs/failover.md. It passes with the correct program, with the same result for
-// the same seed. It fails with each program that has a bug, by an expectation about the bug, and it fails without its
-// action. FAILOVER=N runs each scenario N times.
+// TestFailover tests each scenario of docs/failover.md. The scenario must pass with the correct program, with the
+// same result for the same seed. It must fail with each faulty program, by an expectation about the bug. It must
+// also fail without its action. FAILOVER=N runs each scenario N times.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc libc6-dev libibverbs-dev make", "gcc", "make")
@@ -70,7 +70,7 @@ func TestFailover(t *testing.T) {
 	times := 1
 	if s := os.Getenv("FAILOVER"); s != "" {
 		if times, err = strconv.Atoi(s); err != nil || times < 1 {
-			t.Fatalf("FAILOVER=%s: want a number of at least 1", s)
+			t.Fatalf("FAILOVER=%s is not a number of at least 1", s)
 		}
 	}
 	for _, f := range failovers {
@@ -95,7 +95,7 @@ func (f *failover) run(t *testing.T, dir, build string) {
 		report := filepath.Join(reports, fmt.Sprintf("%d.json", n))
 		argv := append([]string{binary(t), "scenario", "run", "-q", filepath.Join(dir, f.name+".yaml"),
 			"--set", "PROGRAM=" + filepath.Join(build, program), "--report", report}, args...)
-		if os.Getuid() == 0 { // other tests use the file's addresses and ports, too
+		if os.Getuid() == 0 { // other tests also use the addresses and ports in the file
 			argv = append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$0" "$@"`}, argv...)
 		}
 		var out bytes.Buffer
@@ -135,7 +135,7 @@ func (f *failover) run(t *testing.T, dir, build string) {
 			}
 		}
 		if r.Passed || r.TimedOut || r.Error != "" {
-			t.Errorf("%s: passed %t, timed out %t, error %q\n%s", what, r.Passed, r.TimedOut, r.Error, out)
+			t.Errorf("%s: got passed %t, timed out %t, error %q\n%s", what, r.Passed, r.TimedOut, r.Error, out)
 		}
 	}
 	r, out := once(f.name)
@@ -155,7 +155,7 @@ func (f *failover) run(t *testing.T, dir, build string) {
 	mustFail("without "+f.without, r, out, f.fails)
 	for _, a := range r.Actions {
 		if a.Name == f.without && (a.Began || a.Done || !a.Out) {
-			t.Errorf("without %s: got the action %+v", f.without, a)
+			t.Errorf("without %s: got the action %+v, want it omitted", f.without, a)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// ruleState is a line of `fault show --json`.
+// ruleState is an entry of `fault show --json`.
 type ruleState struct {
 	ID                                        int
 	Dev                                       string
@@ -42,8 +42,8 @@ func (w *world) fault(flags ...string) int {
 	return id
 }
 
-// pingpong runs a pair of ibv_rc_pingpong over rxe0 that checks its data and waits for events. Pairs that poll would
-// take processor time from the service.
+// pingpong runs a pair of ibv_rc_pingpong over rxe0. The programs check their data, and wait for events. Programs
+// that poll would use processor time that the service needs.
 func (w *world) pingpong(args ...string) (*pair, error) {
 	w.t.Helper()
 	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7", "-e"}, args...)
@@ -51,7 +51,8 @@ func (w *world) pingpong(args ...string) (*pair, error) {
 	return p, p.runLossy()
 }
 
-// TestFaultFlags tests the effect of each flag in a service that could use the shortcut, and that programs complete.
+// TestFaultFlags tests that each flag has its effect in a service that could use the shortcut, and that the
+// programs complete.
 func TestFaultFlags(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -95,7 +96,7 @@ func TestFaultFlags(t *testing.T) {
 	}
 }
 
-// TestFaultStop tests that the peer appears dead under --stop.
+// TestFaultStop tests that the peer appears dead under a rule with --stop.
 func TestFaultStop(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -111,7 +112,7 @@ func TestFaultStop(t *testing.T) {
 	}
 }
 
-// TestFaultSeed tests that the same seed hits the same packets.
+// TestFaultSeed tests that a rule affects the same packets in each run with the same seed.
 func TestFaultSeed(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -123,17 +124,17 @@ func TestFaultSeed(t *testing.T) {
 		}
 		r := w.faults()[0]
 		if r.Seen < 200 {
-			t.Fatalf("the rule has seen only %d packets", r.Seen)
+			t.Fatalf("rule: got only %d packets", r.Seen)
 		}
 		return r.Dropped
 	}
 	a, b := dropped("42"), dropped("42")
 	if a != b || a == 0 {
-		t.Errorf("%d of 200 packets were dropped, and %d the second time", a, b)
+		t.Errorf("dropped packets: got %d of 200, and %d in the second run", a, b)
 	}
 }
 
-// TestFaultQP tests that a rule for one queue pair does not affect the others.
+// TestFaultQP tests that a rule for one queue pair does not affect other queue pairs.
 func TestFaultQP(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
@@ -160,7 +161,7 @@ func TestFaultQP(t *testing.T) {
 		t.Errorf("other queue pairs: %v", err)
 	}
 	b, err := w.cmd(w.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
-	server.Process.Signal(syscall.SIGTERM) // the server waits for a message
+	server.Process.Signal(syscall.SIGTERM) // the server waits for a message at this point
 	io.Copy(io.Discard, lines)
 	server.Wait()
 	if err == nil || !strings.Contains(string(b), "transport retry counter exceeded") {

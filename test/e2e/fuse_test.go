@@ -15,24 +15,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stallFS is a file system of an ordinary user that answers when the test releases it. It speaks the kernel's FUSE
-// protocol (linux/fuse.h) and is mounted with the options of fusermount3(1). Its only file is named "page".
+// stallFS is a file system of an ordinary user. It does not answer requests until the test releases them. It
+// implements the kernel's FUSE protocol (linux/fuse.h), and is mounted with the options of fusermount3(1). Its only
+// file is named "page".
 type stallFS struct {
 	t    *testing.T
 	dir  string
 	fd   int
 	once sync.Once
 
-	// arrived receives the name of each held request.
+	// arrived receives the name of the file of each held request.
 	arrived chan string
 
 	mu      sync.Mutex
-	holds   map[uint32]bool // operations that wait for release
+	holds   map[uint32]bool // operations that wait until release
 	content []byte
 	free    chan struct{} // closed by release
 }
 
-// These constants are operations and sizes of linux/fuse.h.
+// These constants are operations and sizes from linux/fuse.h.
 const (
 	fuseLookup      = 1
 	fuseForget      = 2
@@ -81,7 +82,7 @@ func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 	return f
 }
 
-// abort fails every request, including the held requests, and ends the file system.
+// abort fails every request, including held requests, and ends the file system.
 func (f *stallFS) abort() {
 	f.once.Do(func() {
 		f.release(nil)
@@ -93,7 +94,7 @@ func (f *stallFS) abort() {
 
 func (f *stallFS) page() string { return filepath.Join(f.dir, "page") }
 
-// release answers the held requests and all later ones. The file then begins with content.
+// release answers the held requests and all later ones. After release, the file begins with content.
 func (f *stallFS) release(content []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,7 +105,7 @@ func (f *stallFS) release(content []byte) {
 	}
 }
 
-// await returns when a held request with that name has arrived.
+// await returns when a held request for the file with this name has arrived.
 func (f *stallFS) await(name string) {
 	f.t.Helper()
 	for timeout := time.After(10 * time.Second); ; {
@@ -114,7 +115,7 @@ func (f *stallFS) await(name string) {
 				return
 			}
 		case <-timeout:
-			f.t.Fatalf("no request %s of the file has arrived", name)
+			f.t.Fatalf("request %s of the file: timed out", name)
 		}
 	}
 }
@@ -127,7 +128,7 @@ func (f *stallFS) serve() {
 		switch {
 		case err == unix.EINTR || err == unix.ENOENT || err == unix.EAGAIN:
 			continue
-		case err != nil: // ENODEV: unmounted
+		case err != nil: // ENODEV: the file system was unmounted
 			return
 		}
 		op := wire.NativeEndian.Uint32(buf[4:])

@@ -21,9 +21,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// The kill soak starts programs that create objects, and kills the program, its launcher or both at a random moment.
-// After each round the service may have no object or file of the program left. ROUNDS sets the number of rounds, and
-// SEED repeats a soak.
+// The kill soak starts programs that create objects, and kills the program, its launcher or both at a random
+// moment. After each round no object or file of the program may remain in the service. ROUNDS sets the number of
+// rounds. SEED selects the seed of a soak to repeat it.
 
 func soakRounds() int {
 	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
@@ -32,11 +32,11 @@ func soakRounds() int {
 	return 100
 }
 
-// victim is a kind of program to kill. Several commands start one after the other.
+// victim is a kind of program that the soak kills. Several commands start in sequence.
 type victim struct {
 	name   string
 	weight int
-	life   time.Duration // limit of the time to the kill
+	life   time.Duration // limit of the random time before the kill
 	argv   [][]string
 }
 
@@ -44,20 +44,20 @@ type killSoak struct {
 	*world
 	t       *testing.T
 	client  *ctl.Client
-	dir     string // directory of the service; the names of queue files begin with it
+	dir     string // directory of the service; queue files have its name as prefix
 	victims []victim
 	base    footprint
 	killed  map[string]int
 
-	contexts, objects int           // present at the kill
+	contexts, objects int           // contexts and objects at the time of the kill
 	longest           time.Duration // time until no object was left
 }
 
-// footprint holds the resources of a service without running programs.
+// footprint holds the resources that a service uses without running programs.
 type footprint struct {
 	descriptors int
 	queueMaps   int
-	bytes       int64 // size of the queues
+	bytes       int64 // bytes of the queues
 	files       int
 }
 
@@ -71,11 +71,11 @@ func TestKillSoak(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.client.Close()
-	// the service listens before it has all of its resources
+	// the service listens before it has allocated all of its resources
 	if _, err := s.client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
 		t.Fatal(err)
 	}
-	// The programs of killed launchers become children of this process, which reaps them.
+	// The programs of killed launchers become children of this process, which must reap them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestKillSoak(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 7))
 	began, rounds := time.Now(), soakRounds()
 	for i := range rounds {
-		if i == 5 { // the service then has its long-lived resources
+		if i == 5 { // the service then has allocated its long-lived resources
 			s.base = restingFootprintOf(s.t, s.serve.Process.Pid, s.dir)
 		}
 		what := s.round(r)
@@ -117,11 +117,11 @@ func TestKillSoak(t *testing.T) {
 				memoryOf(w.serve.Process.Pid))
 		}
 	}
-	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; nothing left after at most %v; service: %s",
+	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; no object left after at most %v; service: %s",
 		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(
 			time.Millisecond), memoryOf(w.serve.Process.Pid))
 	if s.objects == 0 {
-		t.Error("no victim has created an object")
+		t.Error("victims: created no object")
 	}
 }
 
@@ -137,7 +137,7 @@ while True:
     time.sleep(0.01)
 `
 
-// runDirOf returns the directory on /dev/shm that a service holds.
+// runDirOf returns the directory of a service on /dev/shm.
 func runDirOf(t *testing.T, pid int) string {
 	t.Helper()
 	for _, what := range descriptorsOf(pid) {
@@ -145,7 +145,7 @@ func runDirOf(t *testing.T, pid int) string {
 			return filepath.Dir(what)
 		}
 	}
-	t.Fatal("the service has no directory on /dev/shm")
+	t.Fatal("service: got no directory on /dev/shm")
 	return ""
 }
 
@@ -164,8 +164,8 @@ func (f footprint) exceeds(g footprint) bool {
 	return f.descriptors > g.descriptors || f.queueMaps > g.queueMaps || f.bytes > g.bytes || f.files > g.files
 }
 
-// restingFootprintOf returns the smallest footprint of a service within a short time. The service closes a connection
-// shortly after its client has ended.
+// restingFootprintOf returns the smallest footprint of a service within a short time. The service closes a
+// connection shortly after its client has ended.
 func restingFootprintOf(t *testing.T, pid int, dir string) footprint {
 	t.Helper()
 	least := footprintOf(t, pid, dir)
@@ -178,7 +178,8 @@ func restingFootprintOf(t *testing.T, pid int, dir string) footprint {
 	return least
 }
 
-// footprintOf returns the footprint of a service. Its queue files are named after its directory on /dev/shm.
+// footprintOf returns the footprint of a service. The queue files have the name of the service's directory on
+// /dev/shm as prefix.
 func footprintOf(t *testing.T, pid int, dir string) footprint {
 	t.Helper()
 	var f footprint
@@ -204,7 +205,7 @@ func footprintOf(t *testing.T, pid int, dir string) footprint {
 	return f
 }
 
-// memoryOf describes the memory use of a process, to show in the log that it does not grow.
+// memoryOf returns a description of a process's memory use for the log, which shows that it does not grow.
 func memoryOf(pid int) string {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	var list []string
@@ -216,7 +217,7 @@ func memoryOf(pid int) string {
 	return strings.Join(list, ", ")
 }
 
-// round starts a victim and kills it.
+// round starts a victim, kills it, and waits until its objects are freed.
 func (s *killSoak) round(r *rand.Rand) string {
 	total := 0
 	for _, v := range s.victims {
@@ -252,8 +253,8 @@ func (s *killSoak) round(r *rand.Rand) string {
 		}
 		launchers = append(launchers, c)
 	}
-	// On a busy machine a program starts slowly. Half of the victims get objects before their time begins, unless they end
-	// by themselves. A client ends if its server does not listen yet.
+	// A program starts slowly on a busy machine. Half of the victims create objects before their random time
+	// begins, unless they end by themselves. A client ends if its server does not listen yet.
 	if r.IntN(2) == 0 {
 		testutil.Eventually(s.t, v.name+" to create an object, or to end", func() bool {
 			_, objects := s.present()
@@ -279,7 +280,7 @@ func (s *killSoak) round(r *rand.Rand) string {
 		time.Sleep(time.Duration(r.IntN(5)) * time.Millisecond)
 	}
 	for _, c := range launchers {
-		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // including forked processes
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // also in forked processes
 		_ = c.Wait()
 		for {
 			if _, err := unix.Wait4(-c.Process.Pid, nil, 0, nil); err != nil && err != unix.EINTR {
@@ -304,7 +305,7 @@ func (s *killSoak) present() (contexts, objects int) {
 	return contexts, objects
 }
 
-// ended reports whether a child has ended, without reaping it.
+// ended reports whether a child process has ended, without reaping it.
 func ended(c *exec.Cmd) bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, c.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
@@ -346,7 +347,7 @@ func (s *killSoak) empty(round int, what string) {
 			}
 		}
 		if time.Now().After(deadline) {
-			s.t.Fatalf("round %d (%s): %d contexts, %d programs and %+v remain; before: %+v\n%v",
+			s.t.Fatalf("round %d (%s): got %d contexts, %d programs and %+v left; before: %+v\n%v",
 				round, what, contexts, programs, now, s.base, descriptorsOf(s.serve.Process.Pid))
 		}
 	}

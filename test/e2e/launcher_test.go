@@ -15,7 +15,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestLauncher tests that run passes through arguments, output and exit codes.
+// TestLauncher tests that run passes arguments, output and exit codes through.
 func TestLauncher(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	notExecutable := filepath.Join(t.TempDir(), "plain")
@@ -26,7 +26,7 @@ func TestLauncher(t *testing.T) {
 		stdin  string
 		code   int
 		stdout string
-		stderr string // part of standard error
+		stderr string // text that standard error must contain
 	}{
 		{"exit code 0", []string{"true"}, "", 0, "", ""},
 		{"exit code 7", []string{"sh", "-c", "exit 7"}, "", 7, "", ""},
@@ -49,11 +49,11 @@ func TestLauncher(t *testing.T) {
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &stdout, &stderr
 			code := exitCode(cmd.Run())
 			if code != c.code || stdout.String() != c.stdout || !strings.Contains(stderr.String(), c.stderr) {
-				t.Errorf("exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code, stdout.String(),
+				t.Errorf("got exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code, stdout.String(),
 					c.stdout, stderr.String(), c.stderr)
 			}
 			if code >= 125 && code < 128 && strings.Count(stderr.String(), "\n") != 1 {
-				t.Errorf("the error message is %q, want a single line", stderr.String())
+				t.Errorf("error message: got %q, want a single line", stderr.String())
 			}
 		})
 	}
@@ -85,19 +85,20 @@ func TestSignals(t *testing.T) {
 			cmd.Process.Signal(sig)
 			n, _ = out.Read(b[:])
 			if err := cmd.Wait(); exitCode(err) != 3 || string(b[:n]) != "got\n" {
-				t.Errorf("exit code %d, want 3; read %q", exitCode(err), b[:n])
+				t.Errorf("got exit code %d, want 3; read %q", exitCode(err), b[:n])
 			}
 		})
 	}
 }
 
-// TestOnDemand tests that the first run starts a service, which several programs share, and that `stop` ends it.
+// TestOnDemand tests that the first run starts a service, that several programs share the service, and that `stop`
+// ends it.
 func TestOnDemand(t *testing.T) {
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
 			w := newWorld(t, u, "")
 			t.Cleanup(func() { w.cmd(context.Background(), "stop").Run() })
-			// Several concurrent runs use one service.
+			// Concurrent runs must use one service.
 			var cmds []*exec.Cmd
 			for range 4 {
 				c := w.cmd(w.deadline(30), "run", "--", "sleep", "0.3")
@@ -131,11 +132,12 @@ func TestPrivate(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 	if _, err := os.Stat(w.socket); err == nil {
-		t.Error("a private service created a control socket")
+		t.Error("private service: created a control socket")
 	}
 }
 
-// TestBadInput tests that invalid input causes a single clear line and exit code 125, and that the service continues.
+// TestBadInput tests that invalid input causes exit code 125 and a single line with the reason, and that the
+// service continues.
 func TestBadInput(t *testing.T) {
 	addr := loopback()
 	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
@@ -165,15 +167,15 @@ func TestBadInput(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := c.w.cmd(c.w.deadline(20), c.args...).CombinedOutput()
 			if exitCode(err) != 125 || !strings.Contains(string(out), c.want) {
-				t.Errorf("exit code %d, want 125; %q does not contain %q", exitCode(err), out, c.want)
+				t.Errorf("got exit code %d, want 125; got %q, want %q in it", exitCode(err), out, c.want)
 			}
 		})
 	}
 	w.out("run", "--", "true")
 }
 
-// TestFullShm tests that programs need no space on /dev/shm for their queues. A service needs a little space for
-// virtual files, and names the remedy if there is none.
+// TestFullShm tests that programs need no space on /dev/shm for their queues. A service needs a little space on
+// /dev/shm for virtual files. Without space its error must name the remedy.
 func TestFullShm(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -202,7 +204,7 @@ func TestFullShm(t *testing.T) {
 		if code := exitCode(err); code != 125 || strings.Count(string(out), "\n") != 1 ||
 			!strings.Contains(string(out), "no space left") ||
 			!strings.Contains(string(out), "df /dev/shm") || !strings.Contains(string(out), "--shm-size") {
-			t.Errorf("%s of /dev/shm: exit code %d, want 125 and one line with the remedy:\n%s", size, code, out)
+			t.Errorf("%s of /dev/shm: got exit code %d, want 125 and one line with the remedy:\n%s", size, code, out)
 		}
 	}
 	w.out("run", "--", "true")

@@ -20,8 +20,9 @@ import (
 	"verbena/service"
 )
 
-// TestPortFlap tests a port that goes down for a while. A program gets the port events, its queue pair runs out of
-// retries while the port is down, and it connects again. The test uses the shortcut and the wire.
+// TestPortFlap tests a port that goes down for a while. A program must get the port events, and its queue pair must
+// run out of retries while the port is down. Then the program must be able to connect again. The test uses the
+// shortcut and the wire.
 func TestPortFlap(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "portflap")
@@ -53,8 +54,8 @@ func TestPortFlap(t *testing.T) {
 	}
 }
 
-// TestShapedFlaps tests programs under a shaper and port flaps. They complete or fail. Killed programs leave no
-// objects, nor do a reset, an unplug and the removal of a device with a full queue.
+// TestShapedFlaps tests programs under a shaper and port flaps. The programs may complete or fail. No objects may
+// remain after killed programs, a reset, an unplug, and the removal of a device with a full queue.
 func TestShapedFlaps(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_bw")
@@ -103,7 +104,7 @@ func TestShapedFlaps(t *testing.T) {
 	if _, err := w.pingpong("-n", "100"); err != nil {
 		t.Error(err)
 	}
-	// The service stops with a full queue: see startService.
+	// At the end the service stops with a full queue: see startService.
 	w.out("link", "set", "rxe0", "--delay", "1m")
 	p := w.cmd(w.deadline(60), "run", "--", "ibv_uc_pingpong", "-d", "rxe0", "-g", "1")
 	if err := p.Start(); err != nil {
@@ -113,7 +114,7 @@ func TestShapedFlaps(t *testing.T) {
 	p.Wait()
 }
 
-// counter returns a counter of a device.
+// counter returns the value of a device's counter.
 func (w *world) counter(dev, name string) (n int) {
 	w.t.Helper()
 	for l := range strings.Lines(w.out("stat", "show", "--dev", dev)) {
@@ -124,15 +125,16 @@ func (w *world) counter(dev, name string) (n int) {
 	return n
 }
 
-// faultyProgram is a program to run with verb faults. If it has a client, it is a server.
+// faultyProgram is a program that runs with verb faults. If it has a client, argv is the server.
 type faultyProgram struct {
 	name           string
-	server, client []string // argv, with ADDR for the device's address and PORT for a port; the client may be empty
-	listens        bool     // the server listens on the TCP port
-	stays          bool     // the server serves several clients in sequence
+	server, client []string // contains ADDR for the device's address and PORT for a port; the client may be empty
+	listens        bool     // true if the server listens on the TCP port
+	stays          bool     // true if the server serves several clients in sequence
 }
 
-// pingpong returns a program with a client that has the server's arguments followed by the server's address.
+// pingpong returns a program with a client. The client has the server's arguments, followed by the server's
+// address.
 func pingpong(listens bool, args ...string) faultyProgram {
 	return faultyProgram{name: args[0], server: args, client: append(slices.Clone(args), "127.0.0.1"), listens: listens}
 }
@@ -142,7 +144,7 @@ func (p faultyProgram) as(name string) faultyProgram {
 	return p
 }
 
-// faultyPrograms lists the programs of docs/results/failover-verbs.md; the first is the sample of CI.
+// faultyPrograms lists the programs of docs/results/failover-verbs.md. CI runs only the first one.
 var faultyPrograms = []faultyProgram{
 	pingpong(true, "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-e", "-p", "PORT").as("ibv_rc_pingpong -e"),
 	pingpong(true, "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
@@ -198,10 +200,10 @@ func (p *faultyProgram) program() string {
 	return ""
 }
 
-// outcome holds the results of the two ends of a run.
+// outcome holds the results of both ends of a run.
 type outcome struct {
-	server, client string // exit codes; "waits" for an end that did not end after the other had failed
-	says           string // last line of the end that failed first, or of both if both wait
+	server, client string // exit codes; "waits" for an end that did not exit after the other end had failed
+	says           string // last line of the end that failed first, or of both ends if both wait
 }
 
 func (o outcome) String() string {
@@ -211,7 +213,7 @@ func (o outcome) String() string {
 	return o.server + " / " + o.client
 }
 
-// exits describes the exit of a command.
+// exits returns the description of a command's exit.
 func exits(err error) string {
 	if err == nil {
 		return "0"
@@ -222,7 +224,7 @@ func exits(err error) string {
 	return err.Error()
 }
 
-// lastWords returns the last line with words.
+// lastWords returns the last line that contains words.
 func lastWords(out string) string {
 	lines := strings.Split(out, "\n")
 	for _, l := range slices.Backward(lines) {
@@ -230,7 +232,7 @@ func lastWords(out string) string {
 			continue
 		}
 		if changing.MatchString(l) {
-			return "" // figures and numbers only
+			return "" // lines of figures and numbers only
 		}
 		return l
 	}
@@ -240,7 +242,8 @@ func lastWords(out string) string {
 // changing matches output that differs between runs.
 var changing = regexp.MustCompile(`0x|[0-9]\.[0-9]|usec|GID`)
 
-// runFaulty runs a program to its end. If one end has failed and the other still waits, runFaulty ends the other.
+// runFaulty runs a program to its end. If one end has failed and the other still waits, runFaulty kills the waiting
+// end.
 func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o outcome, hang bool) {
 	ctx := w.deadline(60)
 	type end struct {
@@ -256,7 +259,7 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 		}
 		e := &end{cmd: w.cmd(ctx, append([]string{"run", "--"}, args...)...), done: make(chan error, 1)}
 		e.cmd.Stdout, e.cmd.Stderr = &e.out, &e.out
-		e.cmd.Dir = dir // programs that crash write the reason here
+		e.cmd.Dir = dir // crashing programs write the reason to this file
 		e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err := e.cmd.Start(); err != nil {
 			w.t.Fatal(err)
@@ -288,7 +291,7 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 		}
 		ends = append(ends, start(p.client))
 	}
-	// The first end gets 10 s, then the other a short time.
+	// The first end has 10 s to exit, and the other end a short time.
 	deadline := time.Now().Add(10 * time.Second)
 	first := -1
 	for first < 0 && time.Now().Before(deadline) {
@@ -337,9 +340,9 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 	return o, true
 }
 
-// TestVerbFaults makes each verb of a program fail once, at each of its calls. The program must exit. The service must
-// continue, and must hold none of the program's objects. In full the test writes the tables of
-// docs/results/failover-verbs.md. VERB_FAULTS is a pattern of programs.
+// TestVerbFaults makes each verb of a program fail once, at each of its calls. The program must exit. The service
+// must continue, and must free all objects of the program. With full counts the test writes the tables of
+// docs/results/failover-verbs.md. VERB_FAULTS is a pattern that selects programs.
 func TestVerbFaults(t *testing.T) {
 	t.Parallel()
 	programs := faultyPrograms[:1]
@@ -367,15 +370,15 @@ func TestVerbFaults(t *testing.T) {
 	}
 }
 
-// failEachVerb fails each verb of a program, at its first call or, with each, at every call. It returns the outcomes as
-// rows of the table.
+// failEachVerb makes each verb of a program fail, at its first call, or with each at every call. It returns the
+// outcomes as rows of the table.
 func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 	if _, err := exec.LookPath(p.program()); err != nil {
 		need(t, false, p.program()+": apt-get install ibverbs-utils perftest rdmacm-utils qperf ucx-utils libfabric-bin")
 	}
 	addr := loopback()
 	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
-	// These rules have almost no effect and count the calls.
+	// These rules count the calls, with almost no other effect.
 	for _, v := range service.VerbNames() {
 		w.out("fault", "add", "--verb", v, "--delay", "1ns")
 	}
@@ -391,10 +394,10 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 	}
 	w.out("fault", "clear")
 	if len(calls) < 2 {
-		t.Fatalf("%s: got only the calls %v", p.name, calls)
+		t.Fatalf("%s: calls: got only %v", p.name, calls)
 	}
 	var rows strings.Builder
-	var odd []string // verbs after which both ends wait, or an end crashes
+	var odd []string // verbs after whose failure both ends wait, or an end crashes
 	for _, verb := range service.VerbNames() {
 		n := calls[verb]
 		if !each {
@@ -415,12 +418,12 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			w.out("fault", "clear")
 			w.empty()
 			if r[0].Hit == 0 {
-				continue // in this run the program did not reach that call
+				continue // the program did not reach this call in this run
 			}
 			became, nths = append(became, o), append(nths, nth)
 			if crashed := slices.Contains(crashes, o.server) || slices.Contains(crashes, o.client); (hang || crashed) && each {
 				if odd = append(odd, verb); whyVerb(p.name, verb) == "" {
-					t.Errorf("%s, %s %d: %v: add the reason to whyVerbs: %s", p.name, verb, nth, o, o.says)
+					t.Errorf("%s, %s %d: got %v without a reason: add the reason to whyVerbs: %s", p.name, verb, nth, o, o.says)
 				}
 			}
 		}
@@ -428,7 +431,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			fmt.Fprintf(&rows, "| %s | %d | %s | %s |\n", verb, calls[verb], spans(nths, became), words(became))
 		}
 	}
-	// No fault may remain that would prevent the program from running.
+	// Remaining faults would affect this run of the program.
 	if again, hang := runFaulty(w, p, addr, 5*time.Second); hang || again.server != clean.server ||
 		again.client != clean.client {
 		t.Errorf("%s after the faults: %v: %s", p.name, again, again.says)
@@ -437,7 +440,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 	return table + reasons(p.name, odd)
 }
 
-// reasons explains why both ends wait, or an end crashes, after the failure of the verbs.
+// reasons returns the explanations for verbs after which both ends wait, or an end crashes.
 func reasons(program string, verbs []string) (list string) {
 	var whys []string
 	of := map[string][]string{}
@@ -457,7 +460,7 @@ func reasons(program string, verbs []string) (list string) {
 	return list
 }
 
-// spans lists the outcomes, and joins equal outcomes of consecutive calls: "1–2: 1 / 1, 3: waits / 1".
+// spans returns the outcomes as a list, and joins equal outcomes of consecutive calls: "1–2: 1 / 1, 3: waits / 1".
 func spans(nths []int, became []outcome) string {
 	var list []string
 	for i := 0; i < len(became); {
@@ -488,11 +491,11 @@ func words(became []outcome) string {
 	return ""
 }
 
-// whyVerbs explains, from the source of each program, why both of its ends wait, or why an end crashes, after the
-// failure of a verb.
+// whyVerbs explains why both ends of a program wait, or why an end crashes, after the failure of a verb. The
+// explanations come from the source of each program.
 var whyVerbs = []struct {
 	program string
-	verbs   string // pattern
+	verbs   string // pattern of verbs
 	why     string
 }{
 	{"rdma_server, rdma_client", "req_notify_cq",
@@ -539,7 +542,7 @@ func whyVerb(program, verb string) string {
 // crashes lists the exit codes of a program killed by SIGSEGV or SIGABRT.
 var crashes = []string{"139", "134"}
 
-// maxNth bounds the number of failed calls for each verb. Programs handle later calls in the same way.
+// maxNth limits the number of failed calls for each verb. Programs handle later calls in the same way.
 const maxNth = 4
 
 const verbFaultsHead = `# Results: one verb fails, and the program's reaction
@@ -561,7 +564,7 @@ program ran as before.
 - it says: the last message of the failed end.
 `
 
-// verbFaultState is a line of fault show --json for a verb.
+// verbFaultState is an entry of `fault show --json` for a verb.
 type verbFaultState struct {
 	Seen, Hit int
 	Verb      struct{ Verb string } `json:"verb_fault"`

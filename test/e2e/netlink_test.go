@@ -14,8 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestRdmaTool tests that the unmodified rdma tool of iproute2 lists the devices and the objects of programs, and adds
-// and deletes devices.
+// TestRdmaTool tests that the unmodified rdma tool of iproute2 lists the devices and the objects of programs, and
+// adds and deletes devices.
 func TestRdmaTool(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
@@ -58,18 +58,18 @@ func TestRdmaTool(t *testing.T) {
 			testutil.Poll(func() bool { return strings.Count(rdma("resource", "show", "qp"), "state RTS") == 2 })
 			if out := rdma("resource", "show", "cm_id"); strings.Count(out, "state CONNECT") != 2 ||
 				strings.Count(out, "comm rping") != 3 {
-				t.Errorf("rdma resource show cm_id:\n%s", out)
+				t.Errorf("rdma resource show cm_id: got\n%s", out)
 			}
-			// The counts of rdma and of `verbena res show` agree.
+			// The counts of rdma and of `verbena res show` must agree.
 			var pds, mrs, cqs, qps int
 			for _, h := range w.resShow() {
 				pds, mrs, cqs, qps = pds+h.PDs, mrs+len(h.MRs), cqs+len(h.CQs), qps+len(h.QPs)
 			}
 			want := fmt.Sprintf("pd %d cq %d qp %d cm_id 3 mr %d ctx 2 srq 0", pds, cqs, qps, mrs)
 			if out := rdma("resource"); !strings.Contains(out, want) {
-				t.Errorf("rdma resource: no %q in:\n%s", want, out)
+				t.Errorf("rdma resource: got no %q in:\n%s", want, out)
 			}
-			// An SRQ shows its PD and the queue pairs that receive from it.
+			// The entry of an SRQ shows its PD, and the queue pairs that receive from it.
 			p := w.cmd(w.deadline(60), "run", "--", "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-q", "3", "-p", tcpPort())
 			if err := p.Start(); err != nil {
 				t.Fatal(err)
@@ -87,7 +87,7 @@ func TestRdmaTool(t *testing.T) {
 			if err := json.Unmarshal([]byte(srq), &srqs); err != nil || len(srqs) != 1 || srqs[0].PDN == 0 ||
 				len(srqs[0].LQPN) == 0 {
 				// iproute2 prints consecutive numbers as a range, and truncates large numbers in ranges.
-				t.Errorf("rdma resource show srq: no PD, or no queue pair: %v\n%s", err, srq)
+				t.Errorf("rdma resource show srq: got no PD, or no queue pair: %v\n%s", err, srq)
 			}
 			for _, p := range []*exec.Cmd{c, s, p} {
 				syscall.Kill(-p.Process.Pid, syscall.SIGKILL)
@@ -95,19 +95,19 @@ func TestRdmaTool(t *testing.T) {
 			}
 			rdma("link", "add", "rxe7", "type", "rxe", "netdev", "lo")
 			if out := w.out("link", "show"); !strings.Contains(out, "rxe7") {
-				t.Errorf("no rxe7 after rdma link add:\n%s", out)
+				t.Errorf("rdma link add: got no rxe7:\n%s", out)
 			}
 			rdma("link", "delete", "rxe7")
 			if out := w.out("link", "show"); strings.Contains(out, "rxe7") {
-				t.Errorf("rxe7 still exists after rdma link delete:\n%s", out)
+				t.Errorf("rdma link delete: got rxe7 still in the list:\n%s", out)
 			}
 			w.cmEmpty()
 		})
 	}
 }
 
-// TestRdmaToolOfOthers tests a user of another user's service. The user sees only their own objects, and cannot change
-// devices.
+// TestRdmaToolOfOthers tests the rdma tool as a user of another user's service. The user must see only their own
+// objects, and must not be able to change devices.
 func TestRdmaToolOfOthers(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "iproute2", "rdma")
@@ -134,7 +134,7 @@ func TestRdmaToolOfOthers(t *testing.T) {
 	for _, args := range [][]string{{"link", "add", "rxe7", "type", "rxe", "netdev", "lo"}, {"link", "delete", "rxe0"}} {
 		out, err := other.cmd(w.deadline(20), append([]string{"run", "--", "rdma"}, args...)...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "not permitted") {
-			t.Errorf("rdma %v by another user: %v: %s", args, err, out)
+			t.Errorf("rdma %v by another user: got %v: %s", args, err, out)
 		}
 	}
 }

@@ -29,8 +29,8 @@ if __name__ == '__main__':
     print('ok')
 `
 
-// TestProcesses tests fork, exec, spawn, threads and close in programs that use a device file. In one part the service
-// accesses the programs itself, in the other it asks their launchers.
+// TestProcesses tests fork, exec, spawn, threads and close in programs that use a device file. One part runs with a
+// service that accesses the programs itself, the other part with access through their launchers.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	c, raw := buildC(t, "process"), buildRawverbs(t)
@@ -81,7 +81,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestContainers tests that a program and its service do not need the privileges that a container may lack. Private
+// TestContainers tests that a program and its service work without privileges that a container may lack. Private
 // services start and stop repeatedly at one address.
 func TestContainers(t *testing.T) {
 	t.Parallel()

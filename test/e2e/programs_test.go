@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// paths lists the paths of packets between two programs of one service.
+// paths lists the packet paths between two programs of one service.
 var paths = []struct {
 	name string
 	args []string
@@ -23,11 +23,11 @@ type cell struct {
 	user user
 	name string
 	addr string
-	args []string // for verbena serve
+	args []string // arguments of verbena serve
 }
 
-// cells returns all pairs of a user and a path with full counts. Otherwise it returns some pairs with every user and
-// every path, since no program depends on the combination.
+// cells returns all combinations of a user and a path with full counts. Otherwise it returns fewer combinations, in
+// which every user and every path occurs, because no program depends on the combination.
 func cells() (all []cell) {
 	for i, u := range users() {
 		for k, path := range paths {
@@ -48,14 +48,14 @@ func TestDevices(t *testing.T) {
 			addr := loopback()
 			w := startService(t, u, "", "--link", "rxe0="+addr)
 			if out := w.out("run", "--", "ibv_devices"); !regexp.MustCompile(`(?m)^\s*rxe0\s+[0-9a-f]{16}$`).MatchString(out) {
-				t.Errorf("ibv_devices does not list rxe0 with its GUID:\n%s", out)
+				t.Errorf("ibv_devices: got no rxe0 with its GUID:\n%s", out)
 			}
 			out := w.out("run", "--", "ibv_devinfo", "-v")
 			for _, want := range []string{`hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`, `active_mtu:\s+4096`,
 				`link_layer:\s+Ethernet`,
 				`GID\[\s*0\]:\s+fe80:`, `GID\[\s*1\]:\s+::ffff:` + regexp.QuoteMeta(addr) + `, RoCE v2`} {
 				if !regexp.MustCompile(want).MatchString(out) {
-					t.Errorf("ibv_devinfo -v does not print %s:\n%s", want, out)
+					t.Errorf("ibv_devinfo -v: got no %s:\n%s", want, out)
 				}
 			}
 			if n := strings.Count(out, "GID["); n != 2 {
@@ -66,7 +66,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// iterations returns the full count, or limits one cell of the matrix to 16 MB.
+// iterations returns the full count, or a count that limits one cell of the matrix to 16 MB.
 func iterations(size int) int {
 	if full {
 		return 10000
@@ -113,7 +113,7 @@ func usecPerIter(out string) string {
 	return "no figure in: " + out
 }
 
-// TestPingpongGIDs tests index 0, the link-local GID, like index 1, and also the other service types.
+// TestPingpongGIDs tests GID index 0, the link-local GID, and index 1. It also tests the other service types.
 func TestPingpongGIDs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
@@ -148,7 +148,7 @@ func TestSharedQueues(t *testing.T) {
 			"ibv_srq_pingpong -d rxe0 -g 1 -n 500 -c -e",
 			"ib_send_bw -d rxe0 -x 1 -F -n 500 --use-srq -q 4",
 			"ib_send_lat -d rxe0 -x 1 -F -n 500 --use-srq",
-			"ib_send_lat -d rxe0 -x 1 -F -n 500 -c UD", // no stream: perftest would wait for lost datagrams
+			"ib_send_lat -d rxe0 -x 1 -F -n 500 -c UD", // no stream, because perftest would wait for lost datagrams
 			"ib_send_lat -d rxe0 -x 1 -F -n 500 -c UD --use-srq",
 		} {
 			t.Run(place.name+"/"+c, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestMulticast(t *testing.T) {
 			t.Parallel()
 			w := startService(t, c.user, "", c.args...)
 			host := netip.MustParseAddr(c.addr).As4()
-			group := fmt.Sprintf("0:0:0:0:0:0:0:0:0:0:255:255:239:%d:%d:%d", host[1], host[2], host[3]) // unused by other tests
+			group := fmt.Sprintf("0:0:0:0:0:0:0:0:0:0:255:255:239:%d:%d:%d", host[1], host[2], host[3])
 			args := []string{"-d", "rxe0", "-x", "1", "-F", "-n", "500", "-c", "UD", "-g", "-M", group}
 			p := &pair{program: "ib_send_lat", server: w, client: w, serverArgs: args, clArgs: args}
 			if err := p.run(); err != nil {
@@ -205,7 +205,7 @@ func TestPerftest(t *testing.T) {
 			for _, row := range table {
 				for i, tool := range row.tools {
 					variants := row.variants
-					if !full { // some of the programs for each variant
+					if !full { // each variant runs some of the programs
 						variants = variants[(i+k)%len(variants):][:1]
 					}
 					for _, variant := range variants {
@@ -233,7 +233,8 @@ func lastFigures(out string) string {
 	return strings.Join(strings.Fields(m[len(m)-1]), " ")
 }
 
-// TestManyEventRuns repeats runs with events. A stall means a lost notification or a wrong event count at destruction.
+// TestManyEventRuns repeats runs with events. A run that blocks indicates a lost notification, or a wrong event
+// count at destruction.
 func TestManyEventRuns(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -254,9 +255,9 @@ func TestManyEventRuns(t *testing.T) {
 	w.empty()
 }
 
-// TestLibfabric tests a server of fi_pingpong without an address, which a client on another host finds by connections
-// and by reliable datagrams. Reliable datagrams use one completion queue for all endpoints, which is longer than rxe in
-// the kernel permits.
+// TestLibfabric tests a server of fi_pingpong without an address. A client on another host must find the server by
+// connections and by reliable datagrams. Reliable datagrams use one completion queue for all endpoints, which is
+// longer than the kernel's rxe permits.
 func TestLibfabric(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libfabric-bin", "fi_pingpong")

@@ -12,7 +12,7 @@ import (
 	"verbena/test/pyverbs"
 )
 
-// TestPyverbs runs rdma-core's own tests. Every test passes, or has a recorded reason to fail or to skip.
+// TestPyverbs runs rdma-core's own tests. Every test must pass, or have a recorded reason to fail or to skip.
 func TestPyverbs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "python3", "/usr/bin/python3")
@@ -37,7 +37,7 @@ func TestPyverbs(t *testing.T) {
 				append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
 			cmd := w.cmd(w.deadline(240), "run", "--", run, "rxe0", "1", "1")
 			if cache, err := os.UserCacheDir(); err == nil {
-				cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache) // the tests may be in this cache
+				cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache) // this cache may contain the tests
 			}
 			out, runErr := cmd.Output()
 			got, err := pyverbs.Parse(bytes.NewReader(out))
@@ -47,7 +47,7 @@ func TestPyverbs(t *testing.T) {
 			for _, c := range pyverbs.Complaints(got, recorded, reasons) {
 				t.Error(c)
 			}
-			t.Logf("%d tests pass, %d are recorded as passing", got.Count(pyverbs.OK), recorded.Count(pyverbs.OK))
+			t.Logf("passing tests: got %d, want %d as recorded", got.Count(pyverbs.OK), recorded.Count(pyverbs.OK))
 			w.empty()
 		})
 	}

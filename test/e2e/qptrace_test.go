@@ -44,11 +44,11 @@ func TestQPTrace(t *testing.T) {
 		t.Fatalf("queue pairs: got %+v, want two connected ones", qps)
 	}
 	if qps[0].DestQPN != qps[1].Num || qps[1].DestQPN != qps[0].Num {
-		t.Errorf("queue pairs: got %+v, want each to be the other's peer", qps)
+		t.Errorf("queue pairs: got %+v, want each connected with the other", qps)
 	}
 	num := fmt.Sprint(qps[0].Num)
 	if out := w.out("qp", "trace", num); strings.Contains(out, "psn") {
-		t.Errorf("at the start of the trace: got %q, want nothing", out)
+		t.Errorf("trace at the start: got %q, want nothing", out)
 	}
 	for _, want := range []string{"send RC SEND Only psn ", "receive RC Acknowledge psn ", "send completed: success",
 		"receive completed: success"} {

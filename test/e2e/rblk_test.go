@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// TestBlockDevice tests programs without RDMA support on a remote disk while the devices at both ends are reset
-// repeatedly. They copy a file system to the disk and back, and fio writes at random and verifies. No program gets an
-// error.
+// TestBlockDevice tests programs without RDMA support on a remote disk, while the devices at both ends are reset
+// repeatedly. The programs copy a file system to the disk and back, and fio verifies random writes. No program may
+// get an error.
 func TestBlockDevice(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libnbd-bin", "nbdcopy", "nbdinfo")
@@ -87,17 +87,17 @@ func TestBlockDevice(t *testing.T) {
 	m := regexp.MustCompile(`(\d+) resets, (\d+) sessions, (\d+) requests posted again, (\d+) failed`).FindStringSubmatch(
 		said)
 	if m == nil {
-		t.Fatalf("last output of the disk: %s", said)
+		t.Fatalf("last output of the disk: got %s", said)
 	}
-	// A run takes some 2 to 4 s, which is about 40 to 80 resets.
+	// A run takes about 2 to 4 s, in which about 40 to 80 resets happen.
 	if resets, _ := strconv.Atoi(m[1]); resets < 20 || m[4] != "0" {
 		t.Errorf("%s", m[0])
 	}
 	target.end(t)
 }
 
-// TestBlockDeviceKill tests that flushed data is still there after the target was killed and restarted, both for the
-// existing disk and for new ones. A disk that waits for a permanently lost target still ends on request.
+// TestBlockDeviceKill tests that flushed data exists after the target was killed and restarted, both for the
+// existing disk and for new ones. A disk that waits for a permanently lost target must still end on request.
 func TestBlockDeviceKill(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "qemu-utils", "qemu-io")
@@ -135,7 +135,7 @@ func TestBlockDeviceKill(t *testing.T) {
 	if err := held.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(500 * time.Millisecond) // the disk has sent its request
+	time.Sleep(500 * time.Millisecond) // the disk has sent its request at this point
 	late := time.AfterFunc(time.Minute, func() { disk.cmd.Process.Kill() })
 	defer late.Stop()
 	t.Log(disk.end(t))
@@ -144,10 +144,10 @@ func TestBlockDeviceKill(t *testing.T) {
 	}
 }
 
-// server is a program that reports when it is ready.
+// server is a program that prints a line when it is ready.
 type server struct {
 	cmd   *exec.Cmd
-	ready string // first group of the match of ready
+	ready string // first submatch of ready
 	rest  chan string
 }
 
@@ -182,13 +182,13 @@ func start(t *testing.T, ready *regexp.Regexp, name string, args ...string) *ser
 	return s
 }
 
-// kill kills the program without an orderly end.
+// kill kills the program, without an orderly end.
 func (s *server) kill() {
 	s.cmd.Process.Kill()
 	s.cmd.Wait()
 }
 
-// end interrupts the program and returns its output since it was ready.
+// end interrupts the program, and returns its output since it was ready.
 func (s *server) end(t *testing.T) string {
 	t.Helper()
 	s.cmd.Process.Signal(syscall.SIGINT)

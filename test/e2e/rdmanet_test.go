@@ -17,7 +17,7 @@ func rdmanetTests(t *testing.T) string {
 	})
 }
 
-// ways lists how a Go program reaches a device of a service.
+// ways lists the ways in which a Go program opens a device of a service.
 var ways = []struct {
 	name string
 	cmd  func(w *world, program string, args ...string) *exec.Cmd
@@ -35,7 +35,7 @@ var ways = []struct {
 	}},
 }
 
-// TestRdmanet runs the tests of package rdmanet that need no separate device, on a device of a service.
+// TestRdmanet runs the tests of package rdmanet that do not create their own device, on a device of a service.
 func TestRdmanet(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
@@ -46,10 +46,11 @@ func TestRdmanet(t *testing.T) {
 			t.Errorf("%s: %v\n%s", way.name, err, out)
 		}
 	}
-	w.empty() // the service notices the end of a program a moment later
+	w.empty() // the service detects the end of a program a moment later
 }
 
-// TestRdmanetAcross runs nettest's tests and transfers of both kinds between the services of two network namespaces.
+// TestRdmanetAcross runs nettest's tests, and transfers of both kinds, between the services of two network
+// namespaces.
 func TestRdmanetAcross(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
@@ -67,7 +68,7 @@ func TestRdmanetAcross(t *testing.T) {
 		"cm [fd77::1]:18791"} {
 		for _, way := range ways {
 			if way.name == socket.name && how[:3] == "tcp" {
-				continue // the program runs in neither namespace
+				continue // the program runs outside of both namespaces
 			}
 			server, client := way.cmd(a, tests), way.cmd(b, tests)
 			server.Env = append(server.Env, "RDMANET_CHILD=serve "+how)
@@ -84,12 +85,12 @@ func TestRdmanetAcross(t *testing.T) {
 		}
 	}
 	for _, w := range []*world{a, b} {
-		w.empty() // the service notices the end of a program a moment later
+		w.empty() // the service detects the end of a program a moment later
 	}
 }
 
-// TestRdmanetReset tests that a program with a connection gets an error that names the cause when its device is reset,
-// or is unplugged and plugged in, and that it can connect again.
+// TestRdmanetReset tests a program with a connection while its device is reset, or is unplugged and plugged in. The
+// program must get an error that names the cause, and must be able to connect again.
 func TestRdmanetReset(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
@@ -124,5 +125,5 @@ func TestRdmanetReset(t *testing.T) {
 			}
 		}
 	}
-	w.empty() // the service notices the end of a program a moment later
+	w.empty() // the service detects the end of a program a moment later
 }

@@ -14,7 +14,7 @@ import (
 
 var recipe = regexp.MustCompile("(?ms)^```[a-z]+ ([a-z_.]+)\n(.*?)^```$")
 
-// TestRecoveryRecipes runs the recipes of docs/recovery.md unchanged.
+// TestRecoveryRecipes runs the recipes of docs/recovery.md without changes.
 func TestRecoveryRecipes(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc", "cc")
@@ -33,7 +33,7 @@ func TestRecoveryRecipes(t *testing.T) {
 		}
 	}
 	if !files["recover_test.go"] {
-		t.Fatal("docs/recovery.md: no recover_test.go")
+		t.Fatal("docs/recovery.md: got no recover_test.go")
 	}
 	if err := os.CopyFS(dir, os.DirFS("../../examples/recovery")); err != nil {
 		t.Fatal(err)
@@ -50,16 +50,16 @@ func TestRecoveryRecipes(t *testing.T) {
 		if err != nil {
 			t.Fatalf("recover.sh: %v\n%s", err, out)
 		}
-		// There are five resets. One of them runs twice.
+		// The script makes five resets. One of the resets happens twice.
 		if d := w.dev(); d.Resets != 6 || d.Contexts+d.Zombies != 0 {
 			t.Errorf("device: got %+v, want 6 resets and no contexts", d)
 		}
 		if !strings.Contains(string(out), "finished: ") {
-			t.Errorf("the program did not finish:\n%s", out)
+			t.Errorf("program: did not finish:\n%s", out)
 		}
 	})
 	t.Run("Go test", func(t *testing.T) {
-		// The overlay adds the file to the module without writing to the module.
+		// The overlay adds the file to the module without a change of the module's directory.
 		root, err := filepath.Abs("../..")
 		if err != nil {
 			t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"verbena/test/reports"
 )
 
-// TestReports runs the programs of test/reports that need the C library. TestVerbs runs the others.
+// TestReports runs the programs of test/reports that need the C library. TestVerbs runs the other programs.
 func TestReports(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "reports")
@@ -21,7 +21,7 @@ func TestReports(t *testing.T) {
 					continue
 				}
 				want := regexp.MustCompile(`^ok\n$`)
-				// The library leaves the length of a list of inline data at 0, which no device can detect.
+				// The library leaves the length of a list of inline data at 0, and no device can detect this.
 				if v := providerVersion(t); r.C == "inline_list" && v >= 34 && v < 64 {
 					want = regexp.MustCompile(`^verbena: .* inline data and the length 0; .*\nempty\nok\n$`)
 				}

@@ -24,12 +24,12 @@ func (w *world) dev() ctl.DevInfo {
 	w.t.Helper()
 	list := w.ask(&ctl.Request{Op: ctl.OpDevShow}).Devs
 	if len(list) == 0 {
-		w.t.Fatal("the service has no device")
+		w.t.Fatal("service: got no device")
 	}
 	return list[0]
 }
 
-// queuesClean fails the test if a service keeps queue files of ended programs.
+// queuesClean fails the test if a service still has queue files of ended programs.
 func queuesClean(t *testing.T, service int) {
 	t.Helper()
 	testutil.Eventually(t, "the queue files of ended programs to be closed", func() bool {
@@ -39,8 +39,8 @@ func queuesClean(t *testing.T, service int) {
 	})
 }
 
-// TestResetPrograms tests that programs without support for resets end with an error within seconds when their device
-// is reset or unplugged. They leave no objects, and later programs work.
+// TestResetPrograms tests that programs without support for resets end with an error within seconds after their
+// device is reset or unplugged. The programs must leave no objects, and later programs must work.
 func TestResetPrograms(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_asyncwatch")
@@ -58,8 +58,8 @@ func TestResetPrograms(t *testing.T) {
 	}
 	for i, fail := range []struct {
 		do    [][]string
-		after []string // commands that bring the device back
-		waits bool     // only with programs that wait for completions
+		after []string // commands after which the device works again
+		waits bool     // applies only to programs that wait for completions
 	}{
 		{do: [][]string{{"reset", "rxe0"}}},
 		{do: [][]string{{"reset", "rxe0", "--unreachable=300ms"}}},
@@ -94,7 +94,7 @@ func TestResetPrograms(t *testing.T) {
 					}
 				}
 				if !strings.Contains(seen.String(), "IBV_EVENT_DEVICE_FATAL") {
-					t.Errorf("ibv_asyncwatch saw no fatal event:\n%s", seen.String())
+					t.Errorf("ibv_asyncwatch: got no fatal event:\n%s", seen.String())
 				}
 				if fail.after != nil {
 					w.out(append([]string{"dev"}, fail.after...)...)
@@ -105,7 +105,7 @@ func TestResetPrograms(t *testing.T) {
 				args := []string{"-d", "rxe0", "-g", "1", "-c"}
 				again := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
 				if err := again.run(); err != nil {
-					t.Errorf("on the recovered device: %v", err)
+					t.Errorf("exchange on the recovered device: %v", err)
 				}
 			})
 		}
@@ -160,7 +160,7 @@ sys.stdin.readline()
 `
 
 // TestOutOfReach tests commands while the hardware does not answer, including an outage that begins during a
-// registration. Each command returns at once, with success or with an error that names the cause.
+// registration. Each command must return at once, with success or with an error that names the cause.
 func TestOutOfReach(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	refused := func(why string, args ...string) {
@@ -173,17 +173,17 @@ func TestOutOfReach(t *testing.T) {
 		w.out(append([]string{"dev", "reset", "rxe0", "--unreachable"}, at...)...)
 		testutil.Eventually(t, "the device to be gone", func() bool {
 			d := w.dev()
-			return d.Device == "gone" && d.State == "recovering" && d.Hardware == "unreachable" // which may begin later
+			return d.Device == "gone" && d.State == "recovering" && d.Hardware == "unreachable" // the outage may begin later
 		})
 		refused("verbena dev plug rxe0", "dev", "reset", "rxe0")
 		w.out("dev", "unplug", "rxe0")
 		refused("not plugged in", "dev", "unplug", "rxe0")
 		w.out("dev", "plug", "rxe0")
 		if d := w.dev(); d.State != "running" {
-			t.Errorf("after dev plug: got %+v", d)
+			t.Errorf("device after dev plug: got %+v", d)
 		}
 	}
-	// An outage ended by hand does not affect the next one.
+	// An outage that was ended by a command must not affect the next outage.
 	short := w.cmd(w.deadline(20), "dev", "reset", "rxe0", "--unreachable=500ms")
 	if err := short.Start(); err != nil {
 		t.Fatal(err)
@@ -202,7 +202,8 @@ func TestOutOfReach(t *testing.T) {
 	w.out("link", "del", "rxe0")
 }
 
-// TestZombie tests a process that keeps the objects of the old device, while it and others use the recovered device.
+// TestZombie tests a process that keeps the objects of the old device, while this process and others use the
+// recovered device.
 func TestZombie(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -232,7 +233,7 @@ func TestZombie(t *testing.T) {
 						}
 						got = append(got, l)
 					case <-time.After(30 * time.Second):
-						t.Fatalf("the program does not print %q: %q", last, got)
+						t.Fatalf("program: got no %q: %q", last, got)
 					}
 				}
 			}
@@ -252,7 +253,7 @@ func TestZombie(t *testing.T) {
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
 			other := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
 			if err := other.run(); err != nil {
-				t.Errorf("pingpong during the zombie's life: %v", err)
+				t.Errorf("pingpong while the zombie exists: %v", err)
 			}
 			in.Write([]byte("\n"))
 			if got := until("closed"); strings.Join(got, ",") != "new 1" {
@@ -268,7 +269,7 @@ func TestZombie(t *testing.T) {
 	}
 }
 
-// lineFeed passes on the written data line by line.
+// lineFeed delivers the written data line by line.
 type lineFeed struct {
 	ch   chan string
 	rest string
@@ -289,8 +290,8 @@ func (l *lineFeed) Write(b []byte) (int, error) {
 	}
 }
 
-// TestSoakReset resets and unplugs the device under ten real processes, repeatedly. Each process must end with an
-// error, and a new process takes its place. make soak-reset sets the number of cycles.
+// TestSoakReset resets and unplugs the device repeatedly, while ten real processes use it. Each process must end
+// with an error, and the test then starts another one. `make soak-reset` sets the number of cycles.
 func TestSoakReset(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -332,7 +333,7 @@ func TestSoakReset(t *testing.T) {
 			}
 			return running == 2*pairs
 		}) {
-			t.Fatalf("got only %d running programs", running)
+			t.Fatalf("running programs: got only %d", running)
 		}
 		if n%2 == 0 && n/2 < resets || n >= 2*plugs {
 			w.out("dev", "reset", "rxe0")
@@ -342,7 +343,7 @@ func TestSoakReset(t *testing.T) {
 		}
 		for i, c := range all {
 			if code := waitWithin(t, "program "+strconv.Itoa(i), c, 30*time.Second); code == 0 {
-				t.Errorf("cycle %d: program %d ended without an error", n, i)
+				t.Errorf("cycle %d: program %d: got exit code 0, want an error", n, i)
 			}
 		}
 		w.empty()
@@ -351,10 +352,10 @@ func TestSoakReset(t *testing.T) {
 		}
 	}
 	queuesClean(t, w.serve.Process.Pid)
-	t.Logf("%d resets, %d unplugs under %d processes", resets, plugs, 2*pairs)
+	t.Logf("%d resets, %d unplugs with %d processes", resets, plugs, 2*pairs)
 }
 
-// silenceScript posts a receive, and prints its completion after a reset of the device.
+// silenceScript posts a receive, and prints the receive's completion after a reset of the device.
 const silenceScript = `
 import sys, time
 from pyverbs.device import Context
@@ -386,8 +387,8 @@ for o in qp, mr, cq, pd, ctx:
     o.close()
 `
 
-// TestNoFlush tests that a reset flushes outstanding work requests, or drops them with --no-flush as the kernel's rxe
-// does.
+// TestNoFlush tests that a reset flushes outstanding work requests, or with --no-flush discards them as the
+// kernel's rxe does.
 func TestNoFlush(t *testing.T) {
 	t.Parallel()
 	const python = "/usr/bin/python3"

@@ -21,7 +21,7 @@ func runScenario(t *testing.T, addr, text string) (code int, out string) {
 		t.Fatal(err)
 	}
 	argv := []string{binary(t), "scenario", "run", path}
-	if os.Getuid() == 0 { // other tests use the address, too
+	if os.Getuid() == 0 { // other tests also use the address
 		argv = append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$0" "$@"`}, argv...)
 	}
 	c := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -31,8 +31,8 @@ func runScenario(t *testing.T, addr, text string) (code int, out string) {
 	return code, b.String()
 }
 
-// TestScenarioSignal tests that the signal of an action reaches the program and not its launcher. It tests a signal
-// directly after the start of the launcher, a signal that cannot be caught, and a signal that launchers do not pass on.
+// TestScenarioSignal tests that the signal of an action reaches the program and not its launcher. The signals are
+// one directly after the start of the launcher, one that cannot be caught, and one that launchers do not forward.
 func TestScenarioSignal(t *testing.T) {
 	t.Parallel()
 	code, out := runScenario(t, "127.0.94.1", `
@@ -57,8 +57,8 @@ actions:
 	}
 }
 
-// TestScenarioLeftovers tests that processes left by a program end with the scenario, even in a session of their own
-// and without a parent.
+// TestScenarioLeftovers tests that processes that a program leaves running end with the scenario, even in a
+// separate session and without a parent.
 func TestScenarioLeftovers(t *testing.T) {
 	t.Parallel()
 	code, out := runScenario(t, "127.0.94.2", `
@@ -71,8 +71,8 @@ programs:
 	}
 }
 
-// TestScenarioReports tests reports that cannot be written. The later scenarios still run, their output is still
-// printed, and no report replaces another.
+// TestScenarioReports tests scenarios with reports that cannot be written. The later scenarios must still run,
+// their output must still be printed, and no report may replace another.
 func TestScenarioReports(t *testing.T) {
 	t.Parallel()
 	dir := scratch(t)
@@ -92,7 +92,7 @@ func TestScenarioReports(t *testing.T) {
 		c := exec.CommandContext(t.Context(), binary(t), append([]string{"scenario", "run", "--quiet"}, args...)...)
 		out, err := c.CombinedOutput()
 		if exitCode(err) != want || !strings.Contains(string(out), says) {
-			t.Errorf("%v: exit code %d, want %d and %q:\n%s", args, exitCode(err), want, says, out)
+			t.Errorf("%v: got exit code %d, want %d and %q:\n%s", args, exitCode(err), want, says, out)
 		}
 	}
 	reports := filepath.Join(dir, "reports")
@@ -113,6 +113,6 @@ func TestScenarioReports(t *testing.T) {
 	defer full.Close()
 	c.Stdout = full
 	if code := exitCode(c.Run()); code != 125 {
-		t.Errorf("a full disk: exit code %d, want 125", code)
+		t.Errorf("report to a full disk: got exit code %d, want 125", code)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"verbena/test/trace"
 )
 
-// TestTrace runs programs from start to end under a service traced by strace, and checks each thread of the service
+// TestTrace runs programs from start to end with a service traced by strace, and checks each thread of the service
 // with package trace.
 func TestTrace(t *testing.T) {
 	t.Parallel()
@@ -61,14 +61,14 @@ func TestTrace(t *testing.T) {
 	select {
 	case <-over:
 	case <-time.After(20 * time.Second):
-		t.Fatal("the service did not end")
+		t.Fatal("service: did not end")
 	}
 	files, _ := filepath.Glob(filepath.Join(dir, "thread.*"))
 	if len(files) < 5 {
-		t.Fatalf("got a trace of only %d threads", len(files))
+		t.Fatalf("trace: got only %d threads", len(files))
 	}
-	// The first thread of the process is the thread that executed the service. It need not have the lowest number, because
-	// numbers wrap.
+	// The first thread of the process is the thread that executed the service's program. This thread may not have
+	// the lowest number, because thread numbers wrap around.
 	self := 0
 	traces := make([]string, len(files))
 	for i, f := range files {
@@ -83,7 +83,7 @@ func TestTrace(t *testing.T) {
 		}
 	}
 	if self == 0 {
-		t.Fatal("no thread has executed the service")
+		t.Fatal("trace: got no thread that executes the service")
 	}
 	found := map[trace.Rule][]trace.Violation{}
 	proofs := 0
@@ -94,7 +94,7 @@ func TestTrace(t *testing.T) {
 		}
 	}
 	if proofs < 20 {
-		t.Fatalf("the trace has only %d proofs", proofs)
+		t.Fatalf("trace: got only %d checks of a caller, want at least 20", proofs)
 	}
 	for _, rule := range []trace.Rule{trace.Paths, trace.Numbers, trace.Changes, trace.Memory} {
 		t.Run(string(rule), func(t *testing.T) {

@@ -28,8 +28,8 @@ func (w *world) as(uid uint32, groups ...uint32) *world {
 	return &o
 }
 
-// TestDevicePermissions tests that owner, group and mode are visible and effective, on the device and on the control
-// socket.
+// TestDevicePermissions tests that owner, group and mode are visible and effective, both on the device and on the
+// control socket.
 func TestDevicePermissions(t *testing.T) {
 	w := sharedService(t, "--group", "12345", "--mode", "0660")
 	raw := buildRawverbs(t)
@@ -43,14 +43,14 @@ func TestDevicePermissions(t *testing.T) {
 	}
 	b, err := w.as(1002).cmd(w.deadline(20), "run", "--", raw, "transfer").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "permission denied") {
-		t.Errorf("outside of the group: %v, %q", err, b)
+		t.Errorf("user outside of the group: got %v, %q", err, b)
 	}
-	// A program that bypasses the permissions of the socket with an inherited descriptor, or later becomes another user,
-	// is subject to the permissions of the device.
+	// The permissions of the device apply even to a program that bypasses the permissions of the socket with an
+	// inherited descriptor, or that later changes its user.
 	b, err = w.cmd(w.deadline(20), "run", "--", "setpriv", "--reuid=1002", "--regid=1002", "--clear-groups", raw,
 		"transfer").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "open uverbs0: permission denied") {
-		t.Errorf("a program after a change of its user: %v, %q", err, b)
+		t.Errorf("program after a change of its user: got %v, %q", err, b)
 	}
 	for _, args := range [][]string{{"stop"}, {"link", "add", "rxe9", "--addr", loopback()}, {"link", "del", "rxe0"},
 		{"fault", "add", "--dev", "rxe0", "--drop", "50%"}, {"fault", "clear"}} {
@@ -60,11 +60,11 @@ func TestDevicePermissions(t *testing.T) {
 		}
 	}
 	if out := inside.out("link", "show"); !strings.Contains(out, "rxe0") {
-		t.Errorf("link show as a user: %q", out)
+		t.Errorf("link show as a user: got %q", out)
 	}
 }
 
-// TestTwoUsers tests that a program cannot use its knowledge of another user's objects.
+// TestTwoUsers tests that a program cannot access another user's objects, even if it knows their numbers and keys.
 func TestTwoUsers(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -87,7 +87,7 @@ func TestTwoUsers(t *testing.T) {
 			}
 			out := bufio.NewScanner(pipe)
 			if !out.Scan() {
-				t.Fatalf("the victim has no output: %v", v.Wait())
+				t.Fatalf("victim: got no output: %v", v.Wait())
 			}
 			numbers := out.Text()
 			exchange := func(text string) {
@@ -104,9 +104,9 @@ func TestTwoUsers(t *testing.T) {
 				t.Errorf("the intruder: %v\n%s", err, b)
 			}
 			t.Logf("%s", b)
-			exchange("again ") // as long as the first exchange
+			exchange("again ") // the same duration as the first exchange
 			if after := victim.resShow(); fmt.Sprint(after) != fmt.Sprint(before) {
-				t.Errorf("objects of the victim: %v before, %v now", before, after)
+				t.Errorf("objects of the victim: had %v before, got %v", before, after)
 			}
 			if r := attacker.resShow(); len(r) != 0 {
 				t.Errorf("res show of the intruder: got %v", r)
@@ -139,7 +139,7 @@ func TestOtherUserIsRefused(t *testing.T) {
 }
 
 // TestForgedAttach tests that the service takes the identity of a client from the kernel and not from the client's
-// message, and accepts no other descriptor in place of a listener.
+// message, and accepts only a listener as the descriptor.
 func TestForgedAttach(t *testing.T) {
 	w := sharedService(t, "--mode", "0666")
 	for _, what := range []string{"/dev/null", "/dev/zero"} {
@@ -157,7 +157,7 @@ func TestForgedAttach(t *testing.T) {
 	}
 }
 
-// attachWith asks the service to supervise a program and passes a descriptor.
+// attachWith asks the service to supervise a program, and sends a descriptor with the request.
 func attachWith(w *world, f *os.File) error {
 	c, err := ctl.Dial(w.location())
 	if err != nil {

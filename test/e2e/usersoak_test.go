@@ -19,7 +19,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// roundsOf returns the number of rounds of a soak: ROUNDS, or the short count.
+// roundsOf returns the number of rounds of a soak. The number is ROUNDS, or the short count.
 func roundsOf(short int) int {
 	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
 		return n
@@ -28,12 +28,13 @@ func roundsOf(short int) int {
 }
 
 // TestSoakUsers stops and kills programs of two users, or their launchers, at random moments. In every round the
-// neighbour continues, and no object of the programs is left after the round. SEED repeats a soak.
+// neighbour must continue, and no object of the programs may be left after the round. SEED selects the seed of a
+// soak to repeat it.
 func TestSoakUsers(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
 	s := besiege(t)
-	// The programs of killed launchers become children of this process, which reaps them.
+	// The programs of killed launchers become children of this process, which must reap them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -49,9 +50,9 @@ func TestSoakUsers(t *testing.T) {
 	var threads int
 	done := map[string]int{}
 	longest := time.Duration(0)
-	const often = 100 // rounds between reports and measurements
+	const often = 100 // number of rounds between reports and measurements
 	var undisturbed float64
-	var control *siege // shares only the machine with the programs of s
+	var control *siege // this pair shares only the machine with the programs of s
 	if roundsOf(12) >= often {
 		needProgram(t, "perftest", "ib_send_lat")
 		s.alone(func() { undisturbed = s.p99() })
@@ -60,7 +61,7 @@ func TestSoakUsers(t *testing.T) {
 		control.stopNeighbour()
 	}
 	for i := range roundsOf(12) {
-		if i == 5 { // the service then has its long-lived resources
+		if i == 5 { // the service then has allocated its long-lived resources
 			base, threads = restingFootprintOf(t, s.serve.Process.Pid, dir), s.load().threads
 		}
 		what := s.killRound(r, raw)
@@ -74,7 +75,7 @@ func TestSoakUsers(t *testing.T) {
 				break
 			}
 			if time.Since(began) > 15*time.Second {
-				t.Fatalf("round %d (%s): left are %+v and %d threads; before: %+v and %d\n%q", i, what, now, s.load().threads, base,
+				t.Fatalf("round %d (%s): got %+v and %d threads left; before: %+v and %d\n%q", i, what, now, s.load().threads, base,
 					threads,
 					descriptorsOf(s.serve.Process.Pid))
 			}
@@ -96,7 +97,7 @@ func TestSoakUsers(t *testing.T) {
 				i+1, done, s.load(), rounds, p99, p99/undisturbed, elsewhere/undisturbed)
 		}
 	}
-	t.Logf("%v; nothing left after at most %v; service: %+v", done, longest.Round(time.Millisecond), s.load())
+	t.Logf("%v; no object left after at most %v; service: %+v", done, longest.Round(time.Millisecond), s.load())
 }
 
 // alone calls f while the neighbour is stopped.
@@ -105,13 +106,13 @@ func (s *siege) alone(f func()) {
 	s.stopNeighbour()
 	f()
 	_ = syscall.Kill(-s.neighbour.cmd.Process.Pid, syscall.SIGCONT)
-	s.neighbour.say("what was the longest operation?") // the next answer covers only the operations after this one
+	s.neighbour.say("what was the longest operation?") // the next answer must cover only the operations after this one
 	s.neighbour.line(3 * time.Second)
 }
 
 func (s *siege) stopNeighbour() { _ = syscall.Kill(-s.neighbour.cmd.Process.Pid, syscall.SIGSTOP) }
 
-// p99Beside measures p99 while it calls other repeatedly. It also returns the number of calls.
+// p99Beside measures p99 while it calls the function other repeatedly. It also returns the number of calls.
 func (s *siege) p99Beside(other func()) (p99 float64, times int) {
 	s.t.Helper()
 	measured := make(chan struct{})
@@ -175,7 +176,7 @@ func (s *siege) killRound(r *rand.Rand, raw string) string {
 		pause()
 	}
 	for _, c := range launchers {
-		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // including forked processes
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // also in forked processes
 		_ = c.Wait()
 		for {
 			if _, err := unix.Wait4(-c.Process.Pid, nil, 0, nil); err != nil && err != unix.EINTR {
@@ -186,7 +187,8 @@ func (s *siege) killRound(r *rand.Rand, raw string) string {
 	return how
 }
 
-// TestServiceKilled tests that each program gets an error within two seconds, in every kind of wait.
+// TestServiceKilled tests that each program gets an error within two seconds after the kill of its service, in
+// every kind of wait.
 func TestServiceKilled(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	raw := buildRawverbs(t)
@@ -196,29 +198,30 @@ func TestServiceKilled(t *testing.T) {
 	port := tcpPort()
 	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n",
 		"100000000", "-e", "-p", port)
-	waiting := talk(t, server) // for a client that does not connect
+	waiting := talk(t, server) // waits for a client that does not connect
 	s.out("wait", "--listen", port)
 	began := time.Now()
 	if err := s.serve.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	// One program polls its completion queue, and the other continues with its next call. A call that the service had
+	// One program polls its completion queue, and the other makes further calls. A call that the service had
 	// received but not answered becomes a call on an ordinary file, which returns EINVAL.
 	said := strings.Join(s.neighbour.rest(2*time.Second), "\n")
 	if !strings.Contains(said, "failed") && !strings.Contains(said, "Input/output error") &&
 		!strings.Contains(said, "Invalid argument") {
-		t.Errorf("a program that polls has no error: %s", said)
+		t.Errorf("polling program: got no error: %s", said)
 	}
 	idle.say("a message")
 	idle.until("rawverbs:", 2*time.Second)
 	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("the programs got their errors only after %v", took)
+		t.Errorf("programs: got their errors after %v", took)
 	}
 	syscall.Kill(server.Process.Pid, syscall.SIGTERM)
 	waiting.rest(2 * time.Second)
 }
 
-// TestServiceStopped tests that calls and commands wait while the service is stopped, and complete after it continues.
+// TestServiceStopped tests that calls and commands wait while the service is stopped, and complete after the
+// service continues.
 func TestServiceStopped(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -235,7 +238,7 @@ func TestServiceStopped(t *testing.T) {
 			syscall.Kill(pid, syscall.SIGCONT)
 		}
 	}()
-	testutil.Eventually(t, "the service to stop", func() bool { // each of its threads must be stopped
+	testutil.Eventually(t, "the service to stop", func() bool { // each thread of the service must be stopped
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			t.Fatal(err)
@@ -247,7 +250,7 @@ func TestServiceStopped(t *testing.T) {
 	newcomer := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0"))
 	command := talk(t, s.cmd(s.deadline(60), "link", "show"))
 	if line, ok := a.line(time.Duration(many(2, 10)) * time.Second); ok {
-		t.Errorf("a program of a stopped service printed %q", line)
+		t.Errorf("program of a stopped service: got output %q, want none", line)
 	}
 	syscall.Kill(pid, syscall.SIGCONT)
 	stopped = false
@@ -259,7 +262,7 @@ func TestServiceStopped(t *testing.T) {
 	s.unharmed()
 }
 
-// TestLimitsAreNamed tests that the error of the command or the service's log names a limit that was reached.
+// TestLimitsAreNamed tests that the error of the command, or the service's log, names a limit that was reached.
 func TestLimitsAreNamed(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -316,7 +319,7 @@ func TestLimitsAreNamed(t *testing.T) {
 	})
 	t.Run("address space of the program", func(t *testing.T) {
 		s := besiege(t)
-		// An error of the program's own limit does not affect the service or others.
+		// An error from the program's own limit must not affect the service or other programs.
 		script := "ulimit -v 20000; exec " + s.program + " neighbour"
 		out, err := s.as(attacker).cmd(s.deadline(5), "run", "--", "sh", "-c", script+" </dev/null").CombinedOutput()
 		t.Logf("%v: %s", err, out)

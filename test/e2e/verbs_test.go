@@ -18,15 +18,15 @@ func buildSuite(t *testing.T) string {
 	})
 }
 
-// TestVerbs runs the tests of packages verbs and cm on devices of a service, over both paths. The tests use the device
-// files of `verbena run`, or the service's socket.
+// TestVerbs runs the tests of packages verbs and cm on devices of a service, over both paths. The tests open
+// devices by the device files of `verbena run`, or by the service's socket.
 func TestVerbs(t *testing.T) {
 	t.Parallel()
 	suite := buildSuite(t)
 	all := cells()
 	for i, place := range all {
 		t.Run(place.name, func(t *testing.T) {
-			mine := func(way int) bool { return full || way%len(all) == i } // each way in one of the cells
+			mine := func(way int) bool { return full || way%len(all) == i } // each way of opening runs in one of the cells
 			w := startService(t, place.user, "", place.args...)
 			env := []string{"VERBS_DEVICE=rxe0", "VERBS_ADDR=" + place.addr, "VERBS_REPORTS=1"}
 			if mine(0) {
@@ -49,8 +49,8 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
-// TestVerbsShared runs the same tests over the socket of a root service as another user. No resources remain charged to
-// the user.
+// TestVerbsShared runs the same tests over the socket of a root service as another user. No resources may remain
+// charged to the user.
 func TestVerbsShared(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
@@ -66,13 +66,13 @@ func TestVerbsShared(t *testing.T) {
 	}
 	w.empty()
 	if out := w.out("res", "show"); strings.Contains(out, "65534") {
-		t.Errorf("remaining charges of the user: %s", out)
+		t.Errorf("remaining charges of the user: got %s", out)
 	}
 }
 
-// TestVerbsQuiet tests that a program over the socket posts and polls without system calls, except for two kinds. One
-// kind wakes the service from sleep, which it enters when the program had no processor for some time. The other is
-// sched_yield(2) when a poll finds no completion.
+// TestVerbsQuiet tests that a program over the socket posts and polls without system calls, with two exceptions.
+// One call wakes a service that sleeps because the program had no processor for some time. The other call is
+// sched_yield(2) after a poll without a completion.
 func TestVerbsQuiet(t *testing.T) {
 	needProgram(t, "strace", "strace")
 	suite := buildSuite(t)
@@ -104,7 +104,7 @@ func TestVerbsQuiet(t *testing.T) {
 		}
 	}
 	if !over {
-		t.Fatalf("the trace lacks the end of the loop: %d bytes", len(text))
+		t.Fatalf("trace: got no end of the loop: %d bytes", len(text))
 	}
 	total := 0
 	for name, n := range calls {
@@ -114,6 +114,6 @@ func TestVerbsQuiet(t *testing.T) {
 	}
 	t.Logf("calls of 1,000,000 posts and polls: %v", calls)
 	if total > 10_000 {
-		t.Errorf("got %d system calls in 1,000,000 posts and polls: %v", total, calls)
+		t.Errorf("system calls in 1,000,000 posts and polls: got %d: %v", total, calls)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestFaults tests that programs complete with correct data under loss and reordering.
+// TestFaults tests that programs complete with correct data under packet loss and reordering.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -45,19 +45,19 @@ func TestFaults(t *testing.T) {
 			}
 			out := w.out("fault", "show")
 			if regexp.MustCompile(`(\s0){5}\s*$`).MatchString(out) {
-				t.Errorf("the rule matched no packet: %s", out)
+				t.Errorf("rule: matched no packet: %s", out)
 			}
 			w.empty()
 		})
 	}
 }
 
-// lossyRepeats is the number of repeats of one exchange. At a loss of 5 % one in twenty exchanges is repeated, so three
-// in a row occur once in some thousand exchanges.
+// lossyRepeats is the maximum number of repeats of one exchange. At a loss of 5 %, one in twenty exchanges is
+// repeated, so three repeats in a row occur once in several thousand exchanges.
 const lossyRepeats = 2
 
-// runLossy runs the pair under packet loss. It repeats the run if one end left too early, and logs the repeat for
-// tools/verdict to count.
+// runLossy runs the pair under packet loss. It repeats the run if one end exited too early, and logs the repeat,
+// which tools/verdict counts.
 func (p *pair) runLossy() error {
 	p.server.t.Helper()
 	for repeats := 0; ; repeats++ {
@@ -69,16 +69,17 @@ func (p *pair) runLossy() error {
 	}
 }
 
-// leftTooEarly reports whether an end left before its peer had its last acknowledgement. ibv_rc_pingpong destroys its
-// queue pair as soon as its own work is complete. If the acknowledgement of the peer's last message was lost, no queue
-// pair is left to repeat it, on any device. The peer then has its data but not its last completion.
+// leftTooEarly reports whether an end exited before its peer had received its last acknowledgement. ibv_rc_pingpong
+// destroys its queue pair as soon as its own work is complete. If the acknowledgement of the peer's last message
+// was lost, no queue pair remains to repeat the acknowledgement, on any device. The peer then has received its
+// data, but not its last completion.
 func (p *pair) leftTooEarly() bool {
 	const lost = "transport retry counter exceeded (12) for wr_id 2"
 	return strings.Contains(p.serverOut, lost) && strings.Contains(p.clientOut, "usec/iter") ||
 		strings.Contains(p.clientOut, lost) && strings.Contains(p.serverOut, "usec/iter")
 }
 
-// netns creates two network namespaces joined by a veth pair, with addresses 10.77.0.1 and .2, fd77::1 and ::2.
+// netns creates two network namespaces connected by a veth pair, with addresses 10.77.0.1 and .2, fd77::1 and ::2.
 func netns(t *testing.T) (a, b string) {
 	t.Helper()
 	needRoot(t)
@@ -101,7 +102,7 @@ func netns(t *testing.T) (a, b string) {
 		run("-n", ns, "link", "set", "lo", "up")
 		run("-n", ns, "link", "set", "veth0", "mtu", "4200", "up")
 	}
-	// The link-local addresses appear after duplicate address detection.
+	// The link-local addresses are usable only after duplicate address detection.
 	testutil.Eventually(t, "link-local addresses", func() bool {
 		out, _ := exec.Command("ip", "-n", b, "-6", "addr", "show", "dev", "veth0", "scope", "link").Output()
 		out2, _ := exec.Command("ip", "-n", a, "-6", "addr", "show", "dev", "veth0", "scope", "link").Output()
@@ -111,8 +112,8 @@ func netns(t *testing.T) (a, b string) {
 	return a, b
 }
 
-// TestTwoServices tests two services in two network namespaces over a veth pair. tshark decodes the captured packets,
-// and every ICRC is correct.
+// TestTwoServices tests two services in two network namespaces over a veth pair. tshark must decode the captured
+// packets, and every ICRC must be correct.
 func TestTwoServices(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -133,7 +134,7 @@ func TestTwoServices(t *testing.T) {
 	}
 	a.awaitFile(file)
 
-	// GID 0 is the link-local address, 1 IPv4, 2 IPv6.
+	// GID 0 is the link-local address, GID 1 the IPv4 address, GID 2 the IPv6 address.
 	for _, gid := range []string{"0", "1", "2"} {
 		for _, mtu := range []string{"256", "1024", "4096"} {
 			if gid != "1" && mtu != "1024" && !full {
@@ -173,10 +174,11 @@ func TestTwoServices(t *testing.T) {
 	}
 	for _, proto := range []string{"ip ", "ipv6 ", "infiniband "} {
 		if !strings.Contains(string(out), proto) {
-			t.Errorf("the statistics of tshark lack %s:\n%s", proto, out)
+			t.Errorf("statistics of tshark: got no %s:\n%s", proto, out)
 		}
 	}
-	// tshark guesses the protocol of a SEND's payload. A single byte is not the RPC that tshark assumes.
+	// tshark guesses the protocol in the payload of a SEND. A single byte is not an RPC message, although tshark
+	// assumes so.
 	bad, err := exec.Command("tshark", "-r", file, "--disable-protocol", "rpcordma", "-Y",
 		"_ws.malformed || (udp && !infiniband)", "-c", "5").Output()
 	if err != nil || len(bad) > 0 {

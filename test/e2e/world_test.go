@@ -22,10 +22,10 @@ import (
 	"verbena/internal/testutil"
 )
 
-// full reports whether the matrix runs with its full counts.
+// full reports whether the matrix runs with full counts.
 var full = os.Getenv("E2E_FULL") != ""
 
-// need skips the test if a requirement is missing, and fails it in CI.
+// need skips the test if a requirement is missing, and fails the test in CI.
 func need(t *testing.T, ok bool, what string) {
 	t.Helper()
 	switch {
@@ -54,18 +54,18 @@ func binary(t *testing.T) string {
 	t.Helper()
 	b := os.Getenv("VERBENA")
 	if b == "" {
-		t.Fatal("VERBENA must be the path of the binary: use make e2e")
+		t.Fatal("VERBENA is not the path of the binary: use make e2e")
 	}
 	return b
 }
 
-// user is the user that programs run as.
+// user is the user as which programs run.
 type user struct {
 	name string
 	uid  uint32
 }
 
-// users returns root and the user nobody if the test may choose, otherwise the present user.
+// users returns root and the user nobody if the test runs as root, and otherwise the current user.
 func users() []user {
 	if os.Getuid() != 0 {
 		return []user{{"user", uint32(os.Getuid())}}
@@ -77,22 +77,22 @@ func users() []user {
 type world struct {
 	t      *testing.T
 	user   user
-	groups []uint32 // supplementary groups
+	groups []uint32 // supplementary groups of the user
 	netns  string
 	socket string
-	under  []string // prefix of the command that starts the service; may be empty
-	clone  uintptr  // namespaces of the container of the service and its programs (clone(2)); 0: none
+	under  []string // command prefix that starts the service; may be empty
+	clone  uintptr  // namespaces of the container in which the service and its programs run (clone(2)); 0: none
 	serve  *exec.Cmd
 	log    *testutil.Buffer
 }
 
-// doorbells, if not empty, is the value of the flag for all services of the tests. It comes from `make e2e
-// DOORBELLS=native`.
+// doorbells, if not empty, is the value of --doorbells for all services of the tests. The value comes from `make
+// e2e DOORBELLS=native`.
 var doorbells = os.Getenv("DOORBELLS")
 
 var nextAddr atomic.Uint32
 
-// loopback returns an address that no other test has, and most likely no other run of the tests.
+// loopback returns an address that no other test uses, and most likely no other run of the tests.
 func loopback() string {
 	n := nextAddr.Add(1)
 	return fmt.Sprintf("127.%d.%d.%d", 10+os.Getpid()%200, n/200, 1+n%200)
@@ -112,8 +112,8 @@ func newWorld(t *testing.T, u user, netns string) *world {
 	return &world{t: t, user: u, netns: netns, socket: filepath.Join(dir, "sock")}
 }
 
-// startService starts `verbena serve` with the arguments, and stops the service at the end of the test. Files left on
-// /dev/shm then fail the test.
+// startService starts `verbena serve` with the arguments, and stops the service at the end of the test. The test
+// then fails if files remain on /dev/shm.
 func startService(t *testing.T, u user, netns string, args ...string) *world {
 	t.Helper()
 	w := newWorld(t, u, netns)
@@ -155,18 +155,18 @@ func (w *world) start(args ...string) {
 		select {
 		case <-done:
 		case <-time.After(20 * time.Second):
-			t.Errorf("the service did not end on SIGTERM")
+			t.Errorf("service: did not end on SIGTERM")
 			cmd.Process.Signal(syscall.SIGQUIT)
 			<-done
 		}
-		if strings.Contains(w.log.String(), "WARNING: DATA RACE") { // from a binary that was built with -race
-			t.Error("the service has data races")
+		if strings.Contains(w.log.String(), "WARNING: DATA RACE") { // printed by a binary that was built with -race
+			t.Error("service: got data races")
 		}
 		if t.Failed() || testing.Verbose() && w.log.String() != "" {
 			t.Logf("service:\n%s", tail(w.log.String(), 40))
 		}
 	})
-	// The service listens before it has its devices and directories. It answers when it is ready.
+	// The service listens before it has created its devices and directories. The service answers when it is ready.
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	ready := make(chan error, 1)
@@ -180,7 +180,7 @@ func (w *world) start(args ...string) {
 	select {
 	case err := <-ready:
 		if err != nil {
-			t.Fatalf("the service is not ready: %v\n%s", err, w.log)
+			t.Fatalf("service: not ready: %v\n%s", err, w.log)
 		}
 	case err := <-done:
 		done <- err
@@ -213,7 +213,7 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 			Groups: w.groups}}
 		c.Dir = "/"
 	}
-	// The command gets its own process group, so that no process outlives the test.
+	// The command runs in a separate process group, so that the cleanup can kill all its processes.
 	if c.SysProcAttr == nil {
 		c.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -240,7 +240,7 @@ func (w *world) enter(c *exec.Cmd, uid uint32) {
 	c.Path = "/usr/bin/nsenter"
 }
 
-// out runs a verbena command to its end and returns its output. A failure fails the test.
+// out runs a verbena command to its end and returns its output. It fails the test if the command fails.
 func (w *world) out(args ...string) string {
 	w.t.Helper()
 	b, err := w.cmd(w.deadline(60), args...).CombinedOutput()
@@ -256,7 +256,7 @@ func (w *world) deadline(seconds int) context.Context {
 	return ctx
 }
 
-// ask sends a request to the service. It is faster than a command, which needs a process.
+// ask sends a request to the service. A request is faster than a command, which needs a process.
 func (w *world) ask(r *ctl.Request) *ctl.Response {
 	w.t.Helper()
 	c, err := ctl.Dial(w.location())
@@ -271,13 +271,14 @@ func (w *world) ask(r *ctl.Request) *ctl.Response {
 	return answer
 }
 
-// resources returns the open device files.
+// resources returns the open device files of the service.
 func (w *world) resources() []ctl.ContextInfo {
 	w.t.Helper()
 	return w.ask(&ctl.Request{Op: ctl.OpResShow}).Contexts
 }
 
-// resShow returns the contexts that `res show --json` prints for the user of the world. A user sees only their own.
+// resShow returns the contexts that `res show --json` prints for the user of the world. A user sees only their own
+// contexts.
 func (w *world) resShow() (list []ctl.ContextInfo) {
 	w.t.Helper()
 	if err := json.Unmarshal([]byte(w.out("res", "show", "--json")), &list); err != nil {
@@ -286,7 +287,7 @@ func (w *world) resShow() (list []ctl.ContextInfo) {
 	return list
 }
 
-// empty waits until no program holds an object.
+// empty waits until no program has an object.
 func (w *world) empty() {
 	w.t.Helper()
 	var r []ctl.ContextInfo
@@ -300,20 +301,21 @@ func (w *world) empty() {
 
 var nextPort atomic.Uint32
 
-// tcpPort returns a port for a pair of programs. No other pair uses it, and most likely no other run of the tests.
+// tcpPort returns a port for a pair of programs. No other pair uses this port, and most likely no other run of the
+// tests.
 func tcpPort() string { return fmt.Sprint(18600 + (uint32(os.Getpid())*127+nextPort.Add(1))%12000) }
 
 // pair is a server and a client that exchange data.
 type pair struct {
 	server, client       *world
-	serverArgs, clArgs   []string // without the program's name and the peer's address
+	serverArgs, clArgs   []string // arguments without the program's name and the peer's address
 	program, port, peer  string
 	portFlag             string
 	timeout              int
 	serverOut, clientOut string
 }
 
-// grace is the time for an end to report its own error after the other has failed.
+// grace is the time that an end has to report its own error after the other end has failed.
 const grace = 2 * time.Second
 
 // run runs the pair to its end. It starts the client when the server listens.
@@ -355,7 +357,7 @@ func (p *pair) run() error {
 	}
 	over := make(chan error, 1)
 	go func() { over <- client.Wait() }()
-	// After one end has failed the other may wait for it for ever.
+	// After one end has failed, the other end may wait for ever.
 	var serr, cerr error
 	select {
 	case cerr = <-over:

@@ -1,5 +1,5 @@
-// Command buffers allocates and fills all buffers that a service allows this user, prints their size, and keeps them
-// until the end of standard input.
+// Command buffers allocates and fills all buffers that a service allows this user, and prints their size. It keeps
+// the buffers until the end of standard input.
 package main
 
 import (
@@ -19,7 +19,7 @@ func main() {
 	}
 	n := 0
 	var kept []*verbs.Buffer
-	for misses := 0; misses < 2; { // each device is a connection with a limit of its own
+	for misses := 0; misses < 2; { // each device is a separate connection with its own limit
 		var dev *verbs.Device
 		if dev, err = svc.Open(""); err != nil {
 			break
