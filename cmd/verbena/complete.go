@@ -244,7 +244,7 @@ func (c *completion) read(word, next string) {
 			return
 		}
 		// an optional value resembles a time, see outage
-		if !f.IsBool() || f.PlaceHolder != "" && strings.ContainsAny(firstOf(next), "0123456789.") {
+		if !f.IsBool() || f.PlaceHolder != "" && strings.ContainsAny(firstByte(next), "0123456789.") {
 			c.expect = f
 		}
 	}

@@ -119,10 +119,10 @@ func inShell(t *testing.T, shell, addr, script string) string {
 		t.Skipf("%s is not installed", shell)
 	}
 	dir := t.TempDir()
-	v := at(t, filepath.Join(dir, "sock"))
-	ok(t, v("serve", "--daemon", "--link", "rxe0="+addr))
+	v := commandsAt(t, filepath.Join(dir, "sock"))
+	mustRun(t, v("serve", "--daemon", "--link", "rxe0="+addr))
 	completion := filepath.Join(dir, "completion")
-	if err := os.WriteFile(completion, []byte(ok(t, v("completion", shell))), 0o644); err != nil {
+	if err := os.WriteFile(completion, []byte(mustRun(t, v("completion", shell))), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(v().Path, filepath.Join(dir, "verbena")); err != nil {

@@ -17,9 +17,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// at returns a function that builds command lines for the service at a control socket. The test cleanup ends the
-// service.
-func at(t *testing.T, socket string) func(args ...string) *exec.Cmd {
+// commandsAt returns a function that builds command lines for the service at a control socket. The test cleanup
+// ends the service.
+func commandsAt(t *testing.T, socket string) func(args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := command()
 	if err != nil {
@@ -32,8 +32,8 @@ func at(t *testing.T, socket string) func(args ...string) *exec.Cmd {
 	}
 }
 
-// ok runs a command and returns its output.
-func ok(t *testing.T, c *exec.Cmd) string {
+// mustRun runs a command and returns its output.
+func mustRun(t *testing.T, c *exec.Cmd) string {
 	t.Helper()
 	out, err := c.CombinedOutput()
 	if err != nil {
@@ -42,8 +42,8 @@ func ok(t *testing.T, c *exec.Cmd) string {
 	return string(out)
 }
 
-// fails runs a command, which must exit with verbena's own exit code and print one line that contains each of want.
-func fails(t *testing.T, c *exec.Cmd, want ...string) {
+// mustFail runs a command, which must exit with verbena's own exit code and print one line that contains each of want.
+func mustFail(t *testing.T, c *exec.Cmd, want ...string) {
 	t.Helper()
 	out, err := c.CombinedOutput()
 	if code := c.ProcessState.ExitCode(); code != exitFailure || strings.Count(string(out), "\n") != 1 {
@@ -60,13 +60,13 @@ func fails(t *testing.T, c *exec.Cmd, want ...string) {
 // writes a log.
 func TestServeDaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sock")
-	v := at(t, socket)
-	out := ok(t, v("serve", "--daemon", "--link", "rxe3=127.91.11.1"))
+	v := commandsAt(t, socket)
+	out := mustRun(t, v("serve", "--daemon", "--link", "rxe3=127.91.11.1"))
 	m := regexp.MustCompile(`^process (\d+) serves at (\S+); its messages are in (\S+)\n$`).FindStringSubmatch(out)
 	if m == nil || m[2] != socket {
 		t.Fatalf("got %q", out)
 	}
-	if got := ok(t, v("link", "show")); !strings.Contains(got, "rxe3") {
+	if got := mustRun(t, v("link", "show")); !strings.Contains(got, "rxe3") {
 		t.Errorf("link show: %s", got)
 	}
 	if b, err := os.ReadFile(m[3]); err != nil || !strings.Contains(string(b), "serving") {
@@ -77,37 +77,38 @@ func TestServeDaemon(t *testing.T) {
 		t.Errorf("session: got %d, %v, want a new session, not %d", sid, err, pid)
 	}
 	// The first service holds the location, so the second one fails without truncating the first one's log.
-	fails(t, v("serve", "--daemon"), "running already at "+socket, "verbena stop", "--socket")
+	mustFail(t, v("serve", "--daemon"), "running already at "+socket, "verbena stop", "--socket")
 	if b, err := os.ReadFile(m[3]); err != nil || !strings.Contains(string(b), "serving") {
 		t.Errorf("log after the second service: got %q, %v, want the first service's log", b, err)
 	}
-	ok(t, v("stop"))
-	fails(t, v("link", "show"), "no service is running")
-	ok(t, v("serve", "--link", "rxe3=127.91.11.1", "--daemon", "--")) // daemon appends flags, which must precede "--"
-	ok(t, v("stop"))
+	mustRun(t, v("stop"))
+	mustFail(t, v("link", "show"), "no service is running")
+	mustRun(t, v("serve", "--link", "rxe3=127.91.11.1", "--daemon", "--")) // daemon appends flags, which must precede "--"
+	mustRun(t, v("stop"))
 }
 
 // TestServeDaemonFails tests that "serve --daemon" fails with the error of the service.
 func TestServeDaemonFails(t *testing.T) {
-	v := at(t, filepath.Join(t.TempDir(), "sock"))
-	fails(t, v("serve", "--daemon", "--link", "rxe0=203.0.113.77"), "link rxe0", "203.0.113.77")
-	fails(t, v("serve", "--daemon", "--link", "mlx5_0=127.91.11.2"), "rxe followed by")
-	fails(t, v("serve", "--daemon", "--limit", "ring-bytes=8K"), "limit ring-bytes", "8192", "raise --limit ring-bytes=")
-	fails(t, v("link", "show"), "no service is running")
+	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+	mustFail(t, v("serve", "--daemon", "--link", "rxe0=203.0.113.77"), "link rxe0", "203.0.113.77")
+	mustFail(t, v("serve", "--daemon", "--link", "mlx5_0=127.91.11.2"), "rxe followed by")
+	mustFail(t, v("serve", "--daemon", "--limit", "ring-bytes=8K"),
+		"limit ring-bytes", "8192", "raise --limit ring-bytes=")
+	mustFail(t, v("link", "show"), "no service is running")
 }
 
 // TestRelativeSocket tests that the command resolves a relative path in its own directory, and that the service
 // that it starts uses the same path.
 func TestRelativeSocket(t *testing.T) {
 	dir := t.TempDir()
-	v := at(t, "sock")
+	v := commandsAt(t, "sock")
 	in := func(c *exec.Cmd) *exec.Cmd { c.Dir = dir; return c }
-	t.Cleanup(func() { in(at(t, "sock")("stop")).Run() })
-	ok(t, in(v("serve", "--daemon", "--link", "rxe0=127.91.11.3")))
+	t.Cleanup(func() { in(commandsAt(t, "sock")("stop")).Run() })
+	mustRun(t, in(v("serve", "--daemon", "--link", "rxe0=127.91.11.3")))
 	if _, err := os.Stat(filepath.Join(dir, "sock")); err != nil {
 		t.Error(err)
 	}
-	ok(t, in(v("stop")))
+	mustRun(t, in(v("stop")))
 }
 
 // TestServeTakesOver tests that a service replaces an idle service that was started on demand, in the foreground
@@ -115,11 +116,11 @@ func TestRelativeSocket(t *testing.T) {
 func TestServeTakesOver(t *testing.T) {
 	for _, flag := range []string{"--daemon", "--debug"} {
 		socket := filepath.Join(t.TempDir(), "sock")
-		v := at(t, socket)
-		ok(t, v("run", "--", "true"))
+		v := commandsAt(t, socket)
+		mustRun(t, v("run", "--", "true"))
 		serve := v("serve", flag, "--link", "rxe7=127.91.11.4")
 		if flag == "--daemon" {
-			ok(t, serve)
+			mustRun(t, serve)
 		} else if err := serve.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +132,7 @@ func TestServeTakesOver(t *testing.T) {
 		}) {
 			t.Fatalf("serve %s: %v, want a takeover of the idle service\n%s", flag, err, out)
 		}
-		ok(t, v("stop"))
+		mustRun(t, v("stop"))
 	}
 }
 
@@ -140,7 +141,7 @@ func TestServeTakesOver(t *testing.T) {
 func TestServeInUse(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "sock")
-	v := at(t, socket)
+	v := commandsAt(t, socket)
 	program := v("run", "--", "cat")
 	stdin, err := program.StdinPipe()
 	if err != nil {
@@ -158,7 +159,7 @@ func TestServeInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, flag := range []string{"--daemon", "--debug"} {
-		fails(t, v("serve", flag, "--link", "rxe7=127.91.11.5"),
+		mustFail(t, v("serve", flag, "--link", "rxe7=127.91.11.5"),
 			"running already at "+socket, "programs and captures that use it: 1", "verbena stop")
 	}
 	stdin.Close()
@@ -166,47 +167,47 @@ func TestServeInUse(t *testing.T) {
 		t.Errorf("program's Wait: %v", err)
 	}
 	// The next check has no program, but a fault rule that a takeover would lose.
-	ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%"))
-	fails(t, v("serve", "--link", "rxe7=127.91.11.5"), "changed by hand", "verbena stop")
+	mustRun(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%"))
+	mustFail(t, v("serve", "--link", "rxe7=127.91.11.5"), "changed by hand", "verbena stop")
 }
 
 // TestFaultAddStarts tests that "fault add" starts a service if necessary, and reports the start, like "run".
 func TestFaultAddStarts(t *testing.T) {
-	v := at(t, filepath.Join(t.TempDir(), "sock"))
-	if out := ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%")); !strings.Contains(out, "started one") {
+	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+	if out := mustRun(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%")); !strings.Contains(out, "started one") {
 		t.Errorf("got %q", out)
 	}
-	if out := ok(t, v("fault", "show")); !strings.Contains(out, "drop 0.01") {
+	if out := mustRun(t, v("fault", "show")); !strings.Contains(out, "drop 0.01") {
 		t.Errorf("got %q", out)
 	}
 }
 
 // TestNoService tests that commands about the objects of a service fail if no service runs.
 func TestNoService(t *testing.T) {
-	v := at(t, filepath.Join(t.TempDir(), "sock"))
+	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
 	for _, args := range [][]string{
 		{"dev", "reset", "rxe0"}, {"dev", "hang", "rxe0"}, {"dev", "plug", "rxe0"}, {"dev", "unplug", "rxe0"},
 		{"dev", "show"}, {"link", "del", "rxe0"}, {"link", "show"}, {"res", "show"}, {"stat", "show"}, {"fault", "show"},
 		{"fault", "clear"}, {"stop"},
 	} {
-		fails(t, v(args...), "no service is running", "verbena serve --daemon")
+		mustFail(t, v(args...), "no service is running", "verbena serve --daemon")
 	}
 }
 
 // TestWait tests that "wait" returns when a starting service is ready, and fails after its timeout otherwise.
 func TestWait(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sock")
-	v := at(t, socket)
-	fails(t, v("wait", "--timeout", "50ms"), "no service is ready at "+socket+" after 50ms", "verbena serve --daemon")
+	v := commandsAt(t, socket)
+	mustFail(t, v("wait", "--timeout", "50ms"), "no service is ready at "+socket+" after 50ms", "verbena serve --daemon")
 	serve := v("serve", "--link", "rxe0=127.91.11.6")
 	if err := serve.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ok(t, v("wait"))
-	ok(t, v("link", "show"))
+	mustRun(t, v("wait"))
+	mustRun(t, v("link", "show"))
 
-	fails(t, v("wait", "--timeout", "50ms", "--open", "rxe0"), "no program has device rxe0 open after 50ms")
-	fails(t, v("wait", "--open", "rxe1"), "rxe1", "rxe0")
+	mustFail(t, v("wait", "--timeout", "50ms", "--open", "rxe0"), "no program has device rxe0 open after 50ms")
+	mustFail(t, v("wait", "--open", "rxe1"), "rxe1", "rxe0")
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -218,12 +219,12 @@ func TestWait(t *testing.T) {
 	}
 	defer l2.Close()
 	port := fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
-	ok(t, v("wait", "--listen", port))
+	mustRun(t, v("wait", "--listen", port))
 	l.Close()
-	fails(t, v("wait", "--timeout", "50ms", "--listen", port), "TCP port "+port)
-	ok(t, v("wait", "--listen", l2.Addr().String()))
-	fails(t, v("wait", "--timeout", "50ms", "--listen", l2.Addr().String()+"2"), "socket "+l2.Addr().String()+"2")
-	fails(t, v("wait", "--listen", "0"), "--listen", "65535")
+	mustFail(t, v("wait", "--timeout", "50ms", "--listen", port), "TCP port "+port)
+	mustRun(t, v("wait", "--listen", l2.Addr().String()))
+	mustFail(t, v("wait", "--timeout", "50ms", "--listen", l2.Addr().String()+"2"), "socket "+l2.Addr().String()+"2")
+	mustFail(t, v("wait", "--listen", "0"), "--listen", "65535")
 }
 
 func TestListens(t *testing.T) {
@@ -246,11 +247,11 @@ func TestSocketWithoutDirectory(t *testing.T) {
 	for _, args := range [][]string{
 		{"serve"}, {"serve", "--daemon"}, {"run", "--", "true"}, {"link", "show"}, {"wait"},
 	} {
-		fails(t, verbena(t, append([]string{"--socket", missing}, args...)...),
+		mustFail(t, verbena(t, append([]string{"--socket", missing}, args...)...),
 			"--socket "+missing, "no such file or directory", "create it")
 		c := verbena(t, args...)
 		c.Env = append(os.Environ(), "VERBENA_SOCKET="+missing)
-		fails(t, c, "VERBENA_SOCKET "+missing, "no such file or directory", "create it")
+		mustFail(t, c, "VERBENA_SOCKET "+missing, "no such file or directory", "create it")
 	}
 }
 
@@ -274,8 +275,8 @@ func TestServiceEndsUnderProgram(t *testing.T) {
 				t.Skip("waits holdTime before the programs are killed")
 			}
 			socket := filepath.Join(t.TempDir(), "sock")
-			v := at(t, socket)
-			ok(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.1"+fmt.Sprint(len(c.args))))
+			v := commandsAt(t, socket)
+			mustRun(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.1"+fmt.Sprint(len(c.args))))
 			args := append([]string{"run"}, c.args...)
 			program := v(append(args, "sh", "-c", script)...)
 			var out strings.Builder
@@ -290,7 +291,7 @@ func TestServiceEndsUnderProgram(t *testing.T) {
 			if _, err := stdout.Read(make([]byte, 64)); err != nil {
 				t.Fatal(err)
 			}
-			ok(t, v("stop"))
+			mustRun(t, v("stop"))
 			rest, _ := io.ReadAll(stdout)
 			err = program.Wait()
 			all := out.String() + string(rest)

@@ -26,7 +26,7 @@ func (*outage) IsBool() bool { return true }
 func (o *outage) Decode(ctx *kong.DecodeContext) error {
 	o.set = true
 	// Without a "=", the next word is the value if it has the form of a time. Device names begin with rxe.
-	if t := ctx.Scan.Peek(); t.Type != kong.FlagValueToken && !strings.ContainsAny(firstOf(t.String()), "0123456789.") {
+	if t := ctx.Scan.Peek(); t.Type != kong.FlagValueToken && !strings.ContainsAny(firstByte(t.String()), "0123456789.") {
 		return nil
 	}
 	var text string
@@ -41,7 +41,7 @@ func (o *outage) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
-func firstOf(s string) string { return s[:min(1, len(s))] }
+func firstByte(s string) string { return s[:min(1, len(s))] }
 
 // ordinal is a number that counts from 1.
 type ordinal uint64

@@ -45,8 +45,8 @@ func TestMissingProvider(t *testing.T) {
 // TestMissingInterpreter tests that the error for a program without its interpreter names the interpreter.
 func TestMissingInterpreter(t *testing.T) {
 	dir := t.TempDir()
-	v := at(t, filepath.Join(dir, "sock"))
-	ok(t, v("serve", "--daemon", "--link", "rxe0=127.91.12.1"))
+	v := commandsAt(t, filepath.Join(dir, "sock"))
+	mustRun(t, v("serve", "--daemon", "--link", "rxe0=127.91.12.1"))
 	self, err := os.ReadFile("/bin/true")
 	if err != nil {
 		t.Fatal(err)
@@ -76,26 +76,26 @@ func TestMissingInterpreter(t *testing.T) {
 // TestFaultWithoutEffect tests that a rule without an effect is refused before a service starts, and that the error
 // lists the effects.
 func TestFaultWithoutEffect(t *testing.T) {
-	v := at(t, filepath.Join(t.TempDir(), "sock"))
-	fails(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
+	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+	mustFail(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
 		"--drop", "--duplicate", "--corrupt", "--reorder", "--delay", "--jitter", "--rnr", "--stop")
-	fails(t, v("fault", "add", "--dev", "rxe0", "--stop", "--drop", "1%"), "rules of their own")
-	fails(t, v("link", "show"), "no service is running")
+	mustFail(t, v("fault", "add", "--dev", "rxe0", "--stop", "--drop", "1%"), "rules of their own")
+	mustFail(t, v("link", "show"), "no service is running")
 }
 
 // TestAddressInUse tests that the error for an address in use suggests a free one.
 func TestAddressInUse(t *testing.T) {
 	dir := t.TempDir()
-	one, two := at(t, filepath.Join(dir, "one")), at(t, filepath.Join(dir, "two"))
-	ok(t, one("serve", "--daemon", "--link", "rxe0=127.91.12.2"))
-	fails(t, two("serve", "--link", "rxe0=127.91.12.2"),
+	one, two := commandsAt(t, filepath.Join(dir, "one")), commandsAt(t, filepath.Join(dir, "two"))
+	mustRun(t, one("serve", "--daemon", "--link", "rxe0=127.91.12.2"))
+	mustFail(t, two("serve", "--link", "rxe0=127.91.12.2"),
 		"4791", "is free: --link rxe0=127.0.0.", "link add rxe0 --addr 127.0.0.")
 }
 
 // TestShellLimits tests that an error from a limit of the shell names the limit and the remedy.
 func TestShellLimits(t *testing.T) {
 	dir := t.TempDir()
-	v := at(t, filepath.Join(dir, "sock"))
+	v := commandsAt(t, filepath.Join(dir, "sock"))
 	under := func(limit string, args ...string) *exec.Cmd {
 		c := v(args...)
 		c.Args = append([]string{"sh", "-c", "ulimit " + limit + `; exec "$0" "$@"`, c.Path}, c.Args[1:]...)
@@ -104,7 +104,7 @@ func TestShellLimits(t *testing.T) {
 	}
 	// the limit applies to the command and to the service that it starts
 	for _, limit := range []string{"-n 8", "-n 10", "-n 12", "-n 14"} {
-		fails(t, under(limit, "run", "--private", "--link", "rxe0=127.91.12.9", "--", "true"), "too many open files",
+		mustFail(t, under(limit, "run", "--private", "--link", "rxe0=127.91.12.9", "--", "true"), "too many open files",
 			"`ulimit -n`")
 	}
 }

@@ -198,17 +198,17 @@ func serve(l measure.Local) side {
 	}
 }
 
-// mode returns the description of how a side waits for completions.
-func mode(r *measure.Result) string {
+// waitMode returns the description of how a side waits for completions.
+func waitMode(r *measure.Result) string {
 	if r.Events {
 		return "events"
 	}
 	return "polling"
 }
 
-// what returns a description of the messages.
-func what(r *measure.Result) string {
-	return fmt.Sprintf("%s %s of %d bytes on %s, %s", r.Type, r.Op, r.Size, r.Device, mode(r))
+// messages returns a description of the messages.
+func messages(r *measure.Result) string {
+	return fmt.Sprintf("%s %s of %d bytes on %s, %s", r.Type, r.Op, r.Size, r.Device, waitMode(r))
 }
 
 func printPingPong(w io.Writer, r *measure.Result) {
@@ -218,7 +218,8 @@ func printPingPong(w io.Writer, r *measure.Result) {
 		return
 	}
 	each := float64(p.Elapsed.Nanoseconds()) / 1e3 / float64(max(p.Messages, 1))
-	fmt.Fprintf(w, "%s: %d round trips in %v, %.2f us each, %s\n", what(r), p.Messages, p.Elapsed.Round(time.Microsecond),
+	fmt.Fprintf(w, "%s: %d round trips in %v, %.2f us each, %s\n",
+		messages(r), p.Messages, p.Elapsed.Round(time.Microsecond),
 		each, bandwidth(p.BytesPerSecond))
 	if len(p.Times.Buckets) > 0 {
 		t := &p.Times
@@ -230,7 +231,7 @@ func printPingPong(w io.Writer, r *measure.Result) {
 }
 
 func printServed(w io.Writer, r *measure.Result) {
-	fmt.Fprintf(w, "served %s", what(r))
+	fmt.Fprintf(w, "served %s", messages(r))
 	if r.Received >= 0 {
 		fmt.Fprintf(w, ": %d messages received", r.Received)
 	}
@@ -299,7 +300,7 @@ func printPerf(w io.Writer, r *measure.Result) {
 		printServed(w, r)
 		return
 	}
-	fmt.Fprintln(w, what(r))
+	fmt.Fprintln(w, messages(r))
 	fmt.Fprintln(w, "PHASE\tQPS\tDEPTH\tMESSAGES\tTIME\tBANDWIDTH\tMESSAGES/S\tMIN US\tP50\tP90\tP99\tP99.9\tMAX")
 	for _, x := range []struct {
 		name       string

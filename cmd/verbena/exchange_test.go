@@ -21,7 +21,7 @@ func TestEmbeddedExchanges(t *testing.T) {
 		"perf --embedded --duration 20ms --test bandwidth --op atomic",
 	} {
 		args := strings.Fields(line)
-		if out := ok(t, verbena(t, args...)); !strings.Contains(out, "rxe0") {
+		if out := mustRun(t, verbena(t, args...)); !strings.Contains(out, "rxe0") {
 			t.Errorf("%s: got %q", line, out)
 		}
 		out, err := verbena(t, append(args, "--json")...).Output()
@@ -74,25 +74,25 @@ func TestExchangeErrors(t *testing.T) {
 		"pingpong --embedded --compat --type ud -s 2K ":     "", // the default MTU of 1024 must not reduce the port's MTU
 	} {
 		if want == "" {
-			ok(t, verbena(t, strings.Fields(line)...))
+			mustRun(t, verbena(t, strings.Fields(line)...))
 			continue
 		}
-		fails(t, verbena(t, strings.Fields(line)...), want)
+		mustFail(t, verbena(t, strings.Fields(line)...), want)
 	}
 	if _, err := os.Stat("/sys/class/infiniband_verbs"); err == nil {
 		t.Log("this host has RDMA devices")
 		return
 	}
 	for _, command := range []string{"devinfo", "pingpong", "perf"} {
-		fails(t, verbena(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "this process sees no RDMA device",
+		mustFail(t, verbena(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "this process sees no RDMA device",
 			"`verbena serve --daemon`", "`verbena run -- verbena "+command+"`", "--embedded")
 	}
-	fails(t, verbena(t, "perf", "--wire"), "--wire needs --embedded")
+	mustFail(t, verbena(t, "perf", "--wire"), "--wire needs --embedded")
 }
 
 // TestDevinfo tests that devinfo lists the attributes under the names of ibv_devinfo, as text and as JSON.
 func TestDevinfo(t *testing.T) {
-	out := ok(t, verbena(t, "devinfo", "--embedded"))
+	out := mustRun(t, verbena(t, "devinfo", "--embedded"))
 	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:",
 		"0000:0000:0000:0000:0000:ffff:7f00:0001", "127.0.0.1, RoCE v2, the default"} {
 		if !strings.Contains(out, want) {
@@ -100,7 +100,7 @@ func TestDevinfo(t *testing.T) {
 		}
 	}
 	var r []deviceReport
-	if err := json.Unmarshal([]byte(ok(t, verbena(t, "devinfo", "--embedded", "--json"))), &r); err != nil {
+	if err := json.Unmarshal([]byte(mustRun(t, verbena(t, "devinfo", "--embedded", "--json"))), &r); err != nil {
 		t.Fatal(err)
 	}
 	if len(r) != 1 || r[0].Name != "rxe0" || r[0].Map["phys_port_cnt"] != 1.0 || len(r[0].Ports) != 1 ||

@@ -111,14 +111,14 @@ func (f queueFiles) holders() (pids []int) {
 func (f queueFiles) heldBy(pid int) (held bool) {
 	f.each(pid, func(file *os.File, st *syscall.Stat_t) {
 		file.Close()
-		held = held || wholly(pid, int(st.Uid)) && (st.Uid != 0 || supervisor.Descends(pid) == nil)
+		held = held || allIDsOf(pid, int(st.Uid)) && (st.Uid != 0 || supervisor.Descends(pid) == nil)
 	})
 	return held
 }
 
-// wholly reports whether the real, effective, saved and file system IDs of a process are all those of one user.
+// allIDsOf reports whether the real, effective, saved and file system IDs of a process are all those of one user.
 // (proc_pid_status(5))
-func wholly(pid, uid int) bool {
+func allIDsOf(pid, uid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return false

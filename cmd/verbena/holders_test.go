@@ -16,8 +16,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// holding starts a process that keeps a file open.
-func holding(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr) int {
+// startHolder starts a process that keeps a file open.
+func startHolder(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr) int {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", script+"echo ready && read end")
 	cmd.SysProcAttr, cmd.Stderr, cmd.ExtraFiles = attr, os.Stderr, []*os.File{f}
@@ -66,8 +66,8 @@ func TestHolders(t *testing.T) {
 	session := fmt.Sprintf("/dev/shm/verbena-%d-%d/run/1-2", os.Getuid(), os.Getpid())
 	files := queueFiles{session: session}
 	first := queueFile(t, session+"/uverbs0.1.queues", os.Getuid())
-	held, again := holding(t, first, "", nil), holding(t, first, "", nil)
-	other := holding(t, queueFile(t, session+"0/uverbs0.1.queues", os.Getuid()), "", nil)
+	held, again := startHolder(t, first, "", nil), startHolder(t, first, "", nil)
+	other := startHolder(t, queueFile(t, session+"0/uverbs0.1.queues", os.Getuid()), "", nil)
 	want := []int{held, again}
 	slices.Sort(want)
 	got := files.holders()
@@ -95,9 +95,9 @@ func TestHoldersOfOthers(t *testing.T) {
 	as := func(uid uint32) *syscall.SysProcAttr {
 		return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	}
-	own := holding(t, f, "", as(uid))
-	daemon := holding(t, f, "", nil)
-	holding(t, f, "", as(stranger))
+	own := startHolder(t, f, "", as(uid))
+	daemon := startHolder(t, f, "", nil)
+	startHolder(t, f, "", as(stranger))
 	if got, want := files.holders(), []int{own}; !slices.Equal(got, want) {
 		t.Errorf("holders: got %v, want %v; process %d belongs to root", got, want, daemon)
 	}
@@ -105,8 +105,8 @@ func TestHoldersOfOthers(t *testing.T) {
 		pid, uid int
 		want     bool
 	}{{own, uid, true}, {own, stranger, false}, {daemon, uid, false}, {daemon, 0, true}, {1 << 30, 0, false}} {
-		if got := wholly(tt.pid, tt.uid); got != tt.want {
-			t.Errorf("wholly of process %d and user %d: got %v, want the opposite", tt.pid, tt.uid, got)
+		if got := allIDsOf(tt.pid, tt.uid); got != tt.want {
+			t.Errorf("allIDsOf process %d and user %d: got %v, want the opposite", tt.pid, tt.uid, got)
 		}
 	}
 }

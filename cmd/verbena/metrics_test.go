@@ -16,10 +16,10 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr := free.Addr().String()
-	v := at(t, filepath.Join(t.TempDir(), "sock"))
-	fails(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.5", "--metrics", addr), addr, "choose another port")
+	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+	mustFail(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.5", "--metrics", addr), addr, "choose another port")
 	free.Close()
-	ok(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.5", "--metrics", addr))
+	mustRun(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.5", "--metrics", addr))
 	get := func() (string, error) {
 		r, err := http.Get("http://" + addr + "/metrics")
 		if err != nil {
@@ -33,7 +33,7 @@ func TestMetrics(t *testing.T) {
 	if err != nil || !strings.Contains(text, `verbena_device_port_up{device="rxe0"} 1`) {
 		t.Errorf("got %d bytes, error %v", len(text), err)
 	}
-	ok(t, v("stop"))
+	mustRun(t, v("stop"))
 	if _, err := get(); err == nil {
 		t.Error("metrics after the end of the service: got an answer, want an error")
 	}

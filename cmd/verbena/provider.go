@@ -12,14 +12,14 @@ var libDirs = []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib"}
 // devices. Without the provider, programs find no device and get no error. missingProvider searches directories
 // below root, and returns "" if the provider exists or libibverbs is not found.
 func missingProvider(root string) string {
-	if !anyOf(root, libDirs, "libibverbs.so.1") {
+	if !existsInAny(root, libDirs, "libibverbs.so.1") {
 		return ""
 	}
 	const driver = "etc/libibverbs.d/rxe.driver"
 	_, err := os.Stat(filepath.Join(root, driver))
 	missing := "/" + driver
 	if err == nil {
-		if anyOf(root, libDirs, "libibverbs/librxe-rdmav*.so") {
+		if existsInAny(root, libDirs, "libibverbs/librxe-rdmav*.so") {
 			return ""
 		}
 		missing = "libibverbs/librxe-rdmav*.so"
@@ -28,7 +28,7 @@ func missingProvider(root string) string {
 		"so programs that use it find no device: install ibverbs-providers (Debian, Ubuntu) or libibverbs (Fedora, openSUSE)"
 }
 
-func anyOf(root string, dirs []string, name string) bool {
+func existsInAny(root string, dirs []string, name string) bool {
 	for _, d := range dirs {
 		if found, err := filepath.Glob(filepath.Join(root, d, name)); err == nil && len(found) > 0 {
 			return true

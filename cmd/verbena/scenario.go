@@ -62,7 +62,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 			return fmt.Errorf("scenario run: --compare: %s: %w", s.Compare, err)
 		}
 	}
-	if err := s.distinct(); err != nil {
+	if err := s.checkDistinct(); err != nil {
 		return fmt.Errorf("scenario run: %w", err)
 	}
 	var files []*scenario.File
@@ -86,7 +86,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 	code := 0
 	var results []*scenario.Result
 	for i, f := range files {
-		r, err := s.one(ctx, f)
+		r, err := s.runOne(ctx, f)
 		if r == nil { // the reports must include a failed scenario
 			r = scenario.NotRun(f, err)
 		}
@@ -133,20 +133,20 @@ func printDifferences(w io.Writer, same, free []string) {
 	}
 }
 
-// base returns the base name of a scenario's pictures and reports.
-func base(path string) string { return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)) }
+// baseName returns the base name of a scenario's pictures and reports.
+func baseName(path string) string { return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)) }
 
-// distinct returns an error if the picture or report of one scenario would overwrite that of another scenario.
-func (s *scenarioRunCmd) distinct() error {
+// checkDistinct returns an error if the picture or report of one scenario would overwrite that of another scenario.
+func (s *scenarioRunCmd) checkDistinct() error {
 	if s.Timeline == "" && s.Report == "" {
 		return nil
 	}
 	of := map[string]string{}
 	for _, path := range s.Files {
-		if before, ok := of[base(path)]; ok {
-			return fmt.Errorf("%s and %s would both write %s.*: run them one by one, or rename one", before, path, base(path))
+		if before, ok := of[baseName(path)]; ok {
+			return fmt.Errorf("%s and %s would both write %s.*: run them one by one, or rename one", before, path, baseName(path))
 		}
-		of[base(path)] = path
+		of[baseName(path)] = path
 	}
 	return nil
 }
@@ -155,7 +155,7 @@ func (s *scenarioRunCmd) distinct() error {
 func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
 	name := func(out, ext string) string {
 		if len(s.Files) > 1 {
-			return filepath.Join(out, base(path)+ext)
+			return filepath.Join(out, baseName(path)+ext)
 		}
 		return out
 	}
@@ -181,8 +181,8 @@ func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
 	})
 }
 
-// one runs a scenario on a private service.
-func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
+// runOne runs a scenario on a private service.
+func (s *scenarioRunCmd) runOne(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err

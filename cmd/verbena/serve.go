@@ -351,8 +351,8 @@ func closeAll() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		closeSome(func(to string) bool { return strings.HasPrefix(to, "socket:") })
-		closeSome(func(to string) bool { return !strings.HasPrefix(to, "anon_inode:[event") }) // eventpoll and eventfd
+		closeMatching(func(to string) bool { return strings.HasPrefix(to, "socket:") })
+		closeMatching(func(to string) bool { return !strings.HasPrefix(to, "anon_inode:[event") }) // eventpoll and eventfd
 	}()
 	select {
 	case <-done:
@@ -360,8 +360,8 @@ func closeAll() {
 	}
 }
 
-// closeSome closes the descriptors of files for which meant returns true.
-func closeSome(meant func(to string) bool) {
+// closeMatching closes the descriptors of files for which meant returns true.
+func closeMatching(meant func(to string) bool) {
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())

@@ -54,11 +54,11 @@ func (t *topCmd) Run(c *cli) error {
 		s = openScreen(os.Stdin, os.Stdout)
 		defer s.close()
 	}
-	var before *look
+	var before *snapshot
 	tick := time.NewTicker(t.Interval)
 	defer tick.Stop()
 	for n := 1; ; n++ {
-		now, err := c.look()
+		now, err := c.takeSnapshot()
 		if err != nil {
 			return err
 		}
@@ -80,8 +80,8 @@ func (t *topCmd) Run(c *cli) error {
 	}
 }
 
-// look is a snapshot of a service's state.
-type look struct {
+// snapshot is a snapshot of a service's state.
+type snapshot struct {
 	at       time.Time
 	devs     []ctl.DevInfo
 	links    map[string]ctl.LinkInfo
@@ -91,8 +91,8 @@ type look struct {
 	rules    int
 }
 
-// newLook queries the running service and returns a snapshot of its state.
-func (c *cli) look() (*look, error) {
+// takeSnapshot queries the running service and returns a snapshot of its state.
+func (c *cli) takeSnapshot() (*snapshot, error) {
 	loc, err := c.location()
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (c *cli) look() (*look, error) {
 		return nil, err
 	}
 	defer client.Close()
-	l := &look{at: time.Now(), links: map[string]ctl.LinkInfo{}, stats: map[string]map[string]uint64{}}
+	l := &snapshot{at: time.Now(), links: map[string]ctl.LinkInfo{}, stats: map[string]map[string]uint64{}}
 	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow, ctl.OpStatShow, ctl.OpResShow, ctl.OpQPShow,
 		ctl.OpFaultShow} {
 		r, err := client.Do(&ctl.Request{Op: op})
@@ -132,7 +132,7 @@ func (c *cli) look() (*look, error) {
 }
 
 // lines returns the lines to print, with rates since the snapshot before, which is nil for the first snapshot.
-func (l *look) lines(before *look) []string {
+func (l *snapshot) lines(before *snapshot) []string {
 	var b strings.Builder
 	processes := map[int]bool{}
 	for _, c := range l.contexts {
@@ -190,7 +190,7 @@ func (l *look) lines(before *look) []string {
 		}
 		table(rows)
 	}
-	if bad := l.troubled(before); len(bad) > 0 {
+	if bad := l.qpProblems(before); len(bad) > 0 {
 		b.WriteByte('\n')
 		rows = [][]string{{"QUEUE PAIR", "DEVICE", "TYPE", "STATE", "PEER", "IN FLIGHT", "RETRIES LEFT", ""}}
 		for _, q := range bad {
@@ -202,15 +202,15 @@ func (l *look) lines(before *look) []string {
 	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
 }
 
-// trouble is a queue pair with a problem, and the problem.
-type trouble struct {
+// qpProblem is a queue pair with a problem, and the problem.
+type qpProblem struct {
 	ctl.QPStatusInfo
 	why string
 }
 
-// troubled returns the queue pairs that are in an error state, wait for a program's memory, or have made no
+// qpProblems returns the queue pairs that are in an error state, wait for a program's memory, or have made no
 // progress with packets in flight since the previous snapshot.
-func (l *look) troubled(before *look) (list []trouble) {
+func (l *snapshot) qpProblems(before *snapshot) (list []qpProblem) {
 	for _, q := range l.qps {
 		why := ""
 		switch {
@@ -225,14 +225,14 @@ func (l *look) troubled(before *look) (list []trouble) {
 		default:
 			continue
 		}
-		list = append(list, trouble{q, why})
+		list = append(list, qpProblem{q, why})
 	}
 	return list
 }
 
 // rate returns the increase per second of the sum of a device's counters since the previous snapshot. A counter
 // name that ends in _ is a prefix.
-func (l *look) rate(before *look, dev string, names ...string) string {
+func (l *snapshot) rate(before *snapshot, dev string, names ...string) string {
 	if before == nil || before.stats[dev] == nil || l.stats[dev] == nil {
 		return "-"
 	}

@@ -10,8 +10,8 @@ import (
 	"verbena/internal/qpinfo"
 )
 
-func lookAt(at time.Duration, sent, retries uint64) *look {
-	return &look{
+func snapshotAt(at time.Duration, sent, retries uint64) *snapshot {
+	return &snapshot{
 		at: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(at),
 		devs: []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active", Hardware: "running", Contexts: 2, Resets: 1},
 			{Name: "rxe1", State: "unplugged"}},
@@ -29,10 +29,10 @@ func lookAt(at time.Duration, sent, retries uint64) *look {
 	}
 }
 
-// TestTop tests the rates since the previous snapshot, the resources of processes, and the list of queue pairs with
-// problems.
-func TestTop(t *testing.T) {
-	first := lookAt(0, 1000, 5)
+// TestTopLines tests the rates since the previous snapshot, the resources of processes, and the list of queue pairs
+// with problems.
+func TestTopLines(t *testing.T) {
+	first := snapshotAt(0, 1000, 5)
 	text := strings.Join(first.lines(nil), "\n")
 	for _, want := range []string{
 		`^verbena top  03:04:05  2 devices, 2 processes, 3 queue pairs, 0 fault rules\n`,
@@ -47,13 +47,13 @@ func TestTop(t *testing.T) {
 	if regexp.MustCompile(`(?m)^1[79] `).MatchString(text) {
 		t.Errorf("first snapshot: got a queue pair without a problem:\n%s", text)
 	}
-	text = strings.Join(lookAt(2*time.Second, 25_001_000, 25).lines(first), "\n")
+	text = strings.Join(snapshotAt(2*time.Second, 25_001_000, 25).lines(first), "\n")
 	for _, want := range []string{`\nrxe0 +active +up +12\.5M +0 +20 +2\.5M `, `\n17 .*nothing is acknowledged`} {
 		if !regexp.MustCompile(want).MatchString(text) {
 			t.Errorf("second snapshot: got no %s:\n%s", want, text)
 		}
 	}
-	text = strings.Join(lookAt(2*time.Second, 0, 0).lines(first), "\n") // a different device with the same name
+	text = strings.Join(snapshotAt(2*time.Second, 0, 0).lines(first), "\n") // a different device with the same name
 	if !regexp.MustCompile(`\nrxe0 +active +up +- `).MatchString(text) {
 		t.Errorf("new device: got rates from the old device's counters:\n%s", text)
 	}
@@ -76,7 +76,7 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-func TestUnits(t *testing.T) {
+func TestTopUnits(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 999: "999", 1000: "1.0k", 12345: "12.3k", 1.5e6: "1.5M", 2e9: "2.0G"} {
 		if got := decimal(v); got != want {
 			t.Errorf("decimal(%v): got %s, want %s", v, got, want)

@@ -46,8 +46,8 @@ func TestKernelLog(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	out := ok(t, verbena(t, "--version"))
-	if command := ok(t, verbena(t, "version")); command != out {
+	out := mustRun(t, verbena(t, "--version"))
+	if command := mustRun(t, verbena(t, "version")); command != out {
 		t.Errorf("verbena version: got %q, verbena --version: got %q, want the same", command, out)
 	}
 	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()),
@@ -55,7 +55,7 @@ func TestVersion(t *testing.T) {
 	if !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("got %q, want %s", out, want)
 	}
-	if kernel := ok(t, verbena(t, "version", "--kernel")); !strings.HasPrefix(kernel, out+"Linux ") ||
+	if kernel := mustRun(t, verbena(t, "version", "--kernel")); !strings.HasPrefix(kernel, out+"Linux ") ||
 		!strings.Contains(kernel, "\nSYNC_WAKE_UP ") {
 		t.Errorf("got %q", kernel)
 	}

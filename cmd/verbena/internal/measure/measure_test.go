@@ -36,8 +36,8 @@ func device(t *testing.T) *verbs.Device {
 	return d
 }
 
-// both runs a client and a server on one device, and returns the results of both sides.
-func both(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result, clientErr,
+// runBoth runs a client and a server on one device, and returns the results of both sides.
+func runBoth(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result, clientErr,
 	serverErr error) {
 	t.Helper()
 	here, there := net.Pipe()
@@ -64,7 +64,7 @@ func TestExchanges(t *testing.T) {
 				l := Local{GIDIndex: -1, Events: events}
 				p := Params{Type: name, Op: op, Size: 1000, Iters: 20}
 				t.Run(fmt.Sprintf("pingpong/%s/%s/events=%v", name, op, events), func(t *testing.T) {
-					c, s, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) {
+					c, s, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) {
 						return PingPong(t.Context(), d, conn, p, l)
 					})
 					if err != nil || serr != nil {
@@ -79,7 +79,7 @@ func TestExchanges(t *testing.T) {
 				})
 				t.Run(fmt.Sprintf("perf/%s/%s/events=%v", name, op, events), func(t *testing.T) {
 					p.QPs, p.Depth = 3, 8
-					c, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) {
+					c, _, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) {
 						return Perf(t.Context(), d, conn, p, Both, l)
 					})
 					if err != nil || serr != nil {
@@ -114,7 +114,7 @@ func TestDuration(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: 30 * time.Millisecond, QPs: 2, Depth: 4}
-	c, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) {
+	c, _, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) {
 		return Perf(t.Context(), d, conn, p, Bandwidth, l)
 	})
 	if err != nil || serr != nil {
@@ -173,9 +173,9 @@ func TestCompatText(t *testing.T) {
 	}
 }
 
-// TestRefused tests that parameters that are invalid or exceed the device's limits are refused, and that the error
-// names the value.
-func TestRefused(t *testing.T) {
+// TestInvalidParams tests that parameters that are invalid or exceed the device's limits are refused, and that the
+// error names the value.
+func TestInvalidParams(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
 	good := Params{Type: "rc", Op: Send, Size: 64, Iters: 1, QPs: 1, Depth: 1}
@@ -191,7 +191,8 @@ func TestRefused(t *testing.T) {
 	} {
 		p := good
 		change(&p)
-		_, _, err, _ := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Both, l) })
+		_, _, err, _ := runBoth(t, d, l,
+			func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Both, l) })
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("client: got %v, want %q in it", err, want)
 		}
@@ -217,7 +218,7 @@ func TestPeerGone(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := Params{Type: "rc", Op: Send, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
 		time.AfterFunc(30*time.Millisecond, cancel)
-		_, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
+		_, _, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
 		if err == nil || serr == nil {
 			t.Errorf("client: got %v; server: got %v, want errors", err, serr)
 		}
@@ -239,8 +240,8 @@ func TestPeerGone(t *testing.T) {
 	}
 }
 
-// TestReason tests that an end receives the reason for which its peer failed.
-func TestReason(t *testing.T) {
+// TestPeerReceivesReason tests that an end receives the reason for which its peer failed.
+func TestPeerReceivesReason(t *testing.T) {
 	d := device(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	l := Local{GIDIndex: -1, Progress: func(phase string, _ int64, _ time.Duration) {
@@ -249,7 +250,7 @@ func TestReason(t *testing.T) {
 		}
 	}}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
-	_, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
+	_, _, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
 	if errors.Is(err, ErrPeer) || !strings.Contains(fmt.Sprint(err), "a reason") {
 		t.Errorf("client: got %v", err)
 	}
@@ -323,8 +324,8 @@ func TestDeviceRemoved(t *testing.T) {
 	}
 }
 
-// TestForeign tests that the error names the remedy if the peer is one of rdma-core's programs.
-func TestForeign(t *testing.T) {
+// TestPeerOfRdmaCore tests that the error names the remedy if the peer is one of rdma-core's programs.
+func TestPeerOfRdmaCore(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
 	here, there := net.Pipe()
