@@ -127,7 +127,7 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	var err error
 	d.att, err = attach.New(core, attach.Config[*link]{
 		Name: "rblk disk " + cfg.Export, Device: attach.Identity{Name: cfg.Device},
-		Attach: d.attach, Detach: func(_ *ib.Device, l *link) { d.hold(l) }, Lost: d.lost,
+		Attach: d.attach, Detach: func(_ *ib.Device, l *link) { d.hold(l) }, Lost: d.failAll,
 		LossTimeout: max(cfg.Patience, 0), RetryDelay: 20 * time.Millisecond, Logf: cfg.Logf,
 	})
 	if err != nil {
@@ -215,8 +215,8 @@ func (d *Disk) ended() error {
 	return d.end
 }
 
-// oldest returns the time of the oldest post without a response, or the zero time if no request is outstanding.
-func (d *Disk) oldest() time.Time {
+// oldestPost returns the time of the oldest post without a response, or the zero time if no request is outstanding.
+func (d *Disk) oldestPost() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var t time.Time
@@ -297,8 +297,8 @@ func (d *Disk) hold(l *link) {
 	l.close() // after the close the peer cannot write to the memory of requests
 }
 
-// lost fails all held and all later requests.
-func (d *Disk) lost(cause error) {
+// failAll fails all held and all later requests.
+func (d *Disk) failAll(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.finish(fmt.Errorf("%w (%w)", ErrLost, cmp.Or(d.refusal, cause)))

@@ -53,8 +53,8 @@ func TestReadWrite(t *testing.T) {
 
 func (w *world) openDefault() *Disk { return w.open(w.config()) }
 
-// TestEnds checks accesses at the end of a disk, which must behave as in io.ReaderAt and io.WriterAt.
-func TestEnds(t *testing.T) {
+// TestAccessAtEnd checks accesses at the end of a disk, which must behave as in io.ReaderAt and io.WriterAt.
+func TestAccessAtEnd(t *testing.T) {
 	d := newWorld(t, NewMemory(1000)).openDefault()
 	buf := make([]byte, 100)
 	for _, c := range []struct {

@@ -101,13 +101,13 @@ func (e *endpoint) listen() error {
 		LKey: e.said.LKey()}}})
 }
 
-// heard returns the received login or welcome.
-func (e *endpoint) heard(wc *ib.WC) []byte {
+// receivedTalk returns the received login or welcome.
+func (e *endpoint) receivedTalk(wc *ib.WC) []byte {
 	return bytes.Clone(e.talk.bytes[helloLen:][:min(wc.ByteLen, helloLen)])
 }
 
-// say sends a login or a welcome. It may be called once.
-func (e *endpoint) say(v any) error {
+// sendTalk sends a login or a welcome. It may be called once.
+func (e *endpoint) sendTalk(v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err

@@ -93,7 +93,7 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 		return nil, err
 	}
 	d.epoch++
-	if err = l.ep.say(login{Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export}); err != nil {
+	if err = l.ep.sendTalk(login{Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export}); err != nil {
 		return nil, err
 	}
 	var w welcome
@@ -132,7 +132,7 @@ func (l *link) guard() {
 			return
 		case <-tick.C:
 		}
-		since := l.disk.oldest()
+		since := l.disk.oldestPost()
 		if since.IsZero() {
 			if err := l.ep.probe(); err != nil {
 				l.failed(err)
@@ -177,7 +177,7 @@ func (l *link) handle(wc *ib.WC) {
 	}
 	switch wc.ID &^ 0xffffffff {
 	case ofHello:
-		l.hello <- l.ep.heard(wc) // the buffered channel has room for this only response
+		l.hello <- l.ep.receivedTalk(wc) // the buffered channel has room for this only response
 		return
 	case ofRecv:
 	default:

@@ -77,7 +77,8 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	}
 	// A slot may be reused once its response is posted, before the response has completed. The queue therefore has
 	// twice the entries.
-	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) },
+	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle,
+		func(e ib.EventType) { s.startEnd(fmt.Errorf("%v", e)) },
 		s.ctl, s.data); err != nil {
 		return err
 	}
@@ -102,8 +103,8 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	return nil
 }
 
-// lose starts the end of the session for a reason. lose does not sleep.
-func (s *session) lose(why error) {
+// startEnd starts the end of the session for a reason. lose does not sleep.
+func (s *session) startEnd(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.why == nil {
@@ -120,7 +121,7 @@ func (s *session) reason() error {
 
 // end returns when the session no longer uses the device or the store. Several goroutines may call end.
 func (s *session) end(why error) {
-	s.lose(why)
+	s.startEnd(why)
 	if s.ending.Swap(true) {
 		<-s.over
 		return
@@ -162,13 +163,13 @@ func (s *session) watch(probe time.Duration) {
 	for {
 		select {
 		case <-s.conn.Done():
-			s.lose(s.conn.Err())
+			s.startEnd(s.conn.Err())
 			return
 		case <-s.lost:
 			return
 		case <-tick.C:
 			if err := s.ep.probe(); err != nil {
-				s.lose(err)
+				s.startEnd(err)
 			}
 		}
 	}
@@ -183,8 +184,8 @@ func (s *session) receive(slot int) error {
 	}}})
 }
 
-// piece returns a slot's part of the data memory.
-func (s *session) piece(tag uint16, n uint32) []byte { return s.data.bytes[int(tag)*s.maxIO:][:n] }
+// dataOf returns a slot's part of the data memory.
+func (s *session) dataOf(tag uint16, n uint32) []byte { return s.data.bytes[int(tag)*s.maxIO:][:n] }
 
 func (s *session) pieceSGL(tag uint16, n uint32) []ib.SGE {
 	return []ib.SGE{{Addr: s.data.addr + uint64(int(tag)*s.maxIO), Length: n, LKey: s.ep.mrs[1].LKey()}}
@@ -193,7 +194,7 @@ func (s *session) pieceSGL(tag uint16, n uint32) []ib.SGE {
 // handle is called for each completion, so it may not sleep.
 func (s *session) handle(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
-		s.lose(fmt.Errorf("completion: %v", wc.Status))
+		s.startEnd(fmt.Errorf("completion: %v", wc.Status))
 		return
 	}
 	var err error
@@ -203,10 +204,10 @@ func (s *session) handle(wc *ib.WC) {
 	case ofFetch:
 		s.work <- uint16(low)
 	case ofHello:
-		s.hello <- s.ep.heard(wc) // the buffered channel has room for this only login
+		s.hello <- s.ep.receivedTalk(wc) // the buffered channel has room for this only login
 	}
 	if err != nil {
-		s.lose(err)
+		s.startEnd(err)
 	}
 }
 
@@ -250,14 +251,14 @@ func (s *session) serve() {
 		store, p := s.store.Load(), &s.slots[tag]
 		r := p.req
 		var err error
-		switch data := s.piece(tag, r.length); r.op {
+		switch data := s.dataOf(tag, r.length); r.op {
 		case opRead:
 			var n int
 			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // ReadAt may return io.EOF with complete data
 				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr,
 					RKey: r.rkey})
 				if err != nil {
-					s.lose(err)
+					s.startEnd(err)
 					continue
 				}
 			}
@@ -267,7 +268,7 @@ func (s *session) serve() {
 			err = store.Sync()
 		}
 		if err := s.respond(tag, statusOf(err)); err != nil {
-			s.lose(err)
+			s.startEnd(err)
 		}
 	}
 }

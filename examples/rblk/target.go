@@ -116,7 +116,7 @@ func (t *Target) remove(d *ib.Device, _ any) {
 	t.mu.Unlock()
 	why := fmt.Errorf("device %s is going", d.Name())
 	for _, s := range gone { // end all sessions before waiting for the first one
-		s.lose(why)
+		s.startEnd(why)
 	}
 	for _, s := range gone {
 		s.end(why)
@@ -198,7 +198,7 @@ func (t *Target) Close() error {
 	t.closed = true
 	listeners := slices.Collect(maps.Keys(t.listeners))
 	for s := range t.sessions {
-		s.lose(errors.New("the target ends"))
+		s.startEnd(errors.New("the target ends"))
 	}
 	t.mu.Unlock()
 	for _, l := range listeners {
@@ -239,7 +239,7 @@ func (t *Target) serve(s *session, r *rdmacm.Request) {
 	defer t.release(in)
 	if err := t.login(in, s, l); err != nil {
 		t.cfg.Logf("rblk target: login of initiator %.32q: %v", l.Initiator, err)
-		if s.ep.say(welcome{Refused: err.Error(), Retry: errors.Is(err, errLater)}) == nil {
+		if s.ep.sendTalk(welcome{Refused: err.Error(), Retry: errors.Is(err, errLater)}) == nil {
 			select { // until the initiator has received the refusal
 			case <-s.conn.Done():
 			case <-s.lost:
@@ -307,21 +307,21 @@ func (t *Target) login(in *initiator, s *session, l *login) error {
 		old.end(errors.New("the initiator has logged in again"))
 		in.session = nil
 	}
-	t.settle(store)
+	t.awaitStore(store)
 	s.epoch = l.Epoch
 	s.store.Store(store)
 	in.session = s
 	hello := welcome{Store: idOf(store.Store), Cache: cacheOf(store.Store), Size: store.Size(), Depth: s.depth,
 		MaxIO: s.maxIO}
-	if err := s.ep.say(hello); err != nil {
-		s.lose(err)
+	if err := s.ep.sendTalk(hello); err != nil {
+		s.startEnd(err)
 	}
 	return nil
 }
 
-// settle waits until the store has finished the operations of ending sessions. Without this wait, a write of a dead
+// awaitStore waits until the store has finished the operations of ending sessions. Without this wait, a write of a dead
 // initiator could overwrite data of the next one.
-func (t *Target) settle(store *export) {
+func (t *Target) awaitStore(store *export) {
 	t.mu.Lock()
 	var ending []*session
 	for s := range t.sessions {

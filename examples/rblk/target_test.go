@@ -55,7 +55,7 @@ func TestOfferRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.ep.say(login{Initiator: "x", Export: "disk"}); err != nil {
+	if err := r.ep.sendTalk(login{Initiator: "x", Export: "disk"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.answer(); got.Depth != 64 || got.MaxIO != 128<<10 {
@@ -75,21 +75,21 @@ func TestLoginRefused(t *testing.T) {
 		{login{Initiator: "x"}, "has no export"},
 		{login{Initiator: "x", Export: "other"}, "has no export"},
 	} {
-		r := w.log(c.login)
+		r := w.sendLogin(c.login)
 		if got := r.answer(); !strings.Contains(got.Refused, c.says) || got.Retry {
 			t.Errorf("%+v: %+v", c.login, got)
 		}
 	}
 	for _, nonsense := range []any{"text", 7, []int{1}, strings.Repeat("x", helloLen-2), map[string]int{"epoch": -1}} {
-		w.log(nonsense).ended()
+		w.sendLogin(nonsense).awaitClosed()
 	}
 	// The first message must not be a request, and the second must not be a login.
-	r := w.log(login{Initiator: "x", Export: "disk"})
+	r := w.sendLogin(login{Initiator: "x", Export: "disk"})
 	r.answer()
-	if err := r.ep.say(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
+	if err := r.ep.sendTalk(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
 		t.Fatal(err)
 	}
-	r.ended()
+	r.awaitClosed()
 	w.openDefault()
 }
 
@@ -103,15 +103,15 @@ func TestLoginTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := w.openDefault()
-	r.ended()
+	r.awaitClosed()
 	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestSilence checks that the target detects a dead initiator, even an idle one, and that the disk detects a dead
-// target.
-func TestSilence(t *testing.T) {
+// TestDeadPeerDetected checks that the target detects a dead initiator, even an idle one, and that the disk detects
+// a dead target.
+func TestDeadPeerDetected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, NewMemory(4096))
 		w.stop()
@@ -312,9 +312,9 @@ func TestTooManySessions(t *testing.T) {
 	}
 }
 
-// TestLoginWaits checks that a login succeeds even if the old session takes longer than LoginTimeout to end. If the
-// initiator has ended meanwhile, no session may remain.
-func TestLoginWaits(t *testing.T) {
+// TestLoginOutlastsTimeout checks that a login succeeds even if the old session takes longer than LoginTimeout to
+// end. If the initiator has ended meanwhile, no session may remain.
+func TestLoginOutlastsTimeout(t *testing.T) {
 	for _, stays := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stays %v", stays), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -326,7 +326,7 @@ func TestLoginWaits(t *testing.T) {
 				go d.WriteAt([]byte("old"), 0)
 				testutil.Eventually(t, "the write to be in the store", func() bool { return store.in.Load() > 0 })
 				d.Close()
-				r := w.log(login{Initiator: d.name, Epoch: 100, Export: "disk"})
+				r := w.sendLogin(login{Initiator: d.name, Epoch: 100, Export: "disk"})
 				testutil.Advance(100 * time.Millisecond)
 				if !stays {
 					r.conn.Close()
@@ -351,7 +351,7 @@ func TestLateLogin(t *testing.T) {
 	d := w.openDefault()
 	epoch := d.epoch // the disk does not log in again while its path works
 	for _, late := range []uint64{epoch, epoch - 1} {
-		r := w.log(login{Initiator: d.name, Epoch: late, Export: "disk"})
+		r := w.sendLogin(login{Initiator: d.name, Epoch: late, Export: "disk"})
 		if got := r.answer(); !strings.Contains(got.Refused, "has passed") {
 			t.Errorf("epoch %d after %d: got %+v", late, epoch, got)
 		}

@@ -199,7 +199,7 @@ func (w *world) dial(offer []byte) (_ *raw, err error) {
 	}
 	handle := func(wc *ib.WC) {
 		if wc.ID == ofHello && wc.Status == ib.WCSuccess {
-			r.said <- r.ep.heard(wc)
+			r.said <- r.ep.receivedTalk(wc)
 		}
 	}
 	if r.ep, err = newEndpoint(dev, 4, 4, handle, func(ib.EventType) {}); err != nil {
@@ -213,14 +213,14 @@ func (w *world) dial(offer []byte) (_ *raw, err error) {
 	return r, err
 }
 
-// log sends v as a login message.
-func (w *world) log(v any) *raw {
+// sendLogin sends v as a login message.
+func (w *world) sendLogin(v any) *raw {
 	w.t.Helper()
 	r, err := w.dial(offer{1, 512}.bytes())
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := r.ep.say(v); err != nil {
+	if err := r.ep.sendTalk(v); err != nil {
 		w.t.Fatal(err)
 	}
 	return r
@@ -242,8 +242,8 @@ func (r *raw) answer() (w welcome) {
 	return w
 }
 
-// ended waits until the target has closed the connection.
-func (r *raw) ended() {
+// awaitClosed waits until the target has closed the connection.
+func (r *raw) awaitClosed() {
 	r.t.Helper()
 	select {
 	case <-r.conn.Done():

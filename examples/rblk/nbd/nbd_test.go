@@ -113,8 +113,8 @@ func (c *client) reply(o, kind uint32, data []byte) {
 	c.expect(u64(magicReply), u32(o), u32(kind), u32(uint32(len(data))), data)
 }
 
-// goTo sends the option GO for an export.
-func (c *client) goTo(name string, size uint64) {
+// selectExport sends the option GO for an export.
+func (c *client) selectExport(name string, size uint64) {
 	c.t.Helper()
 	c.option(optGo, append(append(u32(uint32(len(name))), name...), 0, 0))
 	c.reply(optGo, repInfo, append(append(u16(infoExport), u64(size)...), u16(sendFlags)...))
@@ -143,14 +143,14 @@ func (c *client) expectClosed() {
 func TestNegotiation(t *testing.T) {
 	one := &Server{Exports: map[string]Disk{"a": &ram{b: make([]byte, 4096)}}}
 	two := &Server{Exports: map[string]Disk{"a": &ram{b: make([]byte, 4096)}, "b": &ram{b: make([]byte, 512)}}}
-	t.Run("GO", func(t *testing.T) { c := dial(t, two); c.greet(3); c.goTo("b", 512) })
-	t.Run("GO without a name, one export", func(t *testing.T) { c := dial(t, one); c.greet(3); c.goTo("", 4096) })
+	t.Run("GO", func(t *testing.T) { c := dial(t, two); c.greet(3); c.selectExport("b", 512) })
+	t.Run("GO without a name, one export", func(t *testing.T) { c := dial(t, one); c.greet(3); c.selectExport("", 4096) })
 	t.Run("GO without a name, two exports", func(t *testing.T) {
 		c := dial(t, two)
 		c.greet(3)
 		c.option(optGo, make([]byte, 6))
 		c.reply(optGo, repErrUnknown, []byte("there is no such export"))
-		c.goTo("a", 4096) // the client may try another option
+		c.selectExport("a", 4096) // the client may try another option
 	})
 	t.Run("GO that contradicts itself", func(t *testing.T) {
 		c := dial(t, two)
@@ -218,7 +218,7 @@ func TestTransmission(t *testing.T) {
 	s := &Server{Exports: map[string]Disk{"": d}}
 	c := dial(t, s)
 	c.greet(3)
-	c.goTo("", 8192)
+	c.selectExport("", 8192)
 	data := bytes.Repeat([]byte("verbena "), 64)
 	c.request(0, cmdWrite, 1, 100, 512, data)
 	c.answer(1, 0, nil)
@@ -267,8 +267,8 @@ func TestTransmission(t *testing.T) {
 	c.expectClosed()
 }
 
-// TestOutOfStep checks that a violation of the protocol ends the connection with a reason.
-func TestOutOfStep(t *testing.T) {
+// TestProtocolViolation checks that a violation of the protocol ends the connection with a reason.
+func TestProtocolViolation(t *testing.T) {
 	for _, bad := range []struct {
 		name string
 		send []byte
@@ -308,7 +308,7 @@ func TestServe(t *testing.T) {
 	defer nc.Close()
 	c := &client{t, nc}
 	c.greet(3)
-	c.goTo("", 512)
+	c.selectExport("", 512)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -334,7 +334,7 @@ func TestSlowReader(t *testing.T) {
 	d := &large{}
 	c := dial(t, &Server{Exports: map[string]Disk{"": d}})
 	c.greet(3)
-	c.goTo("", 1<<30)
+	c.selectExport("", 1<<30)
 	const requests, size = 8, maxPayload / 2
 	sent := make(chan struct{})
 	go func() {
@@ -379,7 +379,7 @@ func TestHandshakeTimeout(t *testing.T) {
 		c := dial(t, s)
 		c.SetDeadline(time.Time{})
 		c.greet(3)
-		c.goTo("", 512)
+		c.selectExport("", 512)
 		silent := dial(t, s)
 		silent.SetDeadline(time.Time{})
 		silent.greet(3)
