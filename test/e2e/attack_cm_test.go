@@ -43,11 +43,11 @@ func besiegeCM(t *testing.T, args ...string) *cmSiege {
 // rawverbs starts test/rawverbs as a user.
 func (s *cmSiege) rawverbs(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
-	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.raw}, args...)...))
+	return talk(s.t, s.as(uid).cmd(s.deadline(fullCount(120, 1800)), append([]string{"run", "--", s.raw}, args...)...))
 }
 
-// connects fails the test unless the neighbour can establish connections.
-func (s *cmSiege) connects() {
+// checkConnects fails the test unless the neighbour can establish connections.
+func (s *cmSiege) checkConnects() {
 	s.t.Helper()
 	for range 3 {
 		s.connect.say("again")
@@ -72,13 +72,13 @@ func TestAttackCMStall(t *testing.T) {
 			fs.await("read")
 			time.Sleep(500 * time.Millisecond)
 			for _, step := range []func(){
-				s.connects,
-				s.unharmed,
-				func() { s.quick(5*time.Second, "res", "show") },
+				s.checkConnects,
+				s.checkNeighbour,
+				func() { s.rootCommand(5*time.Second, "res", "show") },
 				a.kill,
-				s.connects,
-				s.lives,
-				func() { s.quick(15*time.Second, "stop") },
+				s.checkConnects,
+				s.checkServes,
+				func() { s.rootCommand(15*time.Second, "stop") },
 			} {
 				if step(); t.Failed() {
 					return
@@ -96,7 +96,7 @@ func TestAttackCMClaim(t *testing.T) {
 	k := s.rawverbs(neighbor, "cm-keep", port)
 	f := strings.Fields(k.expect("connected"))
 	for _, qpn := range f[1:3] {
-		out := s.rawverbs(attacker, "cm-claim", s.address()+":"+port, qpn).rest(10 * time.Second)
+		out := s.rawverbs(attacker, "cm-claim", s.address()+":"+port, qpn).lastLines(10 * time.Second)
 		if len(out) != 1 || out[0] != "connect: CONNECT: invalid argument" {
 			t.Errorf("queue pair %s: %q", qpn, out)
 		}
@@ -105,7 +105,7 @@ func TestAttackCMClaim(t *testing.T) {
 	if line := k.expect(""); line != "still connected" {
 		t.Error(line)
 	}
-	s.connects()
+	s.checkConnects()
 }
 
 // address returns the address of the service's device.
@@ -126,14 +126,14 @@ func TestAttackCMNumbers(t *testing.T) {
 	k.expect("connected")
 	g := s.rawverbs(neighbor, "cm-fill", "groups", "20")
 	g.expect("has groups=20")
-	if out := s.rawverbs(attacker, "cm-intrude", "60").rest(20 * time.Second); len(out) != 1 || out[0] != "done" {
+	if out := s.rawverbs(attacker, "cm-intrude", "60").lastLines(20 * time.Second); len(out) != 1 || out[0] != "done" {
 		t.Errorf("%q", out)
 	}
 	k.say("and now?")
 	if line := k.expect(""); line != "still connected" {
 		t.Error(line)
 	}
-	s.connects()
+	s.checkConnects()
 }
 
 // TestAttackCMTables tests that a user at the limit for a kind of object leaves objects of this kind for other
@@ -146,8 +146,10 @@ func TestAttackCMTables(t *testing.T) {
 		kind      string
 		all, some int
 	}{
-		{"ids", many(4000, 70000), 100}, {"ports", many(4000, 70000), 100}, {"listeners", many(4000, 70000), 100},
-		{"groups", many(4000, 70000), 100}, {"files", many(300, 200000), 20}, {"netlink", many(1200, 200000), 20},
+		{"ids", fullCount(4000, 70000), 100}, {"ports", fullCount(4000, 70000), 100},
+		{"listeners", fullCount(4000, 70000), 100},
+		{"groups", fullCount(4000, 70000), 100}, {"files", fullCount(300, 200000), 20},
+		{"netlink", fullCount(1200, 200000), 20},
 		{"failures", 100000, 5},
 	} {
 		s.world.t, s.t = t, t
@@ -155,26 +157,26 @@ func TestAttackCMTables(t *testing.T) {
 		list := []*dialogue{s.rawverbs(attacker, "cm-fill", c.kind, fmt.Sprint(c.all)),
 			s.rawverbs(stranger, "cm-fill", c.kind, fmt.Sprint(c.all))}
 		for _, a := range list {
-			t.Log(a.until("has", 60*time.Second), a.said[0])
+			t.Log(a.lineWith("has", 60*time.Second), a.said[0])
 		}
 		b := s.rawverbs(1001, "cm-fill", c.kind, fmt.Sprint(c.some))
-		if line := b.until("has", 20*time.Second); len(b.said) != 1 {
+		if line := b.lineWith("has", 20*time.Second); len(b.said) != 1 {
 			t.Errorf("another user: got %s: %q", line, b.said)
 		}
-		s.connects()
+		s.checkConnects()
 		s.bounded(before, 1500)
 		t.Logf("%s: %v, %+v", c.kind, time.Since(began).Round(time.Millisecond), s.load())
 		for _, a := range append(list, b) {
 			a.kill()
 			<-a.over
 		}
-		s.nothingOf(attacker)
+		s.awaitNoObjects(attacker)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
-// nothingOf fails the test unless all objects of a user's programs are freed soon.
-func (s *cmSiege) nothingOf(uid int) {
+// awaitNoObjects fails the test unless all objects of a user's programs are freed soon.
+func (s *cmSiege) awaitNoObjects(uid int) {
 	s.t.Helper()
 	testutil.Eventually(s.t, fmt.Sprintf("user %d to have no objects", uid), func() bool {
 		return !regexp.MustCompile(fmt.Sprintf(`(?m)^%d `, uid)).MatchString(s.out("res", "show"))
@@ -184,13 +186,13 @@ func (s *cmSiege) nothingOf(uid int) {
 // TestAttackCMExec tests that no objects remain after an exec of a program with threads that wait for events.
 func TestAttackCMExec(t *testing.T) {
 	s := besiegeCM(t)
-	for range many(5, 200) {
-		if out := s.rawverbs(attacker, "cm-exec").rest(10 * time.Second); len(out) > 0 {
+	for range fullCount(5, 200) {
+		if out := s.rawverbs(attacker, "cm-exec").lastLines(10 * time.Second); len(out) > 0 {
 			t.Errorf("%q", out)
 		}
 	}
-	s.nothingOf(attacker)
-	s.connects()
+	s.awaitNoObjects(attacker)
+	s.checkConnects()
 }
 
 // TestAttackCMWaiters tests that threads that wait for events use little of the service's processor time and do not
@@ -205,21 +207,21 @@ func TestAttackCMWaiters(t *testing.T) {
 		return s.load().cpu - before.cpu
 	}
 	alone := usedNow() // with only the neighbour
-	a := s.rawverbs(attacker, "cm-wait", fmt.Sprint(many(500, 4000)))
-	a.until("waiting", 60*time.Second)
+	a := s.rawverbs(attacker, "cm-wait", fmt.Sprint(fullCount(500, 4000)))
+	a.lineWith("waiting", 60*time.Second)
 	with := usedNow()
-	t.Logf("%d waiting threads: the service used %v in %v, and %v without them", many(500, 4000), with, while, alone)
+	t.Logf("%d waiting threads: the service used %v in %v, and %v without them", fullCount(500, 4000), with, while, alone)
 	if with > alone+while/3 {
 		t.Errorf("processor time for waiting threads: got %v in %v", with-alone, while)
 	}
 	syscall.Kill(programOf(t, a.cmd), syscall.SIGSTOP)
-	s.connects()
-	s.quick(5*time.Second, "res", "show")
+	s.checkConnects()
+	s.rootCommand(5*time.Second, "res", "show")
 	syscall.Kill(programOf(t, a.cmd), syscall.SIGCONT)
 	a.kill()
-	s.connects()
-	s.unharmed()
-	s.nothingOf(attacker)
+	s.checkConnects()
+	s.checkNeighbour()
+	s.awaitNoObjects(attacker)
 }
 
 // TestAttackNetlinkUnread tests that unread netlink answers occupy a bounded amount of memory.
@@ -227,27 +229,27 @@ func TestAttackNetlinkUnread(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
 	s := besiegeCM(t)
-	a := s.rawverbs(attacker, "fill", "qps", fmt.Sprint(many(4000, 16000)))
-	a.until("has", 60*time.Second)
+	a := s.rawverbs(attacker, "fill", "qps", fmt.Sprint(fullCount(4000, 16000)))
+	a.lineWith("has", 60*time.Second)
 	before := s.load()
-	u := s.rawverbs(attacker, "nl-unread", fmt.Sprint(many(300, 2000)))
-	t.Log(u.until("asked", 60*time.Second), u.said)
-	time.Sleep(time.Duration(many(1, 20)) * time.Second)
+	u := s.rawverbs(attacker, "nl-unread", fmt.Sprint(fullCount(300, 2000)))
+	t.Log(u.lineWith("asked", 60*time.Second), u.said)
+	time.Sleep(time.Duration(fullCount(1, 20)) * time.Second)
 	after := s.load()
 	t.Logf("memory of the service: got %d MiB before, %d MiB after", before.rss, after.rss)
 	s.bounded(before, 100)
-	s.connects()
+	s.checkConnects()
 	if out := s.as(neighbor).out("run", "--", "rdma", "resource", "show", "cm_id"); !strings.Contains(out, "LISTEN") {
 		t.Errorf("rdma resource of another user: got %q, want LISTEN", out)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackNetlinkChange tests that only managers can create and remove devices. Another user cannot, and root
 // cannot through a socket that another user has opened.
 func TestAttackNetlinkChange(t *testing.T) {
 	s := besiegeCM(t)
-	if out := s.rawverbs(attacker, "nl-change").rest(10 * time.Second); len(out) != 2 ||
+	if out := s.rawverbs(attacker, "nl-change").lastLines(10 * time.Second); len(out) != 2 ||
 		strings.Contains(strings.Join(out, " "), "errno 0") ||
 		strings.Count(fmt.Sprint(out), "operation not permitted") != 2 {
 		t.Errorf("%q", out)
@@ -284,8 +286,8 @@ func TestAttackNetlinkChange(t *testing.T) {
 			t.Errorf("%s by root on the attacker's socket: got success: %s", c.what, got)
 		}
 	}
-	s.unharmed()
-	s.connects()
+	s.checkNeighbour()
+	s.checkConnects()
 }
 
 // received returns the descriptor that a program has sent.
@@ -324,9 +326,9 @@ func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 	return b
 }
 
-// TestAttackCMGiven tests that a file opened by one user accepts no commands from another user. An attacker could
-// trick the other user into writing them. The kernel makes the same check (ib_safe_file_access).
-func TestAttackCMGiven(t *testing.T) {
+// TestAttackCMPassedDescriptor tests that a file opened by one user accepts no commands from another user. An
+// attacker could trick the other user into writing them. The kernel makes the same check (ib_safe_file_access).
+func TestAttackCMPassedDescriptor(t *testing.T) {
 	s := besiegeCM(t)
 	for user, want := range map[uint32]string{neighbor: "create: CREATE_ID: permission denied",
 		attacker: "create: <nil>"} {
@@ -444,7 +446,7 @@ func TestAttackCMFlood(t *testing.T) {
 	for _, from := range []string{loopback(), s.address()} {
 		f := newForger(t, from, s.address())
 		for range 2 {
-			f.flood(many(600, 100000), uint16(atoi(kept)), uint16(atoi(served)))
+			f.flood(fullCount(600, 100000), uint16(atoi(kept)), uint16(atoi(served)))
 			k.say("and now?")
 			if line := k.expect(""); line != "still connected" {
 				t.Error(line)
@@ -455,12 +457,12 @@ func TestAttackCMFlood(t *testing.T) {
 	t.Logf("load: got %d MiB before, %d MiB after; %v of processor time", before.rss, after.rss,
 		after.cpu-before.cpu)
 	s.bounded(before, 100)
-	if out := s.rawverbs(stranger, "cm-call", s.address()+":"+served).rest(30 * time.Second); len(out) != 1 ||
+	if out := s.rawverbs(stranger, "cm-call", s.address()+":"+served).lastLines(30 * time.Second); len(out) != 1 ||
 		!strings.HasPrefix(out[0], "connected") {
 		t.Errorf("afterwards: %q", out)
 	}
 	line := server.expect("accepted")
-	if n := atoi(strings.Fields(line)[3]); n < many(600, 100000)/4 {
+	if n := atoi(strings.Fields(line)[3]); n < fullCount(600, 100000)/4 {
 		t.Errorf("server: got too few of the forged requests: %s", line)
 	}
 	t.Log(line)
@@ -468,6 +470,6 @@ func TestAttackCMFlood(t *testing.T) {
 	if line := k.expect(""); line != "still connected" {
 		t.Error(line)
 	}
-	s.connects()
-	s.unharmed()
+	s.checkConnects()
+	s.checkNeighbour()
 }

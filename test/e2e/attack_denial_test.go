@@ -46,18 +46,19 @@ func TestAttackThreads(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
 	fs := newStallFS(t, attacker, fuseRead)
-	a := s.outside(attacker, "sessions", s.socket, s.attachMessage(1), fmt.Sprint(many(110, 680)), "16", fs.page())
-	t.Log(a.until("attached", 30*time.Second))
+	a := s.attackOutside(attacker, "sessions", s.socket, s.attachMessage(1),
+		fmt.Sprint(fullCount(110, 680)), "16", fs.page())
+	t.Log(a.lineWith("attached", 30*time.Second))
 	s.bounded(before, 500)
-	s.unharmed()
-	s.lives()
+	s.checkNeighbour()
+	s.checkServes()
 	// The service's threads for the attacker end with the attacker.
 	fs.abort()
 	a.kill()
 	testutil.Eventually(t, "threads to end with the attacker", func() bool {
 		return s.load().threads <= before.threads+50
 	})
-	s.lives()
+	s.checkServes()
 }
 
 // TestAttackManyQueuePairs tests that a third user can create ten thousand queue pairs while two users are at their
@@ -69,17 +70,17 @@ func TestAttackManyQueuePairs(t *testing.T) {
 	before := s.load()
 	for _, uid := range []uint32{attacker, stranger} {
 		a := talk(t, s.as(uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(33000/objectShare)))
-		t.Log(a.until("has", 60*time.Second))
+		t.Log(a.lineWith("has", 60*time.Second))
 	}
 	third := talk(t, s.as(1001).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(10000/objectShare)))
-	if line := third.until("has", 60*time.Second); line != fmt.Sprintf("has qps=%d", 10000/objectShare) {
+	if line := third.lineWith("has", 60*time.Second); line != fmt.Sprintf("has qps=%d", 10000/objectShare) {
 		t.Errorf("third user: got %s: %q", line, third.said)
 	}
 	s.bounded(before, 2000)
 	third.say("a message")
 	third.expect("ok")
-	s.unharmed()
-	s.lives()
+	s.checkNeighbour()
+	s.checkServes()
 }
 
 // TestAttackRandomObjects tests that a user who allocates every kind of object up to the limit does not affect
@@ -89,18 +90,19 @@ func TestAttackRandomObjects(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := besiege(t)
 	before := s.load()
-	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all", fmt.Sprint(many(20000, 1000000))))
-	t.Log(a.until("has", 60*time.Second))
+	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all",
+		fmt.Sprint(fullCount(20000, 1000000))))
+	t.Log(a.lineWith("has", 60*time.Second))
 	t.Logf("%q", a.said)
 	s.bounded(before, 1500)
 	b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "500"))
-	if line := b.until("has", 30*time.Second); len(b.said) != 1 {
+	if line := b.lineWith("has", 30*time.Second); len(b.said) != 1 {
 		t.Errorf("another user: got %s: %q", line, b.said)
 	}
 	b.say("a message")
 	b.expect("ok")
-	s.unharmed()
-	s.lives()
+	s.checkNeighbour()
+	s.checkServes()
 }
 
 // TestAttackTables tests that a user at the limit for a kind of object leaves objects of this kind for other users.
@@ -121,16 +123,16 @@ func TestAttackTables(t *testing.T) {
 		t.Run(c.kind, func(t *testing.T) {
 			s.world.t, s.t = t, t
 			a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", raw, "fill", c.kind, fmt.Sprint(c.all)))
-			t.Log(a.until("has", 40*time.Second), a.said[0])
+			t.Log(a.lineWith("has", 40*time.Second), a.said[0])
 			b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", c.kind, fmt.Sprint(c.some)))
-			if line := b.until("has", 20*time.Second); len(b.said) != 1 {
+			if line := b.lineWith("has", 20*time.Second); len(b.said) != 1 {
 				t.Errorf("another user: got %s: %q", line, b.said)
 			}
 			s.bounded(before, 1500)
 		})
 	}
 	s.world.t, s.t = t, t
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackRingMemory tests that a user can allocate only a limited part of the shared memory for queues, even
@@ -143,7 +145,7 @@ func TestAttackRingMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", "sh", "-c", "ulimit -l 64; exec "+raw+" fill big-qps 40"))
-	a.until("has", 20*time.Second)
+	a.lineWith("has", 20*time.Second)
 	var now unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &now); err != nil {
 		t.Fatal(err)
@@ -152,12 +154,12 @@ func TestAttackRingMemory(t *testing.T) {
 	if used := (int64(fs.Bfree) - int64(now.Bfree)) * fs.Bsize; used > 96<<20 || len(a.said) != 2 {
 		t.Errorf("shared memory of one user: got %d MiB, want at most 64 MiB: %q", used>>20, a.said)
 	}
-	s.unharmed()
-	s.lives()
+	s.checkNeighbour()
+	s.checkServes()
 }
 
-// stuck starts an attack that blocks a call of the service on memory that does not answer.
-func (s *siege) stuck(t *testing.T, fs *stallFS, attack ...string) *dialogue {
+// startBlocked starts an attack that blocks a call of the service on memory that does not answer.
+func (s *siege) startBlocked(t *testing.T, fs *stallFS, attack ...string) *dialogue {
 	t.Helper()
 	a := s.attack(attacker, append([]string{attack[0], fs.page()}, attack[1:]...)...)
 	a.expect("posted")
@@ -183,35 +185,35 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 		a.expect("posted")
 		time.Sleep(200 * time.Millisecond)
 	} else {
-		a = s.stuck(t, newStallFS(t, attacker, fuseRead), attack...)
+		a = s.startBlocked(t, newStallFS(t, attacker, fuseRead), attack...)
 		// The sender may be another process.
-		if line := a.until("doorbell", 10*time.Second); line != "doorbell: returned" {
+		if line := a.lineWith("doorbell", 10*time.Second); line != "doorbell: returned" {
 			t.Errorf("sender: got %q, want the end of its doorbell", line)
 		}
 	}
 	for _, step := range []func(){
-		s.unharmed,
-		func() { s.quick(5*time.Second, "res", "show") },
-		func() { s.quick(5*time.Second, "dev", "show") },
+		s.checkNeighbour,
+		func() { s.rootCommand(5*time.Second, "res", "show") },
+		func() { s.rootCommand(5*time.Second, "dev", "show") },
 		a.kill,
-		s.unharmed,
-		func() { s.quick(5*time.Second, "res", "show") },
-		func() { s.quick(10*time.Second, "dev", "reset", "rxe0") },
-		s.lives,
+		s.checkNeighbour,
+		func() { s.rootCommand(5*time.Second, "res", "show") },
+		func() { s.rootCommand(10*time.Second, "dev", "reset", "rxe0") },
+		s.checkServes,
 	} {
 		if step(); t.Failed() { // without ATTACK_FULL, skip the other steps to save time
 			return
 		}
 	}
-	s.stops()
+	s.checkStops()
 }
 
-// stops fails the test unless the service ends in time.
-func (s *siege) stops() {
+// checkStops fails the test unless the service ends in time.
+func (s *siege) checkStops() {
 	t := s.t
 	t.Helper()
 	began := time.Now()
-	s.quick(15*time.Second, "stop")
+	s.rootCommand(15*time.Second, "stop")
 	testutil.Poll(func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid))
 		return err != nil || strings.Contains(string(b), ") Z ")
@@ -232,7 +234,8 @@ func TestAttackStall(t *testing.T) {
 		}
 		for _, op := range []string{"write", "read", "atomic"} {
 			// An atomic operation is a read and a write, so only `make attack` tests all operations.
-			if op == "atomic" && path == "wire" && many(0, 1) == 0 || op == "read" && path == "shortcut" && many(0, 1) == 0 {
+			if op == "atomic" && path == "wire" && fullCount(0, 1) == 0 ||
+				op == "read" && path == "shortcut" && fullCount(0, 1) == 0 {
 				continue
 			}
 			t.Run(path+"/"+op, func(t *testing.T) { testStall(t, serve, "stall-region", op) })
@@ -260,10 +263,10 @@ func TestAttackIdleConnections(t *testing.T) {
 	if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
 		t.Fatal(err)
 	}
-	a := s.outside(attacker, "connections", s.socket, "3000")
+	a := s.attackOutside(attacker, "connections", s.socket, "3000")
 	t.Log(a.expect("connected"))
-	s.lives()
-	s.unharmed()
+	s.checkServes()
+	s.checkNeighbour()
 	if l := s.load(); l.descriptors > 1900 {
 		t.Errorf("descriptors of the service: got %d, want at most 1900", l.descriptors)
 	}
@@ -273,11 +276,11 @@ func TestAttackIdleConnections(t *testing.T) {
 func TestAttackLongMessages(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
-	a := s.outside(attacker, "unfinished", s.socket, "6", fmt.Sprint(64<<20))
-	t.Log(a.until("sent", 60*time.Second))
+	a := s.attackOutside(attacker, "unfinished", s.socket, "6", fmt.Sprint(64<<20))
+	t.Log(a.lineWith("sent", 60*time.Second))
 	s.bounded(before, 100)
-	s.unharmed()
-	s.lives()
+	s.checkNeighbour()
+	s.checkServes()
 }
 
 // TestAttackGarbage tests that invalid messages neither end the service nor fill its log. (B4)
@@ -285,16 +288,16 @@ func TestAttackGarbage(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
 	for _, text := range []string{strings.Repeat("x", 900_000), strings.Repeat(`\u0000`, 100_000)} {
-		if out := s.outside(attacker, "attach", s.socket,
-			fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.Protocol, text[:100_000])).rest(5 * time.Second); len(
+		if out := s.attackOutside(attacker, "attach", s.socket,
+			fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.Protocol, text[:100_000])).lastLines(5 * time.Second); len(
 			fmt.Sprint(out)) > 10_000 {
 			t.Errorf("invalid message: got an answer of %d bytes", len(fmt.Sprint(out)))
 		}
 	}
-	a := s.outside(attacker, "garbage", s.socket, fmt.Sprint(many(2, 30)))
-	t.Log(a.until("connections", 60*time.Second))
-	s.unharmed()
-	s.lives()
+	a := s.attackOutside(attacker, "garbage", s.socket, fmt.Sprint(fullCount(2, 30)))
+	t.Log(a.lineWith("connections", 60*time.Second))
+	s.checkNeighbour()
+	s.checkServes()
 	s.bounded(before, 150)
 	if n := strings.Count(s.log.String(), "\n"); n > 300 {
 		t.Errorf("log: got %d lines of %d bytes", n, len(s.log.String()))
@@ -310,7 +313,7 @@ func TestAttackCloseStorm(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
 	began := time.Now()
-	out := s.attack(attacker, "close-storm", "2").rest(20 * time.Second)
+	out := s.attack(attacker, "close-storm", "2").lastLines(20 * time.Second)
 	took, after := time.Since(began), s.load()
 	t.Logf("attacker: got %q; the service used %v of processor time in %v", out, after.cpu-before.cpu, took)
 	if used := after.cpu - before.cpu; used > took*7/10 {
@@ -320,7 +323,7 @@ func TestAttackCloseStorm(t *testing.T) {
 	if out[len(out)-1] != "query: success" {
 		t.Errorf("the device afterwards: %q", out)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackLockedDirectories tests a program that lists directories into memory that does not answer, and so keeps
@@ -331,7 +334,7 @@ func TestAttackLockedDirectories(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
 	fs := newStallFS(t, attacker, fuseRead)
-	a := s.stuck(t, fs, "lock-directories", filepath.Dir(s.socket))
+	a := s.startBlocked(t, fs, "lock-directories", filepath.Dir(s.socket))
 	look := func(script, want string) func() {
 		return func() {
 			t.Helper()
@@ -344,23 +347,23 @@ func TestAttackLockedDirectories(t *testing.T) {
 		}
 	}
 	for _, step := range []func(){
-		s.lives,
-		s.unharmed,
+		s.checkServes,
+		s.checkNeighbour,
 		look("ls /sys/class/infiniband/rxe0/ports/1/gids | wc -l", "1024"),
-		func() { s.quick(5*time.Second, "link", "add", "rxe7", "--addr", "127.0.0.7") },
+		func() { s.rootCommand(5*time.Second, "link", "add", "rxe7", "--addr", "127.0.0.7") },
 		look("cat /sys/class/infiniband/rxe7/node_desc; ls /dev/infiniband", "rxe7\nrdma_cm\nuverbs0\nuverbs1"),
-		func() { s.quick(5*time.Second, "link", "del", "rxe7") },
+		func() { s.rootCommand(5*time.Second, "link", "del", "rxe7") },
 		look("ls /sys/class/infiniband", "rxe0"),
 		func() { // further programs of the attacker wait or are refused
 			s.as(attacker).cmd(s.deadline(1), "run", "--", "ls", "/sys/class/infiniband").Run()
 		},
-		s.unharmed,
+		s.checkNeighbour,
 		func() { s.bounded(before, 40) },
-		func() { s.quick(10*time.Second, "dev", "reset", "rxe0") },
-		s.lives,
+		func() { s.rootCommand(10*time.Second, "dev", "reset", "rxe0") },
+		s.checkServes,
 		a.kill,
-		s.lives,
-		s.stops,
+		s.checkServes,
+		s.checkStops,
 	} {
 		if step(); t.Failed() { // without ATTACK_FULL, skip the other steps to save time
 			return
@@ -383,8 +386,8 @@ func TestAttackLockedLeftovers(t *testing.T) {
 		w.under = []string{"sh", "-c", `exec unshare -m sh -c 'mount --bind "$0" /dev/shm && exec "$@"' "$@"`, "sh", shm}
 	}}
 	s := inside.besiege(t)
-	a := s.stuck(t, newStallFS(t, attacker, fuseRead), "lock-directories", filepath.Dir(s.socket))
-	s.stops()
+	a := s.startBlocked(t, newStallFS(t, attacker, fuseRead), "lock-directories", filepath.Dir(s.socket))
+	s.checkStops()
 	for range 2 {
 		left, _ := filepath.Glob(filepath.Join(shm, "verbena-*"))
 		if len(left) == 0 {
@@ -395,9 +398,9 @@ func TestAttackLockedLeftovers(t *testing.T) {
 		if took := time.Since(began); took > 6*time.Second {
 			t.Errorf("start of the service: took %v", took)
 		}
-		next.lives()
-		next.unharmed()
-		next.stops()
+		next.checkServes()
+		next.checkNeighbour()
+		next.checkStops()
 	}
 	a.kill()
 }
@@ -410,12 +413,13 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		before := s.load()
 		fs := newStallFS(t, attacker, fuseFlush)
 		for _, message := range []string{fmt.Sprintf(`{"Protocol":%d,"Op":"info"}`, ctl.Protocol), s.attachMessage(1)} {
-			t.Log(s.outside(attacker, "stall-close", s.socket, message, fmt.Sprint(many(200, 2000)), fs.page()).until("sent",
+			t.Log(s.attackOutside(attacker, "stall-close", s.socket, message,
+				fmt.Sprint(fullCount(200, 2000)), fs.page()).lineWith("sent",
 				60*time.Second))
 		}
 		time.Sleep(500 * time.Millisecond)
-		s.lives()
-		s.unharmed()
+		s.checkServes()
+		s.checkNeighbour()
 		// A thread for each descriptor would add 400 threads. The Go runtime starts some additional threads on a
 		// busy machine, and keeps them.
 		if l := s.load(); l.threads > before.threads+250 {
@@ -430,8 +434,8 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		if _, ok := a.line(5 * time.Second); !ok {
 			t.Error("attacker: its own calls do not return")
 		}
-		s.lives()
-		s.unharmed()
+		s.checkServes()
+		s.checkNeighbour()
 		if l := s.load(); l.threads > before.threads+100 {
 			t.Errorf("threads of the service: %d before, %d now", before.threads, l.threads)
 		}
@@ -461,13 +465,13 @@ func TestAttackSlowCommand(t *testing.T) {
 			t.Errorf("calls of another thread during a blocked command: took %s ms", line)
 		}
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackMainThreadEnds tests that a program can use RDMA after its main thread has ended. (C2)
 func TestAttackMainThreadEnds(t *testing.T) {
 	s := besiege(t)
-	out := strings.Join(s.attack(attacker, "main-exit").rest(10*time.Second), "\n")
+	out := strings.Join(s.attack(attacker, "main-exit").lastLines(10*time.Second), "\n")
 	if out != "open: success\nwrite: text" {
 		t.Errorf("%s", out)
 	}
@@ -511,11 +515,11 @@ func TestAttackFullDisk(t *testing.T) {
 func TestAttackNumberRace(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()),
-		fmt.Sprint(many(1500, 50000))).rest(time.Duration(many(30, 600)) * time.Second)
+		fmt.Sprint(fullCount(1500, 50000))).lastLines(time.Duration(fullCount(30, 600)) * time.Second)
 	if len(out) != 1 || !strings.HasPrefix(out[0], "opened ") || out[0] == "opened 0" {
 		t.Errorf("%.1000q", out)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackForeignPID tests a client in another PID namespace. Its PID is not visible to the service. The
@@ -540,7 +544,7 @@ func TestAttackForeignPID(t *testing.T) {
 		return w.cmd(w.deadline(5), "link", "show").Run() == nil
 	})
 	s := &siege{world: w, t: t, program: program}
-	if out := s.outside(attacker, "attach", w.socket, s.attachMessage(1)).expect("answer"); !strings.Contains(out,
+	if out := s.attackOutside(attacker, "attach", w.socket, s.attachMessage(1)).expect("answer"); !strings.Contains(out,
 		"Error") {
 		t.Errorf("client that claims to be process 1: got %s", out)
 	}
@@ -562,7 +566,7 @@ func TestAttackPaths(t *testing.T) {
 		"/dev/infiniband/../infiniband/uverbs0":      "success",
 		"/dev/infiniband/uverbs0\x01":                "No such file or directory",
 	} {
-		if out := s.attack(attacker, "paths", path).rest(5 * time.Second); len(out) != 1 || out[0] != path+": "+want {
+		if out := s.attack(attacker, "paths", path).lastLines(5 * time.Second); len(out) != 1 || out[0] != path+": "+want {
 			t.Errorf("open: got %.200q, want %q", out, want)
 		}
 	}

@@ -22,10 +22,10 @@ func TestAttackFloods(t *testing.T) {
 	undisturbed := s.p99()
 	t.Logf("undisturbed: p99 %.1f us", undisturbed)
 	for _, kind := range []string{"spin", "connections", "descriptors", "answers"} {
-		a := s.outside(attacker, "flood", s.socket, strconv.Itoa(many(3, 20)), kind)
+		a := s.attackOutside(attacker, "flood", s.socket, strconv.Itoa(fullCount(3, 20)), kind)
 		a.expect("begun")
 		p99 := s.p99()
-		t.Logf("%s: p99 %.1f us, %.2f times; %s", kind, p99, p99/undisturbed, a.until("rounds", time.Minute))
+		t.Logf("%s: p99 %.1f us, %.2f times; %s", kind, p99, p99/undisturbed, a.lineWith("rounds", time.Minute))
 		if hard && kind != "spin" && p99 > 3*undisturbed {
 			t.Errorf("%s: p99 %.1f us, undisturbed %.1f us", kind, p99, undisturbed)
 		}
@@ -43,7 +43,7 @@ func TestAttackFloods(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	s.lives()
+	s.checkServes()
 }
 
 // p99 measures round trips between two programs of a user, while no other programs run. It returns the 99th
@@ -53,12 +53,12 @@ func (s *siege) p99() float64 {
 	const measured = neighbor - 10
 	port := tcpPort()
 	args := []string{"run", "--", "ib_send_lat", "-e", "-d", "rxe0", "-x", "1", "-s", "64", "-n",
-		strconv.Itoa(many(1000, 20000)), "-p", port, "-F"}
+		strconv.Itoa(fullCount(1000, 20000)), "-p", port, "-F"}
 	server := s.as(measured).cmd(s.deadline(60), args...)
 	d := talk(s.t, server)
 	defer func() { <-d.over }()
 	if out, err := s.cmd(s.deadline(40), "wait", "--listen", port).CombinedOutput(); err != nil {
-		s.t.Fatalf("%v: %s; the server printed %q", err, out, d.rest(time.Second))
+		s.t.Fatalf("%v: %s; the server printed %q", err, out, d.lastLines(time.Second))
 	}
 	out, err := s.as(measured).cmd(s.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // not affect others, and the device must be closed with the last descriptor.
 func TestAttackDescriptors(t *testing.T) {
 	s := besiege(t)
-	out := s.attack(attacker, "descriptors").rest(15 * time.Second)
+	out := s.attack(attacker, "descriptors").lastLines(15 * time.Second)
 	t.Logf("%q", out)
 	if len(out) == 0 || out[len(out)-1] != "done" {
 		t.Errorf("attacker: did not finish: %q", out)
@@ -43,13 +43,13 @@ func TestAttackDescriptors(t *testing.T) {
 			t.Errorf("%s: got an error, want success", must)
 		}
 	}
-	s.unharmed()
-	s.onlyNeighbour()
-	s.lives()
+	s.checkNeighbour()
+	s.awaitOnlyNeighbour()
+	s.checkServes()
 }
 
-// onlyNeighbour waits until only the neighbour's program has objects.
-func (s *siege) onlyNeighbour() {
+// awaitOnlyNeighbour waits until only the neighbour's program has objects.
+func (s *siege) awaitOnlyNeighbour() {
 	s.t.Helper()
 	if !testutil.Poll(func() bool { return len(s.resources()) == 1 }) {
 		s.t.Errorf("remaining objects: %v", s.resources())
@@ -126,13 +126,13 @@ func TestAttackForkStorm(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
 	script := fmt.Sprintf("for i in $(seq %d); do %s paths /dev/infiniband/uverbs0 >/dev/null & :; [ $((i %% 16)) = 0 ] && wait; done; wait; echo done",
-		many(200, 5000), s.program)
-	out := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", "sh", "-c", script)).rest(60 * time.Second)
+		fullCount(200, 5000), s.program)
+	out := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", "sh", "-c", script)).lastLines(60 * time.Second)
 	if !slices.Equal(out, []string{"done"}) {
 		t.Errorf("%.1000q", out)
 	}
-	s.unharmed()
-	s.onlyNeighbour()
+	s.checkNeighbour()
+	s.awaitOnlyNeighbour()
 	s.bounded(before, 100)
 	testutil.Eventually(t, "descriptors to be closed and threads to end", func() bool {
 		l := s.load()
@@ -158,15 +158,15 @@ func TestAttackStoppedProgram(t *testing.T) {
 	for _, what := range []string{"program", "launcher", "both"} {
 		t.Run(what, func(t *testing.T) {
 			a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "200"))
-			a.until("has", 20*time.Second)
+			a.lineWith("has", 20*time.Second)
 			pids := map[string][]int{"program": {programOf(t, a.cmd)}, "launcher": {a.cmd.Process.Pid},
 				"both": {programOf(t, a.cmd), a.cmd.Process.Pid}}[what]
 			for _, pid := range pids {
 				syscall.Kill(pid, syscall.SIGSTOP)
 			}
-			s.unharmed()
-			s.lives()
-			s.quick(5*time.Second, "res", "show")
+			s.checkNeighbour()
+			s.checkServes()
+			s.rootCommand(5*time.Second, "res", "show")
 			for _, pid := range pids {
 				syscall.Kill(pid, syscall.SIGCONT)
 			}
@@ -188,7 +188,7 @@ func TestAttackNames(t *testing.T) {
 		}
 	}
 	a.kill()
-	s.onlyNeighbour()
+	s.awaitOnlyNeighbour()
 	if strings.ContainsFunc(s.log.String(), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }) {
 		t.Errorf("log: got control characters: %q", s.log)
 	}
@@ -199,15 +199,15 @@ func TestAttackNames(t *testing.T) {
 func TestAttackOwnAnswers(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
-	out := s.outside(attacker, "own-answers", s.socket, s.attachMessage(1),
-		fmt.Sprint(many(2000, 100000))).rest(30 * time.Second)
+	out := s.attackOutside(attacker, "own-answers", s.socket, s.attachMessage(1),
+		fmt.Sprint(fullCount(2000, 100000))).lastLines(30 * time.Second)
 	t.Logf("%q", out)
 	if len(out) == 0 || out[len(out)-1] != "done" {
 		t.Errorf("%q", out)
 	}
-	s.unharmed()
-	s.onlyNeighbour()
-	s.lives()
+	s.checkNeighbour()
+	s.awaitOnlyNeighbour()
+	s.checkServes()
 	s.bounded(before, 50)
 	testutil.Eventually(t, "descriptors to be closed", func() bool {
 		return s.load().descriptors <= before.descriptors+20
@@ -228,12 +228,12 @@ func TestAttackThreadUser(t *testing.T) {
 // file that the program itself could not open.
 func TestAttackFlippedPaths(t *testing.T) {
 	s := besiege(t)
-	out := s.attack(attacker, "flip-paths", fmt.Sprint(many(20000, 2000000))).rest(60 * time.Second)
+	out := s.attack(attacker, "flip-paths", fmt.Sprint(fullCount(20000, 2000000))).lastLines(60 * time.Second)
 	if !slices.Equal(out, []string{"done"}) {
 		t.Errorf("%q", out)
 	}
-	s.unharmed()
-	s.onlyNeighbour()
+	s.checkNeighbour()
+	s.awaitOnlyNeighbour()
 }
 
 // TestAttackLimits tests that the supervisor does not change the program's own limit of descriptors.
@@ -279,5 +279,5 @@ func TestAttackChildNamespace(t *testing.T) {
 	if err != nil || string(out) != "write: success: still written\n" {
 		t.Errorf("%v: %s", err, out)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }

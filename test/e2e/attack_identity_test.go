@@ -19,8 +19,8 @@ var (
 	pod  = append([]string{"unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"}, bare...)
 )
 
-// below runs a verbena command with a command prefix.
-func (s *siege) below(prefix []string, args ...string) *exec.Cmd {
+// verbenaVia runs a verbena command with a command prefix.
+func (s *siege) verbenaVia(prefix []string, args ...string) *exec.Cmd {
 	s.t.Helper()
 	c := s.cmd(s.deadline(120), args...)
 	path, err := exec.LookPath(prefix[0])
@@ -45,26 +45,26 @@ func TestAttackBareRoot(t *testing.T) {
 			{"link", "add", "rxe7", "--addr", "127.0.0.77"}, {"link", "set", "rxe0", "down"}, {"qp", "show"},
 			{"capture", "--count", "1", "--write", os.DevNull},
 		} {
-			out, err := s.below(where, args...).CombinedOutput()
+			out, err := s.verbenaVia(where, args...).CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "operation not permitted") {
 				t.Errorf("%s: verbena %s: %v %s", where[0], strings.Join(args, " "), err, out)
 			}
 		}
-		out, err := s.below(where, "res", "show").CombinedOutput()
+		out, err := s.verbenaVia(where, "res", "show").CombinedOutput()
 		if err != nil || strings.Contains(string(out), fmt.Sprint(neighbor)) {
 			t.Errorf("%s: got the neighbour's objects: %v\n%s", where[0], err, out)
 		}
-		out, err = s.below(where, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+		out, err = s.verbenaVia(where, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "uverbs0: success") {
 			t.Errorf("%s: a program: %v %s", where[0], err, out)
 		}
-		out, err = s.below(where, "run", "--", s.program, "tree-climb").CombinedOutput()
+		out, err = s.verbenaVia(where, "run", "--", s.program, "tree-climb").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "climb: success\nleave: Permission denied\n") {
 			t.Errorf("%s: search for the virtual files of other users: got %v %s", where[0], err, out)
 		}
 	}
-	s.lives()
-	s.unharmed()
+	s.checkServes()
+	s.checkNeighbour()
 }
 
 // TestAttackOtherPod tests that two containers count as two users, although both run as user ID 0. No container may
@@ -73,23 +73,23 @@ func TestAttackOtherPod(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)
 	s := besiege(t, "--limit", "pds=100/1000")
-	first := talk(t, s.below(pod, "run", "--", raw, "fill", "pds", "200"))
-	first.until("has", 20*time.Second)
+	first := talk(t, s.verbenaVia(pod, "run", "--", raw, "fill", "pds", "200"))
+	first.lineWith("has", 20*time.Second)
 	if said := strings.Join(first.said, "\n"); !strings.Contains(said, "refused after") {
 		t.Errorf("first container: got no refusal: %s", said)
 	}
-	second := talk(t, s.below(pod, "run", "--", raw, "fill", "pds", "50"))
-	if line := second.until("has", 20*time.Second); line != "has pds=50" {
+	second := talk(t, s.verbenaVia(pod, "run", "--", raw, "fill", "pds", "50"))
+	if line := second.lineWith("has", 20*time.Second); line != "has pds=50" {
 		t.Errorf("second container: got %q", line)
 	}
-	out, err := s.below(pod, "res", "show").CombinedOutput()
+	out, err := s.verbenaVia(pod, "res", "show").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "rawverbs") {
 		t.Errorf("third container: got the others' objects: %v\n%s", err, out)
 	}
 	if out := s.out("res", "show"); strings.Count(out, "rawverbs") < 2 {
 		t.Errorf("list for root: got no container, or one:\n%s", out)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackSubordinateIDs tests that a user with many subordinate IDs counts as one user. (N7)
@@ -98,7 +98,7 @@ func TestAttackSubordinateIDs(t *testing.T) {
 	needRoot(t)
 	s := besiege(t)
 	const ids, each, first = 60, 6, 200000 // a child process waits for up to 2 s for each connection
-	a := s.outside(attacker-7, "subordinate", s.socket, fmt.Sprint(ids), fmt.Sprint(each))
+	a := s.attackOutside(attacker-7, "subordinate", s.socket, fmt.Sprint(ids), fmt.Sprint(each))
 	pid := a.expect("")
 	for _, m := range []string{"uid_map", "gid_map"} {
 		if err := os.WriteFile("/proc/"+pid+"/"+m, fmt.Appendf(nil, "0 %d %d", first, ids), 0); err != nil {
@@ -107,12 +107,12 @@ func TestAttackSubordinateIDs(t *testing.T) {
 	}
 	a.say("mapped")
 	var served int
-	if n, err := fmt.Sscanf(a.until("served", 60*time.Second), "served %d", &served); n != 1 || served == 0 ||
+	if n, err := fmt.Sscanf(a.lineWith("served", 60*time.Second), "served %d", &served); n != 1 || served == 0 ||
 		served > 256 {
 		t.Errorf("connections: got %d (%v), want at most 256, the limit of one user", served, err)
 	}
-	s.lives()
-	s.unharmed()
+	s.checkServes()
+	s.checkNeighbour()
 }
 
 // TestAttackOwnedIDs tests that a user counts as one user, who runs programs with subordinate IDs outside a user
@@ -138,11 +138,11 @@ func TestAttackOwnedIDs(t *testing.T) {
 	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}
 	before := s.load()
 	for id := range uint32(ids) {
-		t.Log(s.outside(first+id, "connections", s.socket, fmt.Sprint(each)).until("connected", 30*time.Second))
+		t.Log(s.attackOutside(first+id, "connections", s.socket, fmt.Sprint(each)).lineWith("connected", 30*time.Second))
 	}
 	time.Sleep(time.Second) // the service must close the connections beyond the limit
 	if n := s.load().descriptors - before.descriptors; n < 50 || n > 600 {
 		t.Errorf("descriptors of the service: got %d more, want at most two for each of the 256 connections of one user", n)
 	}
-	s.lives()
+	s.checkServes()
 }

@@ -82,17 +82,17 @@ func TestAttackContainerMemory(t *testing.T) {
 			s := contained(t, size, 2000)
 			for uid := range uint32(4) {
 				d := talk(t, s.plain(attacker-10-uid, program))
-				t.Log(d.until("allocated ", 60*time.Second))
+				t.Log(d.lineWith("allocated ", 60*time.Second))
 			}
 			for uid := range uint32(2) {
 				a := talk(t, s.as(attacker-20-uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", "33000"))
-				t.Log(a.until("has", 60*time.Second))
+				t.Log(a.lineWith("has", 60*time.Second))
 			}
-			s.lives()
+			s.checkServes()
 			if l := s.load(); uint64(l.rss)<<20 > size {
 				t.Errorf("memory of the service: got %d MiB, which exceeds the limit of the group", l.rss)
 			}
-			s.quick(5*time.Second, "res", "show")
+			s.rootCommand(5*time.Second, "res", "show")
 		})
 	}
 }
@@ -104,8 +104,8 @@ func TestAttackContainerThreads(t *testing.T) {
 	s := contained(t, 1<<30, 900)
 	for uid := uint32(attacker); uid > attacker-4; uid-- {
 		fs := newStallFS(t, uid, fuseRead)
-		a := s.outside(uid, "sessions", s.socket, s.attachMessage(1), "680", "16", fs.page())
-		t.Log(a.until("attached", 30*time.Second))
+		a := s.attackOutside(uid, "sessions", s.socket, s.attachMessage(1), "680", "16", fs.page())
+		t.Log(a.lineWith("attached", 30*time.Second))
 	}
 	l := s.load()
 	t.Logf("load of the service: %+v", l)
@@ -116,7 +116,7 @@ func TestAttackContainerThreads(t *testing.T) {
 	if err != nil || !strings.Contains(string(b), "uverbs0: success") {
 		t.Errorf("another user's program: %v %q", err, b)
 	}
-	s.quick(5*time.Second, "link", "show")
+	s.rootCommand(5*time.Second, "link", "show")
 }
 
 // TestAttackContainerGroups tests a container with a pids.max of 60, and a user who joins as many multicast groups
@@ -126,18 +126,18 @@ func TestAttackContainerGroups(t *testing.T) {
 	s := contained(t, 1<<30, 60)
 	before := s.load()
 	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "groups", "1000"))
-	if refusal := a.until("groups refused", 30*time.Second); !strings.Contains(refusal, "cannot allocate memory") {
+	if refusal := a.lineWith("groups refused", 30*time.Second); !strings.Contains(refusal, "cannot allocate memory") {
 		t.Errorf("joins beyond the limit: got %s", refusal)
 	}
-	t.Log(a.until("has", 30*time.Second))
+	t.Log(a.lineWith("has", 30*time.Second))
 	l := s.load()
 	t.Logf("load of the service: %+v before, %+v now", before, l)
 	if n := l.threads - before.threads; n > 12 {
 		t.Errorf("threads of the service: got %d more", n)
 	}
-	s.lives()
+	s.checkServes()
 	a.kill()
-	s.quick(5*time.Second, "link", "show")
+	s.rootCommand(5*time.Second, "link", "show")
 }
 
 // TestAttackInotify tests that the native doorbells of 40 users share a few inotify instances of root's account,
@@ -148,7 +148,7 @@ func TestAttackInotify(t *testing.T) {
 	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}
 	for uid := range uint32(40) {
 		a := talk(t, s.as(7100+uid).cmd(s.deadline(120), "run", "--", s.program, "neighbour", "atomics"))
-		a.until("ready", 30*time.Second)
+		a.lineWith("ready", 30*time.Second)
 	}
 	dir := fmt.Sprintf("/proc/%d/fd", w.serve.Process.Pid)
 	entries, err := os.ReadDir(dir)
@@ -164,7 +164,7 @@ func TestAttackInotify(t *testing.T) {
 	if n < 2 || n > 20 {
 		t.Errorf("inotify instances of the service: got %d for 40 users, want 2 to 20, including those of pollers", n)
 	}
-	s.lives()
+	s.checkServes()
 }
 
 // TestAttackReadOnlyMount tests a pod with user ID 0 without capabilities, and with the socket's directory mounted
@@ -216,12 +216,12 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	}
 }
 
-// TestAttackKept tests that kernel resources count against the limits of a user whose programs keep descriptors
-// created by the service, or leave answers unread. The limits must hold even after the device files and connections
-// were closed. The kernel charges the resources to the service's control group.
-func TestAttackKept(t *testing.T) {
+// TestAttackKeptDescriptors tests that kernel resources count against the limits of a user whose programs keep
+// descriptors created by the service, or leave answers unread. The limits must hold even after the device files and
+// connections were closed. The kernel charges the resources to the service's control group.
+func TestAttackKeptDescriptors(t *testing.T) {
 	t.Parallel()
-	seconds := fmt.Sprint(many(4, 60))
+	seconds := fmt.Sprint(fullCount(4, 60))
 	open := fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol)
 	show := fmt.Sprintf(`{"Protocol":%d,"Op":"stat show"}`, ctl.Protocol)
 	s := contained(t, 128<<20, 900, "--limit", "descriptors=200", "--limit", "connections=16")
@@ -232,26 +232,26 @@ func TestAttackKept(t *testing.T) {
 		start func() *dialogue
 	}{
 		{"descriptors of device files", quota.Descriptors, 200, func() *dialogue {
-			return s.outside(attacker, "kept", s.socket, "device", seconds, open)
+			return s.attackOutside(attacker, "kept", s.socket, "device", seconds, open)
 		}},
 		{"unread answers", quota.Connections, 16 + 64, // also for refused clients, which get an answer with the reason
-			func() *dialogue { return s.outside(attacker, "kept", s.socket, "answer", seconds, show) }},
+			func() *dialogue { return s.attackOutside(attacker, "kept", s.socket, "answer", seconds, show) }},
 		{"channels", quota.Descriptors, 200, func() *dialogue { return s.attack(attacker, "kept-channels", seconds) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			before := s.held(c.kind.String())
+			before := s.heldObjects(c.kind.String())
 			d := c.start()
-			line := d.until("kept", 2*time.Minute)
+			line := d.lineWith("kept", 2*time.Minute)
 			t.Log(line)
 			var kept, asked int
 			if n, err := fmt.Sscanf(line, "kept %d of %d", &kept, &asked); n != 2 || kept == 0 || kept > c.limit {
 				t.Errorf("attacker: got %q (%v), want 1 to %d", line, err, c.limit)
 			}
-			s.lives()
+			s.checkServes()
 			d.kill()
 			<-d.over
 			testutil.Eventually(t, "the attacker's descriptors to be released", func() bool {
-				return s.held(c.kind.String()) <= before
+				return s.heldObjects(c.kind.String()) <= before
 			})
 		})
 	}

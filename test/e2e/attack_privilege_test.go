@@ -25,7 +25,7 @@ func TestAttackQueueFileSwap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.Remove(victim)
-	out := s.attack(attacker, "swap", victim, fmt.Sprint(many(100, 2000))).rest(20 * time.Second)
+	out := s.attack(attacker, "swap", victim, fmt.Sprint(fullCount(100, 2000))).lastLines(20 * time.Second)
 	t.Logf("%q", out)
 	var st syscall.Stat_t
 	if err := syscall.Lstat(victim, &st); err != nil || st.Uid != 0 || st.Mode&0o777 != 0o600 {
@@ -37,7 +37,7 @@ func TestAttackQueueFileSwap(t *testing.T) {
 	if !strings.Contains(strings.Join(out, "\n"), "done") || strings.Contains(strings.Join(out, "\n"), "root's own") {
 		t.Errorf("the attacker: %q", out)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackPIDReuse tests a caller that is killed during its call while another process gets the same PID. The
@@ -69,7 +69,7 @@ func TestAttackPIDReuse(t *testing.T) {
 	if out := s.out("res", "show"); strings.Contains(out, fmt.Sprintf(" %d ", pid)) {
 		t.Errorf("process with the reused PID: got registrations:\n%s", out)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackRecycledPID tests that a process's registrations end with the process, before another process gets the
@@ -87,12 +87,12 @@ func TestAttackRecycledPID(t *testing.T) {
 			s := besiege(t, serve...)
 			const rounds = 2000
 			var used, changed int
-			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).until("used",
+			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).lineWith("used",
 				300*time.Second)
 			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {
 				t.Errorf("%d processes: %q, %v", rounds, line, err)
 			}
-			s.unharmed()
+			s.checkNeighbour()
 		})
 	}
 }
@@ -132,12 +132,12 @@ func TestAttackExec(t *testing.T) {
 				c := s.cmd(s.deadline(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker),
 					fmt.Sprint("--regid=", attacker),
 					"--clear-groups", s.program, "exec-region", how, suid, "victim", "1")
-				out := strings.Join(talk(t, c).rest(10*time.Second), "\n")
+				out := strings.Join(talk(t, c).lastLines(10*time.Second), "\n")
 				if !strings.Contains(out, "victim of user 0: unharmed") || strings.Contains(out, "read: success") ||
 					strings.Contains(out, "write: success") || !strings.Contains(out, "write: ") {
 					t.Errorf("%s", out)
 				}
-				s.unharmed()
+				s.checkNeighbour()
 			})
 		}
 	}
@@ -151,7 +151,7 @@ func TestAttackHiddenExec(t *testing.T) {
 	for _, how := range []string{"execveat", "magic link", "i386", "x32"} {
 		t.Run(how, func(t *testing.T) {
 			d := s.attack(attacker, "hidden-execs", how, s.program, "victim", "0.5")
-			out := strings.Join(d.rest(10*time.Second), "\n")
+			out := strings.Join(d.lastLines(10*time.Second), "\n")
 			if none := strings.Contains(out, "exec by "+how); !none &&
 				(!strings.Contains(out, "victim of user 65534: unharmed") ||
 					strings.Contains(out, "write: success")) {
@@ -162,20 +162,20 @@ func TestAttackHiddenExec(t *testing.T) {
 	}
 	for _, how := range []string{"failed", "vfork"} {
 		t.Run(how, func(t *testing.T) {
-			out := strings.Join(s.attack(attacker, "hidden-execs", how, "none").rest(10*time.Second), "\n")
+			out := strings.Join(s.attack(attacker, "hidden-execs", how, "none").lastLines(10*time.Second), "\n")
 			if out != "write: success: still written" {
 				t.Errorf("%s", out)
 			}
 		})
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackExecRaces tests programs that execute another program while a thread registers memory and writes to it.
 func TestAttackExecRaces(t *testing.T) {
 	s := besiege(t)
-	out := s.attack(attacker, "exec-races", fmt.Sprint(many(100, 10000)), s.program, "victim",
-		"0.01").rest(time.Duration(many(30, 1800)) * time.Second)
+	out := s.attack(attacker, "exec-races", fmt.Sprint(fullCount(100, 10000)), s.program, "victim",
+		"0.01").lastLines(time.Duration(fullCount(30, 1800)) * time.Second)
 	harmed, unharmed := 0, 0
 	for _, l := range out {
 		if strings.Contains(l, "has been changed") {
@@ -184,10 +184,10 @@ func TestAttackExecRaces(t *testing.T) {
 			unharmed++
 		}
 	}
-	if harmed > 0 || unharmed < many(80, 9000) || out[len(out)-1] != "done" {
+	if harmed > 0 || unharmed < fullCount(80, 9000) || out[len(out)-1] != "done" {
 		t.Errorf("programs after an exec: %d were changed, %d were not: %.2000q", harmed, unharmed, out)
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackImpostor tests that a launcher passes its program only to a service of root or of its own user, and
@@ -208,13 +208,13 @@ func TestAttackImpostor(t *testing.T) {
 			os.MkdirAll(filepath.Join(home, "a", "b"), 0o755)
 			os.Chown(home, int(victim), int(victim))
 			s := &siege{world: w, t: t, program: program}
-			impostor := s.outside(attacker, "impostor", w.socket, home)
+			impostor := s.attackOutside(attacker, "impostor", w.socket, home)
 			impostor.expect("listening")
 			out, err := w.as(victim).cmd(w.deadline(10), "run", "--", "true").CombinedOutput()
 			if exitCode(err) != 125 || !strings.Contains(string(out), "65534") {
 				t.Errorf("run: got exit code %d and %q, want 125 and the name of the service's user", exitCode(err), out)
 			}
-			if said := impostor.rest(100 * time.Millisecond); strings.Contains(fmt.Sprint(said), "with its listener") {
+			if said := impostor.lastLines(100 * time.Millisecond); strings.Contains(fmt.Sprint(said), "with its listener") {
 				t.Errorf("impostor: became the supervisor: %q", said)
 			}
 			if _, err := os.Stat(filepath.Join(home, "precious")); err != nil {
@@ -269,7 +269,7 @@ func TestAttackEscape(t *testing.T) {
 			}
 		})
 	}
-	s.unharmed()
+	s.checkNeighbour()
 }
 
 // TestAttackUserNamespace tests that the service ignores capabilities in a user namespace, because any user can
@@ -326,7 +326,7 @@ func TestAttackReadOnly(t *testing.T) {
 func TestAttackTwoServices(t *testing.T) {
 	t.Parallel() // each service waits a second before it exits
 	needRoot(t)
-	for range many(15, 1000) {
+	for range fullCount(15, 1000) {
 		w := newWorld(t, user{"root", 0}, "")
 		var cmds [2]*exec.Cmd
 		var ended [2]chan error

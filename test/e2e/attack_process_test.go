@@ -28,7 +28,7 @@ func TestAttackSwappedDevice(t *testing.T) {
 
 func attackSwappedDevice(t *testing.T, e *surroundings) {
 	s := e.besiege(t)
-	seconds := fmt.Sprint(many(e.some(3), 30))
+	seconds := fmt.Sprint(fullCount(e.fullOnce(3), 30))
 	t.Run("file", func(t *testing.T) {
 		// The attacker may look up this file, but may not open it.
 		secret := filepath.Join(t.TempDir(), "secret")
@@ -47,7 +47,7 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 			t.Fatal(err)
 		}
 		a := s.attack(attacker, "swap-device", secret, seconds)
-		a.until("done", 60*time.Second)
+		a.lineWith("done", 60*time.Second)
 		if n, _ := unix.Read(watch, make([]byte, 4096)); n > 0 {
 			t.Errorf("service: opened the file %d times, want 0", n/unix.SizeofInotifyEvent)
 		}
@@ -67,7 +67,7 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 			t.Fatal(err)
 		}
 		a := s.attack(attacker, "swap-device", fmt.Sprintf("/dev/pts/%d", n), seconds)
-		a.until("done", 60*time.Second)
+		a.lineWith("done", 60*time.Second)
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid))
 		if err != nil {
 			t.Fatal(err)
@@ -78,12 +78,12 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 		}
 		master.Close()
 		time.Sleep(100 * time.Millisecond)
-		s.lives()
+		s.checkServes()
 	})
 	s.serve.Process.Signal(syscall.SIGHUP) // as for a terminal acquired in another way
 	time.Sleep(100 * time.Millisecond)
-	s.lives()
-	s.unharmed()
+	s.checkServes()
+	s.checkNeighbour()
 }
 
 // TestAttackLingering tests descriptors with a close that takes a minute, sent with messages that allow no
@@ -94,16 +94,26 @@ func TestAttackLingering(t *testing.T) {
 }
 
 func attackLingering(t *testing.T, e *surroundings) {
-	count := fmt.Sprint(many(100, 250))
+	count := fmt.Sprint(fullCount(100, 250))
 	for _, tt := range []struct {
 		name   string
 		attack func(*siege) *dialogue
 	}{
-		{"netlink", func(s *siege) *dialogue { return s.attack(attacker, "linger-netlink", fmt.Sprint(many(100, 1000))) }},
-		{"begin", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, count, "begin") }},
-		{"rest", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, count, "rest") }},
-		{"closed", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, count, "closed") }},
-		{"refused", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, "600", "begin") }},
+		{"netlink", func(s *siege) *dialogue {
+			return s.attack(attacker, "linger-netlink", fmt.Sprint(fullCount(100, 1000)))
+		}},
+		{"begin", func(s *siege) *dialogue {
+			return s.attackOutside(attacker, "linger-control", s.socket, count, "begin")
+		}},
+		{"rest", func(s *siege) *dialogue {
+			return s.attackOutside(attacker, "linger-control", s.socket, count, "rest")
+		}},
+		{"closed", func(s *siege) *dialogue {
+			return s.attackOutside(attacker, "linger-control", s.socket, count, "closed")
+		}},
+		{"refused", func(s *siege) *dialogue {
+			return s.attackOutside(attacker, "linger-control", s.socket, "600", "begin")
+		}},
 	} {
 		if e.name != shared.name && tt.name != "netlink" && tt.name != "refused" && !hard {
 			continue // the code is the same in the other surroundings
@@ -120,11 +130,11 @@ func attackLingering(t *testing.T, e *surroundings) {
 			if n := s.load().threads - before.threads; n > 40 {
 				t.Errorf("threads of the service: got %d more", n)
 			}
-			s.others()
+			s.checkOthers()
 			a.kill()
 			<-a.over
-			s.lives()
-			s.unharmed()
+			s.checkServes()
+			s.checkNeighbour()
 		})
 	}
 }
@@ -145,7 +155,7 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 	argv := []string{"unshare", "-m", "sh", "-c", mount, "sh", "setpriv", "--reuid=" + id, "--regid=" + id,
 		"--clear-groups"}
 	at := 0
-	if s.enters() {
+	if s.inContainer() {
 		at = slices.Index(c.Args, "--") + 1
 	}
 	c.Args = slices.Concat(c.Args[:at], argv, c.Args[at:])
@@ -154,8 +164,8 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 		t.Fatal(err)
 	}
 	a := talk(t, c)
-	t.Logf("%s", a.until("grown by", 30*time.Second))
-	if line := a.until("truncate", 10*time.Second); line != "truncate: Operation not permitted" {
+	t.Logf("%s", a.lineWith("grown by", 30*time.Second))
+	if line := a.lineWith("truncate", 10*time.Second); line != "truncate: Operation not permitted" {
 		t.Errorf("the attacker printed %q", line)
 	}
 	var fs unix.Statfs_t
@@ -168,10 +178,10 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 			t.Errorf("user %d: %v %q", uid, err, out)
 		}
 	}
-	s.unharmed()
+	s.checkNeighbour()
 	a.kill()
 	<-a.over
-	s.lives()
+	s.checkServes()
 }
 
 // TestAttackConfusedLauncher tests root's launcher after its service was killed. A program has changed its user,
@@ -187,7 +197,7 @@ func TestAttackConfusedLauncher(t *testing.T) {
 				os.Chmod(d, 0o755)
 			}
 			path := filepath.Join(dir, "daemon")
-			daemon := s.outside(0, "keep-descriptor", path)
+			daemon := s.attackOutside(0, "keep-descriptor", path)
 			daemon.expect("listening")
 			argv := []string{"run", "--", s.program, "give-device", path, fmt.Sprint(attacker)}
 			if first == "becomes another user" {
@@ -196,7 +206,7 @@ func TestAttackConfusedLauncher(t *testing.T) {
 					s.program, "give-device", path}
 			}
 			p := talk(t, s.cmd(s.deadline(60), argv...))
-			p.until("given", 20*time.Second)
+			p.lineWith("given", 20*time.Second)
 			daemon.expect("kept")
 			syscall.Kill(s.serve.Process.Pid, syscall.SIGKILL)
 			if first == "becomes another user" {
@@ -226,10 +236,10 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	raw := buildRawverbs(t)
 	s := e.besiege(t)
 	filler := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all",
-		fmt.Sprint(many(e.some(30000), 100000))))
-	filler.until("has", 60*time.Second)
+		fmt.Sprint(fullCount(e.fullOnce(30000), 100000))))
+	filler.lineWith("has", 60*time.Second)
 	before := s.load()
-	a := s.outside(attacker, "unread", s.socket, fmt.Sprint(many(60, 200)), "res show")
+	a := s.attackOutside(attacker, "unread", s.socket, fmt.Sprint(fullCount(60, 200)), "res show")
 	t.Logf("%s", a.expect("asked"))
 	highest := 0
 	for range 20 {
@@ -240,13 +250,13 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	if s.own == 0 && highest > 70 { // an ordinary user manages their own service, and may make many requests at a time
 		t.Errorf("memory of the service: got %d MiB more, want at most 8 answers", highest)
 	}
-	s.others()
+	s.checkOthers()
 	for _, d := range []*dialogue{a, filler} {
 		d.kill()
 		<-d.over
 	}
-	s.lives()
-	s.unharmed()
+	s.checkServes()
+	s.checkNeighbour()
 }
 
 // TestAttackUnreceivedDescriptors tests answers with descriptors that a program does not receive before it closes
@@ -259,9 +269,9 @@ func TestAttackUnreceivedDescriptors(t *testing.T) {
 func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	s := e.besiege(t)
 	before := s.load()
-	a := s.outside(attacker, "unreceived", s.socket, "60",
+	a := s.attackOutside(attacker, "unreceived", s.socket, "60",
 		fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol))
-	line := a.until("in flight", 30*time.Second)
+	line := a.lineWith("in flight", 30*time.Second)
 	var flying, answered int
 	most := 64
 	if s.own != 0 {
@@ -271,8 +281,8 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 		flying > most {
 		t.Errorf("attacker: got %q (%v), want 1 to %d descriptors in flight", line, err, most)
 	}
-	s.others()
-	if s.own == 0 && !s.enters() {
+	s.checkOthers()
+	if s.own == 0 && !s.inContainer() {
 		svc, err := service.At(s.socket)
 		if err != nil {
 			t.Fatal(err)
@@ -293,6 +303,6 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 			break
 		}
 	}
-	s.lives()
-	s.unharmed()
+	s.checkServes()
+	s.checkNeighbour()
 }

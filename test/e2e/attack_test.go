@@ -33,8 +33,8 @@ const (
 // hard reports whether the attacks run with full counts.
 var hard = os.Getenv("ATTACK_FULL") != ""
 
-// many returns the full count with ATTACK_FULL, and otherwise the short count.
-func many(short, full int) int {
+// fullCount returns the full count with ATTACK_FULL, and otherwise the short count.
+func fullCount(short, full int) int {
 	if hard {
 		return full
 	}
@@ -43,7 +43,7 @@ func many(short, full int) int {
 
 // objectShare divides the default object limits in services of the attacks on tables. The time to reach the limits
 // is proportional to the limits.
-var objectShare = many(8, 1)
+var objectShare = fullCount(8, 1)
 
 // fewObjects returns the arguments of a shared service with the default object limits divided by objectShare.
 func fewObjects() (args []string) {
@@ -107,8 +107,8 @@ var everySurroundings = []surroundings{
 	}},
 }
 
-// some returns n, or a smaller count if the test runs the full count in other surroundings.
-func (e *surroundings) some(n int) int {
+// fullOnce returns n, or a smaller count if the test runs the full count in other surroundings.
+func (e *surroundings) fullOnce(n int) int {
 	if e.name == shared.name {
 		return n
 	}
@@ -154,11 +154,11 @@ func (s *siege) id(uid uint32) uint32 {
 // attack starts an attack program under `verbena run`.
 func (s *siege) attack(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
-	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.program}, args...)...))
+	return talk(s.t, s.as(uid).cmd(s.deadline(fullCount(120, 1800)), append([]string{"run", "--", s.program}, args...)...))
 }
 
-// outside starts an attack program that does not run under `verbena run`.
-func (s *siege) outside(uid uint32, args ...string) *dialogue {
+// attackOutside starts an attack program that does not run under `verbena run`.
+func (s *siege) attackOutside(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
 	return talk(s.t, s.plain(uid, s.program, args...))
 }
@@ -168,8 +168,8 @@ func (s *siege) plain(uid uint32, program string, args ...string) *exec.Cmd {
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+s.socket, "HOME=/nonexistent")
 	c.Dir = "/"
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if uid = s.id(uid); s.enters() {
-		s.enter(c, uid)
+	if uid = s.id(uid); s.inContainer() {
+		s.enterContainer(c, uid)
 	} else {
 		c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
 	}
@@ -182,9 +182,9 @@ func (s *siege) plain(uid uint32, program string, args ...string) *exec.Cmd {
 	return c
 }
 
-// unharmed waits while the neighbour runs, and fails the test unless the neighbour makes progress. Each
+// checkNeighbour waits while the neighbour runs, and fails the test unless the neighbour makes progress. Each
 // operation must take less than a second.
-func (s *siege) unharmed() {
+func (s *siege) checkNeighbour() {
 	s.t.Helper()
 	s.neighbour.say("how is it?")
 	if _, ok := s.neighbour.line(3 * time.Second); !ok {
@@ -209,18 +209,18 @@ func (s *siege) unharmed() {
 	s.t.Errorf("neighbour: got %d operations in 3 s, want at least some hundred", done)
 }
 
-// others checks the service and the neighbour during an attack that allocates all resources up to one user's
+// checkOthers checks the service and the neighbour during an attack that allocates all resources up to one user's
 // limits.
-func (s *siege) others() {
+func (s *siege) checkOthers() {
 	s.t.Helper()
 	if s.own == 0 {
-		s.lives()
-		s.unharmed()
+		s.checkServes()
+		s.checkNeighbour()
 	}
 }
 
-// quick runs a command as root, which must return in time.
-func (s *siege) quick(within time.Duration, args ...string) string {
+// rootCommand runs a command as root, which must return in time.
+func (s *siege) rootCommand(within time.Duration, args ...string) string {
 	s.t.Helper()
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), within)
@@ -232,10 +232,10 @@ func (s *siege) quick(within time.Duration, args ...string) string {
 	return string(b)
 }
 
-// lives fails the test unless the service answers and serves a new user.
-func (s *siege) lives() {
+// checkServes fails the test unless the service answers and serves a new user.
+func (s *siege) checkServes() {
 	s.t.Helper()
-	s.quick(5*time.Second, "link", "show")
+	s.rootCommand(5*time.Second, "link", "show")
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	b, err := s.as(stranger).cmd(ctx, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
@@ -349,9 +349,9 @@ func (d *dialogue) line(within time.Duration) (string, bool) {
 	}
 }
 
-// until returns the next line with the given prefix. It fails the test if the program ends, or prints no such line
+// lineWith returns the next line with the given prefix. It fails the test if the program ends, or prints no such line
 // in time.
-func (d *dialogue) until(prefix string, within time.Duration) string {
+func (d *dialogue) lineWith(prefix string, within time.Duration) string {
 	d.t.Helper()
 	for deadline := time.Now().Add(within); ; {
 		l, ok := d.line(time.Until(deadline))
@@ -371,11 +371,11 @@ func (d *dialogue) until(prefix string, within time.Duration) string {
 
 func (d *dialogue) expect(prefix string) string {
 	d.t.Helper()
-	return d.until(prefix, 10*time.Second)
+	return d.lineWith(prefix, 10*time.Second)
 }
 
-// rest returns all lines until the program ends or the time is over.
-func (d *dialogue) rest(within time.Duration) []string {
+// lastLines returns all lines until the program ends or the time is over.
+func (d *dialogue) lastLines(within time.Duration) []string {
 	for deadline := time.Now().Add(within); ; {
 		if _, ok := d.line(time.Until(deadline)); !ok {
 			return d.said

@@ -46,8 +46,8 @@ func checkCapture(t *testing.T, file string) (packets [][]string) {
 	return packets
 }
 
-// tally counts packets by interface and direction.
-func tally(packets [][]string) map[string]int {
+// countByInterface counts packets by interface and direction.
+func countByInterface(packets [][]string) map[string]int {
 	n := map[string]int{}
 	for _, p := range packets {
 		n[p[0]+" "+strings.TrimLeft(strings.TrimPrefix(p[1], "0x"), "0")]++
@@ -88,7 +88,7 @@ func TestCapture(t *testing.T) {
 					t.Errorf("capture: %v: %s", err, said.String())
 				}
 				packets := checkCapture(t, file)
-				n := tally(packets)
+				n := countByInterface(packets)
 				if len(n) != 4 || n["rxe0 2"] != n["rxe1 1"] || n["rxe1 2"] != n["rxe0 1"] || n["rxe0 2"] < 200 ||
 					n["rxe1 2"] < 200 {
 					t.Errorf("packets by interface and direction: got %v", n)
@@ -162,7 +162,7 @@ func TestRunCapture(t *testing.T) {
 					t.Errorf("%s: %v\n%s", service, err, out)
 				}
 				packets := checkCapture(t, file)
-				if n := tally(packets); len(n) != 2 || n["rxe0 1"] != n["rxe0 2"] || n["rxe0 1"] < 40 {
+				if n := countByInterface(packets); len(n) != 2 || n["rxe0 1"] != n["rxe0 2"] || n["rxe0 1"] < 40 {
 					t.Errorf("%s: packets by interface and direction: got %v", service, n)
 				}
 				if !strings.Contains(string(out), fmt.Sprintf("verbena: capture: %d packets\n", len(packets))) {
@@ -226,7 +226,7 @@ func TestCaptureEnds(t *testing.T) {
 			t.Errorf("the filter passed %v", p)
 		}
 	}
-	if n := tally(packets); len(packets) != 10 || n["rxe0 1"] != 10 {
+	if n := countByInterface(packets); len(packets) != 10 || n["rxe0 1"] != 10 {
 		t.Errorf("got %d packets: %v", len(packets), n)
 	}
 	if out := w.out("capture", "-w", file, "--duration", "300ms"); !strings.Contains(out, "0 packets") {

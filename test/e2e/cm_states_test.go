@@ -75,8 +75,8 @@ func (s *cmSide) kill(t *testing.T) {
 	_ = s.Wait()
 }
 
-// rest returns the remaining events of the side as a list.
-func (s *cmSide) rest(t *testing.T) string {
+// remainingEvents returns the remaining events of the side as a list.
+func (s *cmSide) remainingEvents(t *testing.T) string {
 	t.Helper()
 	if s.dead {
 		return "killed"
@@ -148,7 +148,7 @@ func TestCMStates(t *testing.T) {
 					server.await(t, "held")
 					client.await(t, "held")
 					m.happen(t, here, there, client, server)
-					if got := client.rest(t) + " | " + server.rest(t); got != want[i] {
+					if got := client.remainingEvents(t) + " | " + server.remainingEvents(t); got != want[i] {
 						t.Errorf("got %q, want %q", got, want[i])
 					}
 					if strings.HasSuffix(m.name, "unplugged") {

@@ -92,12 +92,12 @@ var cmPairs6 = []cmPair{
 // run runs the pair and returns the client's output.
 func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	t.Helper()
-	return p.try(t, server, client, addr, 1)
+	return p.runWithRepeats(t, server, client, addr, 1)
 }
 
-// try is like run, but limits the repeats of mckey. The server of mckey waits for ever for a lost datagram, and
-// datagrams may be lost.
-func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats int) string {
+// runWithRepeats is like run, but limits the repeats of mckey. The server of mckey waits for ever for a lost
+// datagram, and datagrams may be lost.
+func (p *cmPair) runWithRepeats(t *testing.T, server, client *world, addr string, repeats int) string {
 	t.Helper()
 	dir := scratch(t)
 	if err := os.Chmod(dir, 0o777); err != nil { // the programs may run as another user
@@ -157,7 +157,7 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 	}
 	if cerr == nil && serr != nil && ctx.Err() != nil && p.name == "mckey" && repeats > 0 {
 		t.Logf("repeat: the server of mckey has not received all datagrams")
-		return p.try(t, server, client, addr, repeats-1)
+		return p.runWithRepeats(t, server, client, addr, repeats-1)
 	}
 	if cerr != nil || p.ends && serr != nil {
 		t.Errorf("%s: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.name, serr, cerr, ctx.Err(), said, cout)
@@ -200,8 +200,8 @@ func librspreload() string {
 	return strings.Join(found, " ")
 }
 
-// held returns the number of objects of a kind that all users of a service have.
-func (w *world) held(kind string) int {
+// heldObjects returns the number of objects of a kind that all users of a service have.
+func (w *world) heldObjects(kind string) int {
 	w.t.Helper()
 	for _, u := range w.ask(&ctl.Request{Op: ctl.OpResShow}).Users {
 		for _, h := range u.Holds {
@@ -217,8 +217,8 @@ func (w *world) held(kind string) int {
 func (w *world) cmEmpty() {
 	w.t.Helper()
 	w.empty()
-	if !testutil.Poll(func() bool { return w.held("cm-ids") == 0 }) {
-		w.t.Errorf("connection manager IDs: got %d, want 0:\n%s", w.held("cm-ids"), w.out("res", "show"))
+	if !testutil.Poll(func() bool { return w.heldObjects("cm-ids") == 0 }) {
+		w.t.Errorf("connection manager IDs: got %d, want 0:\n%s", w.heldObjects("cm-ids"), w.out("res", "show"))
 	}
 }
 
@@ -296,9 +296,9 @@ func TestConnectionManagers(t *testing.T) {
 	}
 }
 
-// TestCMPlaces tests programs of two services on one host, and programs in a different network namespace than their
-// service.
-func TestCMPlaces(t *testing.T) {
+// TestCMAcrossNamespaces tests programs of two services on one host, and programs in a different network namespace
+// than their service.
+func TestCMAcrossNamespaces(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
 	rping := cmPair{"rping", "rping -s -a ADDR -C 3", "rping -c -a ADDR -C 3 -V", true}
@@ -365,8 +365,8 @@ func TestCMLoop(t *testing.T) {
 	w.cmEmpty()
 }
 
-// TestCMEnds tests that each way to end one side of a connection notifies the other side.
-func TestCMEnds(t *testing.T) {
+// TestCMDisconnect tests that each way to end one side of a connection notifies the other side.
+func TestCMDisconnect(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
 	for _, c := range []struct {

@@ -257,12 +257,12 @@ func (s *killSoak) round(r *rand.Rand) string {
 	// begins, unless they end by themselves. A client ends if its server does not listen yet.
 	if r.IntN(2) == 0 {
 		testutil.Eventually(s.t, v.name+" to create an object, or to end", func() bool {
-			_, objects := s.present()
+			_, objects := s.countObjects()
 			return objects > 0 || slices.ContainsFunc(launchers, ended)
 		})
 	}
 	time.Sleep(time.Duration(r.Int64N(int64(v.life))))
-	contexts, objects := s.present()
+	contexts, objects := s.countObjects()
 	s.contexts += contexts
 	s.objects += objects
 	how := [...]string{"program", "program", "program", "launcher", "all"}[r.IntN(5)]
@@ -292,8 +292,8 @@ func (s *killSoak) round(r *rand.Rand) string {
 	return v.name + ", killed the " + how
 }
 
-// present returns the numbers of contexts and objects in the service.
-func (s *killSoak) present() (contexts, objects int) {
+// countObjects returns the numbers of contexts and objects in the service.
+func (s *killSoak) countObjects() (contexts, objects int) {
 	res, err := s.client.Do(&ctl.Request{Op: ctl.OpResShow})
 	if err != nil {
 		return 0, 0

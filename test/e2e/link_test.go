@@ -428,7 +428,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			}
 		}
 		if len(became) > 0 {
-			fmt.Fprintf(&rows, "| %s | %d | %s | %s |\n", verb, calls[verb], spans(nths, became), words(became))
+			fmt.Fprintf(&rows, "| %s | %d | %s | %s |\n", verb, calls[verb], outcomeList(nths, became), errorMessage(became))
 		}
 	}
 	// Remaining faults would affect this run of the program.
@@ -437,11 +437,11 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 		t.Errorf("%s after the faults: %v: %s", p.name, again, again.says)
 	}
 	table := fmt.Sprintf("\n## %s\n\n| verb | calls | exit codes | it says |\n|---|---|---|---|\n%s", p.name, &rows)
-	return table + reasons(p.name, odd)
+	return table + reasonsOf(p.name, odd)
 }
 
-// reasons returns the explanations for verbs after which both ends wait, or an end crashes.
-func reasons(program string, verbs []string) (list string) {
+// reasonsOf returns the explanations for verbs after which both ends wait, or an end crashes.
+func reasonsOf(program string, verbs []string) (list string) {
 	var whys []string
 	of := map[string][]string{}
 	for _, v := range slices.Compact(verbs) {
@@ -460,8 +460,9 @@ func reasons(program string, verbs []string) (list string) {
 	return list
 }
 
-// spans returns the outcomes as a list, and joins equal outcomes of consecutive calls: "1–2: 1 / 1, 3: waits / 1".
-func spans(nths []int, became []outcome) string {
+// outcomeList returns the outcomes as a list, and joins equal outcomes of consecutive calls: "1–2: 1 / 1, 3: waits
+// / 1".
+func outcomeList(nths []int, became []outcome) string {
 	var list []string
 	for i := 0; i < len(became); {
 		j := i + 1
@@ -481,8 +482,8 @@ func spans(nths []int, became []outcome) string {
 	return strings.Join(list, ", ")
 }
 
-// words returns the message of the first outcome with an error at one end.
-func words(became []outcome) string {
+// errorMessage returns the message of the first outcome with an error at one end.
+func errorMessage(became []outcome) string {
 	for _, o := range became {
 		if strings.Trim(o.String(), "0serv /") != "" && o.says != "" {
 			return fmt.Sprintf("%.120s", strings.NewReplacer("|", "\\|", "`", "'").Replace(o.says))

@@ -159,9 +159,9 @@ print('closed', flush=True)
 sys.stdin.readline()
 `
 
-// TestOutOfReach tests commands while the hardware does not answer, including an outage that begins during a
+// TestUnreachableHardware tests commands while the hardware does not answer, including an outage that begins during a
 // registration. Each command must return at once, with success or with an error that names the cause.
-func TestOutOfReach(t *testing.T) {
+func TestUnreachableHardware(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	refused := func(why string, args ...string) {
 		t.Helper()

@@ -55,7 +55,7 @@ func TestSoakUsers(t *testing.T) {
 	var control *siege // this pair shares only the machine with the programs of s
 	if roundsOf(12) >= often {
 		needProgram(t, "perftest", "ib_send_lat")
-		s.alone(func() { undisturbed = s.p99() })
+		s.withoutNeighbour(func() { undisturbed = s.p99() })
 		t.Logf("undisturbed: p99 %.1f us", undisturbed)
 		control = besiege(t)
 		control.stopNeighbour()
@@ -67,8 +67,8 @@ func TestSoakUsers(t *testing.T) {
 		what := s.killRound(r, raw)
 		done[what]++
 		began := time.Now()
-		s.unharmed()
-		s.onlyNeighbour()
+		s.checkNeighbour()
+		s.awaitOnlyNeighbour()
 		for wait := time.Millisecond; base.descriptors > 0; wait = min(2*wait, 50*time.Millisecond) {
 			now := footprintOf(t, s.serve.Process.Pid, dir)
 			if !now.exceeds(base) && s.load().threads <= threads+32 {
@@ -88,7 +88,7 @@ func TestSoakUsers(t *testing.T) {
 		if i%often == often-1 {
 			var p99, elsewhere float64
 			var rounds int
-			s.alone(func() {
+			s.withoutNeighbour(func() {
 				p99, rounds = s.p99Beside(func() { s.killRound(r, raw) })
 				elsewhere, _ = s.p99Beside(func() { control.killRound(r, raw) })
 			})
@@ -100,8 +100,8 @@ func TestSoakUsers(t *testing.T) {
 	t.Logf("%v; no object left after at most %v; service: %+v", done, longest.Round(time.Millisecond), s.load())
 }
 
-// alone calls f while the neighbour is stopped.
-func (s *siege) alone(f func()) {
+// withoutNeighbour calls f while the neighbour is stopped.
+func (s *siege) withoutNeighbour(f func()) {
 	s.t.Helper()
 	s.stopNeighbour()
 	f()
@@ -194,7 +194,7 @@ func TestServiceKilled(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := besiege(t)
 	idle := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
-	idle.until("has", 20*time.Second)
+	idle.lineWith("has", 20*time.Second)
 	port := tcpPort()
 	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n",
 		"100000000", "-e", "-p", port)
@@ -206,18 +206,18 @@ func TestServiceKilled(t *testing.T) {
 	}
 	// One program polls its completion queue, and the other makes further calls. A call that the service had
 	// received but not answered becomes a call on an ordinary file, which returns EINVAL.
-	said := strings.Join(s.neighbour.rest(2*time.Second), "\n")
+	said := strings.Join(s.neighbour.lastLines(2*time.Second), "\n")
 	if !strings.Contains(said, "failed") && !strings.Contains(said, "Input/output error") &&
 		!strings.Contains(said, "Invalid argument") {
 		t.Errorf("polling program: got no error: %s", said)
 	}
 	idle.say("a message")
-	idle.until("rawverbs:", 2*time.Second)
+	idle.lineWith("rawverbs:", 2*time.Second)
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("programs: got their errors after %v", took)
 	}
 	syscall.Kill(server.Process.Pid, syscall.SIGTERM)
-	waiting.rest(2 * time.Second)
+	waiting.lastLines(2 * time.Second)
 }
 
 // TestServiceStopped tests that calls and commands wait while the service is stopped, and complete after the
@@ -227,7 +227,7 @@ func TestServiceStopped(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := besiege(t)
 	a := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
-	a.until("has", 20*time.Second)
+	a.lineWith("has", 20*time.Second)
 	pid := s.serve.Process.Pid
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -249,17 +249,17 @@ func TestServiceStopped(t *testing.T) {
 	a.say("a message")
 	newcomer := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0"))
 	command := talk(t, s.cmd(s.deadline(60), "link", "show"))
-	if line, ok := a.line(time.Duration(many(2, 10)) * time.Second); ok {
+	if line, ok := a.line(time.Duration(fullCount(2, 10)) * time.Second); ok {
 		t.Errorf("program of a stopped service: got output %q, want none", line)
 	}
 	syscall.Kill(pid, syscall.SIGCONT)
 	stopped = false
-	a.until("ok", 5*time.Second)
-	newcomer.until("/dev/infiniband/uverbs0: success", 5*time.Second)
-	command.until("rxe0", 5*time.Second)
+	a.lineWith("ok", 5*time.Second)
+	newcomer.lineWith("/dev/infiniband/uverbs0: success", 5*time.Second)
+	command.lineWith("rxe0", 5*time.Second)
 	s.neighbour.say("how is it?")
-	s.neighbour.until("", 5*time.Second)
-	s.unharmed()
+	s.neighbour.lineWith("", 5*time.Second)
+	s.checkNeighbour()
 }
 
 // TestLimitsAreNamed tests that the error of the command, or the service's log, names a limit that was reached.
@@ -277,12 +277,12 @@ func TestLimitsAreNamed(t *testing.T) {
 		testutil.Eventually(t, "the limit to be named", func() bool {
 			return strings.Contains(strings.ToLower(string(out)+s.log.String()), "too many open files")
 		})
-		s.unharmed()
+		s.checkNeighbour()
 		few = unix.Rlimit{Cur: 2048, Max: 2048}
 		if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
 			t.Fatal(err)
 		}
-		s.lives()
+		s.checkServes()
 	})
 	t.Run("memory of queues", func(t *testing.T) {
 		s := besiege(t, "--limit", "ring-bytes=2M/16M")
@@ -323,8 +323,8 @@ func TestLimitsAreNamed(t *testing.T) {
 		script := "ulimit -v 20000; exec " + s.program + " neighbour"
 		out, err := s.as(attacker).cmd(s.deadline(5), "run", "--", "sh", "-c", script+" </dev/null").CombinedOutput()
 		t.Logf("%v: %s", err, out)
-		s.unharmed()
-		s.onlyNeighbour()
+		s.checkNeighbour()
+		s.awaitOnlyNeighbour()
 	})
 	t.Run("disk", func(t *testing.T) {
 		needRoot(t)
@@ -339,6 +339,6 @@ func TestLimitsAreNamed(t *testing.T) {
 		if !strings.Contains(string(out), "no space left") || !strings.Contains(string(out), dir) {
 			t.Errorf("%v: %s", err, out)
 		}
-		s.unharmed()
+		s.checkNeighbour()
 	})
 }

@@ -206,8 +206,8 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	}
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+w.socket, "HOME=/nonexistent")
-	if w.enters() {
-		w.enter(c, w.user.uid)
+	if w.inContainer() {
+		w.enterContainer(c, w.user.uid)
 	} else if w.netns == "" && w.user.uid != uint32(os.Getuid()) {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid,
 			Groups: w.groups}}
@@ -228,11 +228,11 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	return c
 }
 
-// enters reports whether commands must run in a container.
-func (w *world) enters() bool { return w.clone != 0 && w.serve != nil && w.serve.Process != nil }
+// inContainer reports whether commands must run in a container.
+func (w *world) inContainer() bool { return w.clone != 0 && w.serve != nil && w.serve.Process != nil }
 
-// enter changes a command to run in the container of the service.
-func (w *world) enter(c *exec.Cmd, uid uint32) {
+// enterContainer changes a command to run in the container of the service.
+func (w *world) enterContainer(c *exec.Cmd, uid uint32) {
 	id := fmt.Sprint(uid)
 	c.Args = append([]string{"nsenter", "--target", fmt.Sprint(w.serve.Process.Pid), "--user", "--pid", "--mount",
 		"--setuid", id, "--setgid", id,
