@@ -55,8 +55,8 @@ func TestReadEnv(t *testing.T) {
 	}
 }
 
-// TestWhere checks that no two files of the archive have the same path in a package.
-func TestWhere(t *testing.T) {
+// TestPackagePaths checks that no two files of the archive have the same path in a package.
+func TestPackagePaths(t *testing.T) {
 	names := []string{"verbena", "LICENSE", "NOTICE", "README.md", "docs/README.md", "docs/states.md",
 		"docs/results/states.md", "systemd/verbena.service", "man/man1/verbena.1", "completions/verbena.bash",
 		"completions/_verbena", "completions/verbena.fish"}
