@@ -129,7 +129,7 @@ func printDifferences(w io.Writer, same, free []string) {
 		fmt.Fprintf(w, "differs  %s\n", d)
 	}
 	if len(same) == 0 {
-		fmt.Fprintf(w, "the actions and their moments are the same; %d other differences\n", len(free))
+		fmt.Fprintf(w, "the same actions at the same moments; %d other differences\n", len(free))
 	}
 }
 
