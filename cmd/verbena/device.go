@@ -22,7 +22,7 @@ type verbsFlags struct {
 	Wire     bool       `help:"With --embedded: send packets instead of copying messages within the process."`
 }
 
-// openDevice opens the selected device. Its errors begin with command and name the remedy.
+// openDevice opens the selected device. The errors of openDevice begin with command and name the remedy.
 func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done func(), err error) {
 	if f.Embedded || f.Addr.IsValid() {
 		if f.Direct {

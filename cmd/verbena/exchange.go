@@ -60,7 +60,8 @@ func isTerminal(f *os.File) bool {
 // side is one side of an exchange.
 type side func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error)
 
-// exchange runs this side, or both sides with --embedded. It returns the client's result, or the server's on a server.
+// exchange runs this side, or both sides with --embedded. exchange returns the client's result, or the server's on
+// a server.
 func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server side) (*measure.Result,
 	error) {
 	if f.Embedded && f.Addr.IsValid() {

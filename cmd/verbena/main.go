@@ -167,8 +167,8 @@ func misuse(err error) string {
 	return fmt.Sprintf("%s: %s; see verbena %[1]s --help", command, text)
 }
 
-// exitCode is an error with verbena's exit code, for errors that were reported already or need no report. It is the
-// exit code of verbena.
+// exitCode is an error with verbena's exit code, for errors that were reported already or need no report. The value
+// is the exit code of verbena.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }

@@ -50,7 +50,7 @@ func (f *nodeFlags) node() (*supervisor.Node, error) {
 	return n, nil
 }
 
-// lookupUser finds a user by name or number. Its errors name flag.
+// lookupUser finds a user by name or number. The errors of lookupUser name flag.
 func lookupUser(flag, name string) (int, error) {
 	return lookupID(flag, name, func(s string) (string, error) {
 		u, err := user.Lookup(s)

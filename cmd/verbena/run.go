@@ -212,8 +212,9 @@ type helper struct{ supervisor.Ancestor }
 func (helper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
 
 // tracerOf returns the service's process, which the program should permit to access its memory, or nil if the
-// process is not visible in this pid namespace. It must be called before the handover of the program: the service's
-// answer to the handover proves that the process number was not reused. The caller must call done afterwards.
+// process is not visible in this pid namespace. tracerOf must be called before the handover of the program: the
+// service's answer to the handover proves that the process number was not reused. The caller must call done
+// afterwards.
 func tracerOf(client *service.Client) (_ *supervisor.Tracer, done func()) {
 	if client.PID() == 0 {
 		return nil, func() {}

@@ -243,7 +243,8 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	return svc.Serve(l)
 }
 
-// metrics listens for Prometheus, if requested. It returns begin, which starts to answer, and end, which stops.
+// metrics listens for Prometheus, if requested. metrics returns begin, which starts to answer, and end, which
+// stops.
 func (s *serveCmd) metrics(log *slog.Logger) (begin func(*service.Service) (end func()), err error) {
 	if s.Metrics == "" {
 		return func(*service.Service) func() { return func() {} }, nil

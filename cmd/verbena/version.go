@@ -15,7 +15,7 @@ import (
 	"verbena/supervisor"
 )
 
-// versionFlag prints the version and ends the process. It ignores the rest of the command line.
+// versionFlag prints the version and ends the process. versionFlag ignores the rest of the command line.
 type versionFlag bool
 
 // BeforeReset prints the version and exits. (kong)
@@ -72,8 +72,8 @@ type kernel struct {
 	err      error // set if no program can be started on this kernel
 }
 
-// probeKernel determines the features of the kernel if the log needs them. It must run before confinement, which
-// denies the necessary system calls.
+// probeKernel determines the features of the kernel if the log needs them. probeKernel must run before confinement,
+// which denies the necessary system calls.
 func probeKernel(log *slog.Logger) (k kernel) {
 	if log.Enabled(context.Background(), slog.LevelInfo) {
 		k.features, k.err = supervisor.Features()

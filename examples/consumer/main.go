@@ -51,7 +51,8 @@ func add(d *ib.Device) (any, error) {
 	return s, nil
 }
 
-// remove is called before the device is unregistered. It may sleep. It destroys every object that add has created.
+// remove is called before the device is unregistered. It may sleep. remove destroys every object that add has
+// created.
 func remove(_ *ib.Device, data any) {
 	if err := data.(*session).close(); err != nil {
 		log.Print(err)

@@ -1,6 +1,6 @@
-// Command counter increments a number in registered memory from several goroutines, with FETCH_ADD over connected queue
-// pairs. It uses the first RDMA device of the kernel or of the service under which it runs or, with -embedded, a
-// software device in this process.
+// Command counter increments a number in registered memory from several goroutines, with FETCH_ADD over connected
+// queue pairs. The command uses the first RDMA device of the kernel or of its service, or with -embedded a software
+// device in this process.
 //
 //	verbena run --private -- counter
 //	counter -embedded

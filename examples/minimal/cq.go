@@ -41,7 +41,7 @@ func (c *completionQueue) Poll(wc []ib.WC) (int, error) {
 	return n, nil
 }
 
-// ReqNotify implements ib.DriverCQ. It may not sleep.
+// ReqNotify implements ib.DriverCQ. ReqNotify may not sleep.
 func (c *completionQueue) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.d.mu.Lock()
 	defer c.d.unlock()

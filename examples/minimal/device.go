@@ -1,6 +1,6 @@
-// Package minimal is a small driver for study. It implements reliable connections with SEND and receive between
-// queue pairs of one device, without threads, timers or optional features. Three decisions make it follow the
-// contract of package ib. Numbers in brackets are points of docs/contract.md.
+// Package minimal is a small driver for study. The driver implements reliable connections with SEND and receive
+// between queue pairs of one device, without threads, timers or optional features. Three decisions make it follow
+// the contract of package ib. Numbers in brackets are points of docs/contract.md.
 //
 //   - One mutex, Device.mu, guards everything. No critical section blocks, so the methods that may not sleep can take
 //     the mutex, too [1], and all methods are reentrant [2]. It is not held across Register or Unregister [5].
@@ -126,7 +126,7 @@ func (d *Device) EnterError() {
 	}
 }
 
-// domain is a protection domain. Its size is not zero, so that each domain has a different address.
+// domain is a protection domain. The size of a domain is not zero, so that each domain has a different address.
 type domain struct{ _ byte }
 
 // AllocPD implements ib.Driver.

@@ -91,7 +91,7 @@ func check(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	return a.Fits(mask)
 }
 
-// State implements ib.DriverQP. It may not sleep.
+// State implements ib.DriverQP. State may not sleep.
 func (q *queuePair) State() ib.QPState {
 	q.d.mu.Lock()
 	defer q.d.unlock()

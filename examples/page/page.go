@@ -1,5 +1,5 @@
-// Package page is a minimal upper-level protocol, short enough for one page of source. Its clients draw numbered
-// tickets from a counter with RDMA atomics.
+// Package page is a minimal upper-level protocol, short enough for one page of source. Clients of the protocol draw
+// numbered tickets from a counter with RDMA atomics.
 //
 // On each device, a client has a counter in registered memory, and a queue pair that is connected to itself. On a
 // network the peer would be on another host. FETCH AND ADD draws a ticket without executing code at the counter's
@@ -49,7 +49,7 @@ func (t *Tickets) counter(device string) *counter {
 	return c.(*counter)
 }
 
-// Next draws a ticket. It returns ENODEV without such a device, ESHUTDOWN if the device is being removed, and EIO
+// Next draws a ticket. Next returns ENODEV without such a device, ESHUTDOWN if the device is being removed, and EIO
 // if the device fails meanwhile. After EIO a number may be lost. It may sleep.
 func (t *Tickets) Next(device string) (ticket uint64, err error) {
 	c := t.counter(device)
@@ -82,7 +82,7 @@ func (t *Tickets) add(d *ib.Device) (any, error) {
 	return s, nil
 }
 
-// remove is called before a device is unregistered. It flushes the requests in flight.
+// remove is called before a device is unregistered. remove flushes the requests in flight.
 func (t *Tickets) remove(d *ib.Device, data any) {
 	t.counter(d.Name()).s.Store(nil)
 	if err := data.(*session).close(); err != nil {

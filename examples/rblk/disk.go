@@ -43,8 +43,8 @@ type DiskConfig struct {
 	Logf func(format string, args ...any)
 }
 
-// Disk is a store on a target; it implements Store. Its methods may sleep and are safe for concurrent use.
-// Concurrent calls are not ordered.
+// Disk is a store on a target; it implements Store. The methods of a Disk may sleep and are safe for concurrent
+// use. Concurrent calls are not ordered.
 type Disk struct {
 	cfg  DiskConfig
 	name string
@@ -445,7 +445,7 @@ func (d *Disk) post(tag int) {
 	}
 }
 
-// answered completes a request with its response. It is called in the completion handler.
+// answered completes a request with its response. answered is called in the completion handler.
 func (d *Disk) answered(l *link, a response) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package rblk is a block device over RDMA: a Target exports stores, and a Disk is a remote store that its users
-// read and write like a local one. It is an upper-level protocol in the sense of package ib: a client that follows
-// devices. The Disk continues after resets of its own device and of the target's device. Users of the disk
-// experience a delay, and an I/O error only if the delay exceeds DiskConfig.Patience.
+// read and write like a local one. Package rblk is an upper-level protocol in the sense of package ib: a client
+// that follows devices. The Disk continues after resets of its own device and of the target's device. Users of the
+// disk experience a delay, and an I/O error only if the delay exceeds DiskConfig.Patience.
 //
 // # On the wire
 //

@@ -95,7 +95,7 @@ func (e *endpoint) register(m *memory) (*ib.MR, error) {
 	return e.pd.RegMR(ib.MRInit{Space: m.space, Addr: m.addr, Length: uint64(len(m.bytes)), Access: m.access})
 }
 
-// listen posts the receive for the peer's login or welcome. It must be the first receive.
+// listen posts the receive for the peer's login or welcome. This receive must be the first receive.
 func (e *endpoint) listen() error {
 	return e.recv(ib.RecvWR{ID: ofHello, SGList: []ib.SGE{{Addr: e.talk.addr + helloLen, Length: helloLen,
 		LKey: e.said.LKey()}}})

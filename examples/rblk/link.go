@@ -118,7 +118,7 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	return l, nil
 }
 
-// guard waits for the end of the connection. It detects requests without a response. If no requests are
+// guard waits for the end of the connection. guard detects requests without a response. If no requests are
 // outstanding, it detects a dead target by probes.
 func (l *link) guard() {
 	defer close(l.watch)

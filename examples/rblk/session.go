@@ -156,7 +156,7 @@ func (s *session) login(within time.Duration) (*login, error) {
 	}
 }
 
-// watch waits for the end of the session. It probes the peer, which may have ended without a message.
+// watch waits for the end of the session. watch probes the peer, which may have ended without a message.
 func (s *session) watch(probe time.Duration) {
 	tick := time.NewTicker(probe)
 	defer tick.Stop()

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Store is storage that a target exports. Its methods may sleep. Several goroutines call them concurrently, never
-// for a range outside Size.
+// Store is storage that a target exports. The methods of a Store may sleep. Several goroutines call them
+// concurrently, never for a range outside Size.
 type Store interface {
 	io.ReaderAt
 	io.WriterAt

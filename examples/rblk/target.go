@@ -35,8 +35,8 @@ type TargetConfig struct {
 	Logf func(format string, args ...any)
 }
 
-// Target serves stores to initiators. It is a client of the midlayer. When a device is unregistered, its sessions end,
-// as in any orderly shutdown. Initiators log in again when it, or another device, is available.
+// Target serves stores to initiators. A Target is a client of the midlayer. When a device is unregistered, its
+// sessions end, as in any orderly shutdown. Initiators log in again when it, or another device, is available.
 type Target struct {
 	cfg     TargetConfig
 	exports map[string]*export
@@ -287,8 +287,8 @@ func (t *Target) release(in *initiator) {
 	}
 }
 
-// login ends the initiator's old session, and replies to the login with a welcome. It does not wait for logins of
-// other initiators. Such a login ends the old session of its initiator before it waits, so it does not use the
+// login ends the initiator's old session, and replies to the login with a welcome. login does not wait for logins
+// of other initiators. Such a login ends the old session of its initiator before it waits, so it does not use the
 // store meanwhile.
 func (t *Target) login(in *initiator, s *session, l *login) error {
 	store := t.exports[l.Export]

@@ -26,8 +26,8 @@ import (
 // imagePackages lists the packages that the image contains in addition to verbena, for programs and users.
 const imagePackages = "ibverbs-providers,ibverbs-utils,librdmacm1,rdmacm-utils,libibumad3,iproute2"
 
-// image builds the image for this machine's architecture in the format of `docker save`. Its layers are Debian,
-// rdma-core and verbena.
+// image builds the image for this machine's architecture in the format of `docker save`. The layers of the image
+// are Debian, rdma-core and verbena.
 func (r *release) image(common []file) error {
 	base, err := r.debian("base", "")
 	if err != nil {
@@ -92,7 +92,7 @@ func (r *release) image(common []file) error {
 	return r.add(file)
 }
 
-// debian builds the archive of a Debian root file system with packages. It omits documentation except licences.
+// debian builds the archive of a Debian root file system with packages. debian omits documentation except licences.
 func (r *release) debian(name, packages string) (string, error) {
 	file := filepath.Join(r.work, name+".tar")
 	args := []string{"--quiet", "--variant=minbase", "--format=tar"}

@@ -1,6 +1,6 @@
 // Command release builds the artefacts of a release in a directory. For linux/amd64 and linux/arm64 these are an
-// archive, packages for Debian and Fedora, and a list of the modules in the binary (CycloneDX). It also builds a
-// container image, a statement of provenance (in-toto, SLSA), and the checksums of all artefacts.
+// archive, packages for Debian and Fedora, and a list of the modules in the binary (CycloneDX). The command also
+// builds a container image, a statement of provenance (in-toto, SLSA), and the checksums of all artefacts.
 //
 //	cd packaging && go run ./release -version 1.2.3
 //
@@ -138,7 +138,7 @@ func (r *release) readCommit(dirty bool) error {
 	return nil
 }
 
-// readEnv reads a file of NAME=VALUE lines in shell syntax. It supports only values in double quotes.
+// readEnv reads a file of NAME=VALUE lines in shell syntax. readEnv supports only values in double quotes.
 func readEnv(file string) (map[string]string, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {

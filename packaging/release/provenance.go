@@ -39,7 +39,7 @@ type provenance struct {
 }
 
 // provenance writes the statement about all artefacts written before. The statement is unsigned: the publisher or a
-// transparency log can sign it. It has no build times, so the same commit produces the same bytes.
+// transparency log can sign it. The statement has no build times, so the same commit produces the same bytes.
 func (r *release) provenance(image, dirty bool) error {
 	s := statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
 	slices.Sort(r.artefacts)

@@ -391,8 +391,8 @@ func (f *forger) send(mad []byte) {
 	}
 }
 
-// flood sends n messages of each kind with random communication IDs. It sends requests to the given ports, and all
-// other kinds without a port.
+// flood sends n messages of each kind with random communication IDs. flood sends requests to the given ports, and
+// all other kinds without a port.
 func (f *forger) flood(n int, ports ...uint16) {
 	var gid msg.GID
 	gid[10], gid[11] = 0xff, 0xff

@@ -19,9 +19,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// These constants bound the resources of a root service under attack. They are far above the needs of the service
-// and far below the fatal limits: 10000 threads in the Go runtime, vm.max_map_count (65530) and the usual hard
-// limit of descriptors.
+// These constants bound the resources of a root service under attack. The bounds are far above the needs of the
+// service and far below the fatal limits: 10000 threads in the Go runtime, vm.max_map_count (65530) and the usual
+// hard limit of descriptors.
 const (
 	maxThreads     = 1500
 	maxMappings    = 49152
@@ -522,8 +522,8 @@ func TestAttackNumberRace(t *testing.T) {
 	s.checkNeighbour()
 }
 
-// TestAttackForeignPID tests a client in another PID namespace. Its PID is not visible to the service. The
-// service must not accept the PID in the client's message. (C7)
+// TestAttackForeignPID tests a client in another PID namespace. The PID of the client is not visible to the
+// service. The service must not accept the PID in the client's message. (C7)
 func TestAttackForeignPID(t *testing.T) {
 	needRoot(t)
 	program := attackProgram(t, "attack")

@@ -46,7 +46,7 @@ func TestAttackFloods(t *testing.T) {
 	s.checkServes()
 }
 
-// p99 measures round trips between two programs of a user, while no other programs run. It returns the 99th
+// p99 measures round trips between two programs of a user, while no other programs run. p99 returns the 99th
 // percentile of half a round trip in microseconds.
 func (s *siege) p99() float64 {
 	s.t.Helper()

@@ -19,7 +19,7 @@ import (
 )
 
 // cgroup creates a control group with limits below the root of the visible hierarchy, and removes it at the end of
-// the test. It returns the directories of the group: one for each controller in version 1.
+// the test. cgroup returns the directories of the group: one for each controller in version 1.
 func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 	t.Helper()
 	needRoot(t)

@@ -92,8 +92,9 @@ var everySurroundings = []surroundings{
 		w.under = []string{"setpriv", "--no-new-privs", "--inh-caps=-all",
 			"--bounding-set=-all,+chown,+dac_override,+sys_ptrace,+sys_resource,+net_admin,+lease,+setpcap,+sys_admin"}
 	}},
-	// A user is a trust domain. In this entry the attacker is a program of the same user. It may allocate up to the
-	// user's limits, but it can neither stop the service nor prevent the service from freeing these resources.
+	// A user is a trust domain. In this entry the attacker is a program of the same user. The attacker may allocate
+	// up to the user's limits, but it can neither stop the service nor prevent the service from freeing these
+	// resources.
 	{name: "user's", user: user{"owner", 4711}},
 	{name: "container", args: shared.args, prepare: func(t *testing.T, w *world) {
 		needProgram(t, "util-linux", "nsenter")
@@ -349,8 +350,8 @@ func (d *dialogue) line(within time.Duration) (string, bool) {
 	}
 }
 
-// lineWith returns the next line with the given prefix. It fails the test if the program ends, or prints no such line
-// in time.
+// lineWith returns the next line with the given prefix. lineWith fails the test if the program ends, or prints no
+// such line in time.
 func (d *dialogue) lineWith(prefix string, within time.Duration) string {
 	d.t.Helper()
 	for deadline := time.Now().Add(within); ; {

@@ -168,7 +168,7 @@ func goEnv(t *testing.T) (env []string) {
 // minute.
 const blockTime = 3 * time.Minute
 
-// run runs the recipe in a new shell that exits at the first failure, with a temporary home directory. It uses a
+// run runs the recipe in a new shell that exits at the first failure, with a temporary home directory. run uses a
 // network namespace if the test may create one.
 func (b *block) run(t *testing.T, root string, goEnv []string) {
 	dir := checkout(t, root)

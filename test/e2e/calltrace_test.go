@@ -15,7 +15,7 @@ import (
 )
 
 // TestRunTrace tests that run --trace writes the calls of its own program to a file or to standard error, and
-// returns the exit code of the program. It also tests that serve --debug logs each attached program and each
+// returns the exit code of the program. The test also tests that serve --debug logs each attached program and each
 // refused call.
 func TestRunTrace(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")

@@ -16,8 +16,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// checkCapture checks a capture file with tshark and with `capture verify`. It returns the fields that tshark
-// prints for each packet: interface, direction (1 in, 2 out), source, opcode.
+// checkCapture checks a capture file with tshark and with `capture verify`. checkCapture returns the fields that
+// tshark prints for each packet: interface, direction (1 in, 2 out), source, opcode.
 func checkCapture(t *testing.T, file string) (packets [][]string) {
 	t.Helper()
 	// tshark guesses the payload protocol of a SEND; see TestTwoServices.

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestManyConnections tests two services on one host with a packet loss of 2 %. It establishes and ends many
+// TestManyConnections tests two services on one host with a packet loss of 2 %. The test establishes and ends many
 // connections at once, ROUNDS times, and checks that no objects remain. CI runs one round with a hundred
 // connections.
 func TestManyConnections(t *testing.T) {

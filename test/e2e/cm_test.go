@@ -337,12 +337,12 @@ func TestCMAcrossNamespaces(t *testing.T) {
 // TestCMSignals tests signals during calls that wait for a connection manager event.
 func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
 
-// TestCMChannels tests event channels in loops, shared by threads, closed and duplicated. It also tests endpoints
-// and ten thousand IDs.
+// TestCMChannels tests event channels in loops, shared by threads, closed and duplicated. The test also tests
+// endpoints and ten thousand IDs.
 func TestCMChannels(t *testing.T) { runC(t, "cm_channels") }
 
 // TestCMLoop tests that descriptor numbers are valid for select(2), and for event loops with few slots, while the
-// program has few open files. It covers all limits of the program.
+// program has few open files. The test covers all limits of the program.
 func TestCMLoop(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_loop")

@@ -125,7 +125,7 @@ func TestWindowKeys(t *testing.T) { runC(t, "windows") }
 func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
 
 // TestDeviceLimits tests that a program can create one object of each kind with the maximum attributes that the
-// device reports. It also tests a service that other users share, and a /dev/shm as small as in a container.
+// device reports. The test also tests a service that other users share, and a /dev/shm as small as in a container.
 func TestDeviceLimits(t *testing.T) {
 	runC(t, "limits")
 	program := compile(t, "limits")

@@ -35,8 +35,8 @@ func (w *world) deviceNumber(args ...string) int {
 	return atoi(string(m[1]))
 }
 
-// TestDoorbells tests that programs use native doorbells if they are requested and possible. It compares native
-// with trapped doorbells in a transfer of each kind, a reset, an unplug, and the end of the service.
+// TestDoorbells tests that programs use native doorbells if they are requested and possible. The test compares
+// native with trapped doorbells in a transfer of each kind, a reset, an unplug, and the end of the service.
 func TestDoorbells(t *testing.T) {
 	t.Parallel()
 	if doorbells != "" {

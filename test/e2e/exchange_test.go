@@ -12,7 +12,7 @@ import (
 )
 
 // TestExchange tests the commands devinfo, pingpong and perf on the device of a service, under verbena run and over
-// the service's socket. It also runs pingpong with rdma-core's programs in both roles.
+// the service's socket. The test also runs pingpong with rdma-core's programs in both roles.
 func TestExchange(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")

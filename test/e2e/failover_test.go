@@ -53,8 +53,8 @@ var failovers = []failover{
 }
 
 // TestFailover tests each scenario of docs/failover.md. The scenario must pass with the correct program, with the
-// same result for the same seed. It must fail with each faulty program, by an expectation about the bug. It must
-// also fail without its action. FAILOVER=N runs each scenario N times.
+// same result for the same seed. A scenario must fail with each faulty program, by an expectation about the bug. A
+// scenario must also fail without its action. FAILOVER=N runs each scenario N times.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc libc6-dev libibverbs-dev make", "gcc", "make")

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stallFS is a file system of an ordinary user. It does not answer requests until the test releases them. It
-// implements the kernel's FUSE protocol (linux/fuse.h), and is mounted with the options of fusermount3(1). Its only
-// file is named "page".
+// stallFS is a file system of an ordinary user. The file system does not answer requests until the test releases
+// them. stallFS implements the kernel's FUSE protocol (linux/fuse.h), and is mounted with the options of
+// fusermount3(1). The only file is named "page".
 type stallFS struct {
 	t    *testing.T
 	dir  string
@@ -55,7 +55,7 @@ const (
 
 var fuseNames = map[uint32]string{fuseGetattr: "getattr", fuseRead: "read", fuseWrite: "write", fuseFlush: "flush"}
 
-// newStallFS mounts the file system for a user. It answers the operations in hold only after release.
+// newStallFS mounts the file system for a user. The file system answers the operations in hold only after release.
 func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 	t.Helper()
 	needRoot(t)

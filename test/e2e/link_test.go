@@ -370,8 +370,8 @@ func TestVerbFaults(t *testing.T) {
 	}
 }
 
-// failEachVerb makes each verb of a program fail, at its first call, or with each at every call. It returns the
-// outcomes as rows of the table.
+// failEachVerb makes each verb of a program fail, at its first call, or with each at every call. failEachVerb
+// returns the outcomes as rows of the table.
 func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 	if _, err := exec.LookPath(p.program()); err != nil {
 		need(t, false, p.program()+": apt-get install ibverbs-utils perftest rdmacm-utils qperf ucx-utils libfabric-bin")

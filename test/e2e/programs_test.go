@@ -113,7 +113,7 @@ func usecPerIter(out string) string {
 	return "no figure in: " + out
 }
 
-// TestPingpongGIDs tests GID index 0, the link-local GID, and index 1. It also tests the other service types.
+// TestPingpongGIDs tests GID index 0, the link-local GID, and index 1. The test also tests the other service types.
 func TestPingpongGIDs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
@@ -183,8 +183,8 @@ func TestMulticast(t *testing.T) {
 	}
 }
 
-// TestPerftest tests the operations over every transport that perftest supports for them. It omits streams of SENDs
-// over UC and UD. A message without a posted receive is lost, and perftest waits for ever for lost messages.
+// TestPerftest tests the operations over every transport that perftest supports for them. The test omits streams of
+// SENDs over UC and UD. A message without a posted receive is lost, and perftest waits for ever for lost messages.
 func TestPerftest(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat", "ib_send_bw", "ib_write_bw",

@@ -112,7 +112,7 @@ func (s *siege) withoutNeighbour(f func()) {
 
 func (s *siege) stopNeighbour() { _ = syscall.Kill(-s.neighbour.cmd.Process.Pid, syscall.SIGSTOP) }
 
-// p99Beside measures p99 while it calls the function other repeatedly. It also returns the number of calls.
+// p99Beside measures p99 while it calls the function other repeatedly. p99Beside also returns the number of calls.
 func (s *siege) p99Beside(other func()) (p99 float64, times int) {
 	s.t.Helper()
 	measured := make(chan struct{})

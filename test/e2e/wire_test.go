@@ -56,8 +56,8 @@ func TestFaults(t *testing.T) {
 // repeated, so three repeats in a row occur once in several thousand exchanges.
 const lossyRepeats = 2
 
-// runLossy runs the pair under packet loss. It repeats the run if one end exited too early, and logs the repeat,
-// which tools/verdict counts.
+// runLossy runs the pair under packet loss. runLossy repeats the run if one end exited too early, and logs the
+// repeat, which tools/verdict counts.
 func (p *pair) runLossy() error {
 	p.server.t.Helper()
 	for repeats := 0; ; repeats++ {

@@ -240,7 +240,7 @@ func (w *world) enterContainer(c *exec.Cmd, uid uint32) {
 	c.Path = "/usr/bin/nsenter"
 }
 
-// out runs a verbena command to its end and returns its output. It fails the test if the command fails.
+// out runs a verbena command to its end and returns its output. out fails the test if the command fails.
 func (w *world) out(args ...string) string {
 	w.t.Helper()
 	b, err := w.cmd(w.deadline(60), args...).CombinedOutput()
@@ -318,7 +318,7 @@ type pair struct {
 // grace is the time that an end has to report its own error after the other end has failed.
 const grace = 2 * time.Second
 
-// run runs the pair to its end. It starts the client when the server listens.
+// run runs the pair to its end. run starts the client when the server listens.
 func (p *pair) run() error {
 	t := p.server.t
 	t.Helper()

@@ -1,6 +1,6 @@
 // Package nbd serves disks to local programs by the network block device protocol, usually on a Unix socket.
-// Clients are nbdcopy, nbdinfo, qemu-img, qemu, nbdkit's filters and the kernel's nbd driver. It implements the
-// fixed newstyle negotiation with simple replies, as described in
+// Clients are nbdcopy, nbdinfo, qemu-img, qemu, nbdkit's filters and the kernel's nbd driver. The package
+// implements the fixed newstyle negotiation with simple replies, as described in
 // https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md, with the options EXPORT_NAME, INFO, GO, LIST
 // and ABORT.
 package nbd

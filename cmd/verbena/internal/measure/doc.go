@@ -68,7 +68,7 @@ var types = map[string]struct {
 	"ud": {verbs.UD, []Op{Send}},
 }
 
-// Check returns an error if the parameters are invalid. It also sets sizes that the operation determines.
+// Check returns an error if the parameters are invalid. Check also sets sizes that the operation determines.
 func (p *Params) Check() error {
 	t, ok := types[p.Type]
 	if !ok {

@@ -15,8 +15,8 @@ const (
 	serverSeed   = 0x62
 )
 
-// PingPong runs the client of a ping-pong with a server that runs [Serve] at the other end of conn. It closes conn, and
-// ignores QPs and Depth of p.
+// PingPong runs the client of a ping-pong with a server that runs [Serve] at the other end of conn. PingPong closes
+// conn, and ignores QPs and Depth of p.
 func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l Local) (_ *Result, err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
 	s := newSession(ctx, conn)

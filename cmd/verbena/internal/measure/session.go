@@ -108,7 +108,7 @@ func newSession(ctx context.Context, conn net.Conn) *session {
 	return s
 }
 
-// close ends the session and destroys the local end. It returns err, or the device failure that caused err, and
+// close ends the session and destroys the local end. close returns err, or the device failure that caused err, and
 // sends the error to the peer.
 func (s *session) close(err error) error {
 	if s.end != nil && err != nil {

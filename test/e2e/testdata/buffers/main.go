@@ -1,5 +1,5 @@
-// Command buffers allocates and fills all buffers that a service allows this user, and prints their size. It keeps
-// the buffers until the end of standard input.
+// Command buffers allocates and fills all buffers that a service allows this user, and prints their size. The
+// program keeps the buffers until the end of standard input.
 package main
 
 import (
