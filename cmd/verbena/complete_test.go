@@ -262,6 +262,6 @@ func TestEscape(t *testing.T) {
 	r.text("One.\n\n  .code -x\n\nTwo.")
 	want := []string{`\&'quoted' \e \-\-flag`, "One.", ".P", ".RS 4", ".nf", `\&.code \-x`, ".fi", ".RE", ".P", "Two."}
 	if got := strings.Split(strings.TrimSpace(r.String()), "\n"); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("roff: got %q, want %q", got, want)
 	}
 }

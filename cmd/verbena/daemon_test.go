@@ -64,7 +64,7 @@ func TestServeDaemon(t *testing.T) {
 	out := mustRun(t, v("serve", "--daemon", "--link", "rxe3=127.91.11.1"))
 	m := regexp.MustCompile(`^process (\d+) serves at (\S+); its messages are in (\S+)\n$`).FindStringSubmatch(out)
 	if m == nil || m[2] != socket {
-		t.Fatalf("got %q", out)
+		t.Fatalf("serve --daemon: got output %q, want the process, the socket and the log", out)
 	}
 	if got := mustRun(t, v("link", "show")); !strings.Contains(got, "rxe3") {
 		t.Errorf("link show: %s", got)
@@ -175,10 +175,10 @@ func TestServeInUse(t *testing.T) {
 func TestFaultAddStarts(t *testing.T) {
 	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
 	if out := mustRun(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%")); !strings.Contains(out, "started one") {
-		t.Errorf("got %q", out)
+		t.Errorf("fault add: got output %q, want the start of a service in it", out)
 	}
 	if out := mustRun(t, v("fault", "show")); !strings.Contains(out, "drop 0.01") {
-		t.Errorf("got %q", out)
+		t.Errorf("fault show: got output %q, want the rule in it", out)
 	}
 }
 

@@ -120,7 +120,7 @@ func TestBareCommand(t *testing.T) {
 	}
 	for _, want := range []string{"Usage: verbena <command>", "run", "serve", "wait"} {
 		if !strings.Contains(stderr.String(), want) {
-			t.Errorf("got %s, want %q in it", stderr.String(), want)
+			t.Errorf("standard error: got %s, want %q in it", stderr.String(), want)
 		}
 	}
 }

@@ -96,7 +96,7 @@ func TestDevinfo(t *testing.T) {
 	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:",
 		"0000:0000:0000:0000:0000:ffff:7f00:0001", "127.0.0.1, RoCE v2, the default"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("got %s, want %q in it", out, want)
+			t.Errorf("devinfo: got %s, want %q in it", out, want)
 		}
 	}
 	var r []deviceReport
@@ -105,6 +105,6 @@ func TestDevinfo(t *testing.T) {
 	}
 	if len(r) != 1 || r[0].Name != "rxe0" || r[0].Map["phys_port_cnt"] != 1.0 || len(r[0].Ports) != 1 ||
 		r[0].Ports[0].State != "ACTIVE" || !r[0].Ports[0].GIDs[1].Default {
-		t.Errorf("got %+v", r)
+		t.Errorf("devinfo --json: got %+v, want rxe0 with one active port", r)
 	}
 }

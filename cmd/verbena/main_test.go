@@ -35,7 +35,7 @@ func TestDevResetFlags(t *testing.T) {
 // TestPrintable tests that a printed name contains no control sequences for a terminal.
 func TestPrintable(t *testing.T) {
 	if got := printable("a\x1b[2J\r\nb\x7f\u202e\tü "); got != "a?[2J??b???ü " {
-		t.Errorf("got %q", got)
+		t.Errorf("printable: got %q", got)
 	}
 }
 

@@ -31,7 +31,7 @@ func TestMetrics(t *testing.T) {
 	}
 	text, err := get()
 	if err != nil || !strings.Contains(text, `verbena_device_port_up{device="rxe0"} 1`) {
-		t.Errorf("got %d bytes, error %v", len(text), err)
+		t.Errorf("metrics: got %d bytes, error %v, want the state of the port", len(text), err)
 	}
 	mustRun(t, v("stop"))
 	if _, err := get(); err == nil {

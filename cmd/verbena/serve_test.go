@@ -215,7 +215,7 @@ func TestServeTwice(t *testing.T) {
 	_, loc := serving(t, "--link", "rxe0=127.91.10.3")
 	out, err := verbena(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "running already") {
-		t.Errorf("got %v, %s", err, out)
+		t.Errorf("second service: got %v, %s, want an error that reports the first one", err, out)
 	}
 	if out, err := verbena(t, "--socket", loc.Socket, "link", "show").CombinedOutput(); err != nil {
 		t.Errorf("the first service: %v\n%s", err, out)
@@ -235,7 +235,7 @@ func TestSocketPathIsAFile(t *testing.T) {
 		}
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "dear" {
-		t.Errorf("got %q, %v", b, err)
+		t.Errorf("file at the path: got %q, %v, want it unchanged", b, err)
 	}
 }
 
@@ -281,12 +281,12 @@ func TestLimits(t *testing.T) {
 	out, err := verbena(t, "--socket", loc.Socket, "res", "show", "--users", "--json").CombinedOutput()
 	if err != nil || !regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 70\b`).Match(out) ||
 		!regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 7\b`).Match(out) {
-		t.Errorf("got %v\n%s", err, out)
+		t.Errorf("res show --json: got %v, want both limits of queue pairs\n%s", err, out)
 	}
 	out, err = verbena(t, "--socket", loc.Socket, "res", "show").CombinedOutput()
 	if err != nil || !regexp.MustCompile(`(?m)^\d+ +connections +1 +\d+$`).Match(out) ||
 		!regexp.MustCompile(`(?m)^all +connections +1 +\d+$`).Match(out) {
-		t.Errorf("got %v\n%s", err, out)
+		t.Errorf("res show: got %v, want the connections\n%s", err, out)
 	}
 	for _, bad := range []string{"qps", "things=1", "qps=2/1"} {
 		if out, err := verbena(t, "--socket", loc.Socket+"2", "serve", "--limit", bad).CombinedOutput(); err == nil ||
@@ -366,6 +366,6 @@ func TestUnit(t *testing.T) {
 	}
 	out, err := exec.Command(analyze, "verify", "--man=no", unit).CombinedOutput()
 	if err != nil || strings.Contains(string(out), "verbena.service:") {
-		t.Errorf("got %v\n%s", err, out)
+		t.Errorf("systemd-analyze verify: got %v\n%s", err, out)
 	}
 }

@@ -77,7 +77,8 @@ func TestCaptureVerify(t *testing.T) {
 				status = exitFailure
 			}
 			if status != test.status || stdout.String() != test.stdout {
-				t.Errorf("got status %d, output %q, want %d and %q", status, stdout.String(), test.status, test.stdout)
+				t.Errorf("capture verify: got status %d, output %q, want %d and %q", status, stdout.String(),
+					test.status, test.stdout)
 			}
 			if test.stderr == "" && stderr.Len() > 0 || !strings.Contains(stderr.String(), test.stderr) {
 				t.Errorf("standard error: got %q, want %q in it", stderr.String(), test.stderr)

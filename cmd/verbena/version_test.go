@@ -53,11 +53,11 @@ func TestVersion(t *testing.T) {
 	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()),
 		ctl.Protocol)
 	if !regexp.MustCompile(want).MatchString(out) {
-		t.Errorf("got %q, want %s", out, want)
+		t.Errorf("version: got %q, want %s", out, want)
 	}
 	if kernel := mustRun(t, verbena(t, "version", "--kernel")); !strings.HasPrefix(kernel, out+"Linux ") ||
 		!strings.Contains(kernel, "\nSYNC_WAKE_UP ") {
-		t.Errorf("got %q", kernel)
+		t.Errorf("version --kernel: got %q, want a list of features", kernel)
 	}
 	of := func(v string, settings ...debug.BuildSetting) *debug.BuildInfo {
 		return &debug.BuildInfo{GoVersion: "go1.26", Main: debug.Module{Version: v}, Settings: settings}
@@ -76,7 +76,7 @@ func TestVersion(t *testing.T) {
 		{nil, fmt.Sprintf("verbena of an unknown version (unknown, control protocol %d)", ctl.Protocol)},
 	} {
 		if got := version(c.info); got != c.want {
-			t.Errorf("got %q, want %q", got, c.want)
+			t.Errorf("version: got %q, want %q", got, c.want)
 		}
 	}
 	release = "v1.2.3"

@@ -22,7 +22,7 @@ func TestWriteFile(t *testing.T) {
 	content := func(want string) {
 		t.Helper()
 		if b, err := os.ReadFile(path); err != nil || string(b) != want {
-			t.Errorf("got %q, %v, want %q", b, err, want)
+			t.Errorf("written file: got %q, %v, want %q", b, err, want)
 		}
 	}
 	if err := writeFile(path, text("one")); err != nil {
@@ -41,7 +41,7 @@ func TestWriteFile(t *testing.T) {
 		io.WriteString(w, "three")
 		return wrong
 	}); !errors.Is(err, wrong) {
-		t.Errorf("got %v, want %v", err, wrong)
+		t.Errorf("writeFile: got %v, want %v", err, wrong)
 	}
 	content("two")
 	if err := writeFile("/dev/null", text("x")); err != nil {

@@ -22,7 +22,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 	if _, err := run(t.Context(), "40"); !errors.Is(err, errNotFound) {
-		t.Errorf("got %v, want %v", err, errNotFound)
+		t.Errorf("run with a missing key: got %v, want %v", err, errNotFound)
 	}
 }
 

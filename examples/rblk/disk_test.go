@@ -199,7 +199,7 @@ func TestPatience(t *testing.T) {
 				}
 				h.plug()
 				if s := d.Stats(); s.Sessions != 1 || s.State != attach.Lost || s.Failed != 2 || s.Held == 0 {
-					t.Errorf("%+v", s)
+					t.Errorf("Stats of a lost disk: got %+v, want 1 session and 2 failures", s)
 				}
 				b := make([]byte, 4)
 				if _, err := w.open(cfg).ReadAt(b, 0); err != nil || string(b) == "lost" {
@@ -283,7 +283,7 @@ func TestOldSessionFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s := d.Stats(); s.Sessions != 2 || s.Replayed != 1 {
-			t.Errorf("%+v", s)
+			t.Errorf("Stats: got %+v, want 2 sessions and 1 repeated request", s)
 		}
 		if got := string(store.b[:3]); got != "new" {
 			t.Errorf("the store has %q", got)
@@ -412,7 +412,7 @@ func TestResets(t *testing.T) {
 	s := d.Stats()
 	t.Logf("got %d failures, %d reads and writes, %+v", failures, ios, s)
 	if s.Failed != 0 || s.Sessions < 2 {
-		t.Errorf("%+v", s)
+		t.Errorf("Stats: got %+v, want no failures and several sessions", s)
 	}
 }
 

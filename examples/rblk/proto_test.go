@@ -40,7 +40,7 @@ func TestParseResponse(t *testing.T) {
 	want := response{tag: 7, status: statusNoSpace}
 	want.put(b)
 	if r, err := parseResponse(b, 8); r != want || err != nil {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("parseResponse: got %+v, %v, want the encoded response", r, err)
 	}
 	if _, err := parseResponse(b, 7); err == nil {
 		t.Error("a tag beyond the negotiated depth")

@@ -59,7 +59,7 @@ func TestOfferRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := r.answer(); got.Depth != 64 || got.MaxIO != 128<<10 {
-		t.Errorf("%+v", got)
+		t.Errorf("welcome: got %+v, want the limits of the target", got)
 	}
 	w.openDefault()
 }
@@ -77,7 +77,7 @@ func TestLoginRefused(t *testing.T) {
 	} {
 		r := w.sendLogin(c.login)
 		if got := r.answer(); !strings.Contains(got.Refused, c.says) || got.Retry {
-			t.Errorf("%+v: %+v", c.login, got)
+			t.Errorf("login %+v: got %+v, want a permanent refusal", c.login, got)
 		}
 	}
 	for _, nonsense := range []any{"text", 7, []int{1}, strings.Repeat("x", helloLen-2), map[string]int{"epoch": -1}} {
@@ -305,7 +305,7 @@ func TestTooManySessions(t *testing.T) {
 		t.Fatalf("second session: got %v, want a refusal", err)
 	}
 	if r, ok := parseRefusal(no.Data); !ok || !r.retry || !strings.Contains(r.why, "1 sessions are open") {
-		t.Errorf("%q", no.Data)
+		t.Errorf("refusal: got %q, want a temporary one with the limit", no.Data)
 	}
 	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)
@@ -334,7 +334,7 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 				close(store.gate)
 				if stays {
 					if got := r.answer(); got.Refused != "" {
-						t.Errorf("%+v", got)
+						t.Errorf("login: got %+v, want a welcome", got)
 					}
 					r.conn.Close()
 				}

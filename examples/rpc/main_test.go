@@ -17,7 +17,7 @@ func TestRun(t *testing.T) {
 	}
 	for i, a := range answers {
 		if want := fmt.Sprint("CALL ", i); a != want {
-			t.Errorf("got %q, want %q", a, want)
+			t.Errorf("reply: got %q, want %q", a, want)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestVersions(t *testing.T) {
 	}
 	r := release{version: "1.2"}
 	if err := r.run(false, true); err == nil || !strings.Contains(err.Error(), "make release VERSION=1.2.3") {
-		t.Errorf("got %v", err)
+		t.Errorf("run with version 1.2: got %v, want an error with the remedy", err)
 	}
 }
 
@@ -36,7 +36,7 @@ func TestReadEnv(t *testing.T) {
 	}
 	got, err := readEnv(file)
 	if want := map[string]string{"A": "1", "B": "two words"}; err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, %v, want %v", got, err, want)
+		t.Errorf("readEnv: got %v, %v, want %v", got, err, want)
 	}
 	if err := os.WriteFile(file, []byte("words\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestDifference(t *testing.T) {
 	want := []string{"./", "./etc/", "./etc/changed2", "./usr/", "./usr/lib/", "./usr/lib/new/", "./usr/lib/new/file1",
 		"./etc/.wh.gone", "./.wh.old"}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %q\nwant %q", got, want)
+		t.Errorf("difference: got %q\nwant %q", got, want)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestTar(t *testing.T) {
 		}
 	}
 	if want := []string{"a/", "a/b/", "a/b/c", "a/d"}; !reflect.DeepEqual(names, want) {
-		t.Errorf("got %q, want %q", names, want)
+		t.Errorf("files in the archive: got %q, want %q", names, want)
 	}
 }
 
@@ -207,7 +207,7 @@ func TestProvenance(t *testing.T) {
 			sha256.Sum256([]byte("b.tar.gz")))}},
 	}
 	if s["_type"] != "https://in-toto.io/Statement/v1" || s["predicateType"] != "https://slsa.dev/provenance/v1" || !reflect.DeepEqual(s["subject"], want) {
-		t.Errorf("got %v, want subjects %v", s, want)
+		t.Errorf("statement: got %v, want subjects %v", s, want)
 	}
 	predicate := s["predicate"].(map[string]any)
 	build := predicate["buildDefinition"].(map[string]any)

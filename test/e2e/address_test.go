@@ -249,6 +249,6 @@ func TestSeveralDevices(t *testing.T) {
 		}
 	}
 	if len(links) != 4 {
-		t.Errorf("got links %v", links)
+		t.Errorf("links: got %v, want 4", links)
 	}
 }

@@ -127,7 +127,7 @@ func TestAttackCMNumbers(t *testing.T) {
 	g := s.rawverbs(neighbor, "cm-fill", "groups", "20")
 	g.expect("has groups=20")
 	if out := s.rawverbs(attacker, "cm-intrude", "60").lastLines(20 * time.Second); len(out) != 1 || out[0] != "done" {
-		t.Errorf("%q", out)
+		t.Errorf("cm-intrude: got %q, want only done", out)
 	}
 	k.say("and now?")
 	if line := k.expect(""); line != "still connected" {
@@ -188,7 +188,7 @@ func TestAttackCMExec(t *testing.T) {
 	s := besiegeCM(t)
 	for range fullCount(5, 200) {
 		if out := s.rawverbs(attacker, "cm-exec").lastLines(10 * time.Second); len(out) > 0 {
-			t.Errorf("%q", out)
+			t.Errorf("cm-exec: got %q, want no output", out)
 		}
 	}
 	s.awaitNoObjects(attacker)
@@ -252,7 +252,7 @@ func TestAttackNetlinkChange(t *testing.T) {
 	if out := s.rawverbs(attacker, "nl-change").lastLines(10 * time.Second); len(out) != 2 ||
 		strings.Contains(strings.Join(out, " "), "errno 0") ||
 		strings.Count(fmt.Sprint(out), "operation not permitted") != 2 {
-		t.Errorf("%q", out)
+		t.Errorf("netlink requests: got %q, want refusals", out)
 	}
 	dir := scratch(t)
 	os.Chmod(dir, 0o777)

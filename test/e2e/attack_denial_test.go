@@ -473,7 +473,7 @@ func TestAttackMainThreadEnds(t *testing.T) {
 	s := besiege(t)
 	out := strings.Join(s.attack(attacker, "main-exit").lastLines(10*time.Second), "\n")
 	if out != "open: success\nwrite: text" {
-		t.Errorf("%s", out)
+		t.Errorf("main-exit: got %s, want an open and a write with success", out)
 	}
 }
 

@@ -34,7 +34,7 @@ func TestAttackDescriptors(t *testing.T) {
 	}
 	for _, line := range []string{"command to /dev/null: success, and it answers", "command to what is closed: success"} {
 		if slices.Contains(out, line) {
-			t.Errorf("%s", line)
+			t.Errorf("attacker: got %s, want a refusal", line)
 		}
 	}
 	for _, must := range []string{"dup2", "dup3", "F_DUPFD", "command to the duplicate", "query in the child",
@@ -96,7 +96,7 @@ func TestAttackTree(t *testing.T) {
 			}
 			for line := range strings.Lines(out) {
 				if strings.HasSuffix(line, ": success\n") {
-					t.Errorf("%s", line)
+					t.Errorf("attacker: got %s, want a failure", line)
 				}
 			}
 		})
@@ -203,7 +203,7 @@ func TestAttackOwnAnswers(t *testing.T) {
 		fmt.Sprint(fullCount(2000, 100000))).lastLines(30 * time.Second)
 	t.Logf("%q", out)
 	if len(out) == 0 || out[len(out)-1] != "done" {
-		t.Errorf("%q", out)
+		t.Errorf("own-answers: got %q, want done at the end", out)
 	}
 	s.checkNeighbour()
 	s.awaitOnlyNeighbour()
@@ -220,7 +220,7 @@ func TestAttackThreadUser(t *testing.T) {
 	w := sharedService(t, "--mode", "0660")
 	want := "open as another user: Permission denied\naccess as another user: Permission denied\nopen as root: success\n"
 	if out := w.out("run", "--", program, "thread-user"); out != want {
-		t.Errorf("got %q, want %q", out, want)
+		t.Errorf("thread-user: got %q, want %q", out, want)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestAttackFlippedPaths(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "flip-paths", fmt.Sprint(fullCount(20000, 2000000))).lastLines(60 * time.Second)
 	if !slices.Equal(out, []string{"done"}) {
-		t.Errorf("%q", out)
+		t.Errorf("flip-paths: got %q, want only done", out)
 	}
 	s.checkNeighbour()
 	s.awaitOnlyNeighbour()

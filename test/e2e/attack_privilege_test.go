@@ -135,7 +135,7 @@ func TestAttackExec(t *testing.T) {
 				out := strings.Join(talk(t, c).lastLines(10*time.Second), "\n")
 				if !strings.Contains(out, "victim of user 0: unharmed") || strings.Contains(out, "read: success") ||
 					strings.Contains(out, "write: success") || !strings.Contains(out, "write: ") {
-					t.Errorf("%s", out)
+					t.Errorf("victim after an exec: got %s, want no access to its memory", out)
 				}
 				s.checkNeighbour()
 			})
@@ -164,7 +164,7 @@ func TestAttackHiddenExec(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			out := strings.Join(s.attack(attacker, "hidden-execs", how, "none").lastLines(10*time.Second), "\n")
 			if out != "write: success: still written" {
-				t.Errorf("%s", out)
+				t.Errorf("hidden-execs: got %s, want a successful write", out)
 			}
 		})
 	}
@@ -317,7 +317,7 @@ func TestAttackReadOnly(t *testing.T) {
 		program, "read-only")
 	if !strings.Contains(out, "open for both: Permission denied") || strings.Contains(out, "write: success") ||
 		strings.Contains(out, "flags: not") {
-		t.Errorf("%s", out)
+		t.Errorf("read-only device file: got %s, want no successful write", out)
 	}
 }
 

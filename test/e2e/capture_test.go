@@ -227,7 +227,7 @@ func TestCaptureEnds(t *testing.T) {
 		}
 	}
 	if n := countByInterface(packets); len(packets) != 10 || n["rxe0 1"] != 10 {
-		t.Errorf("got %d packets: %v", len(packets), n)
+		t.Errorf("capture with a filter: got %d packets: %v", len(packets), n)
 	}
 	if out := w.out("capture", "-w", file, "--duration", "300ms"); !strings.Contains(out, "0 packets") {
 		t.Errorf("--duration: %s", out)

@@ -49,7 +49,7 @@ func (s *cmSide) await(t *testing.T, want string) {
 			return
 		}
 		if err != nil || line != "listening\n" {
-			t.Fatalf("got %q, %v, want %q", line, err, want)
+			t.Fatalf("server: got line %q, %v, want %q", line, err, want)
 		}
 	}
 }
@@ -149,7 +149,7 @@ func TestCMStates(t *testing.T) {
 					client.await(t, "held")
 					m.happen(t, here, there, client, server)
 					if got := client.remainingEvents(t) + " | " + server.remainingEvents(t); got != want[i] {
-						t.Errorf("got %q, want %q", got, want[i])
+						t.Errorf("events: got %q, want %q", got, want[i])
 					}
 					if strings.HasSuffix(m.name, "unplugged") {
 						here.out("dev", "plug", "rxe0")

@@ -37,6 +37,6 @@ func TestContractConsumer(t *testing.T) {
 	c := exec.Command("./consumer")
 	c.Dir = dir
 	if out, err = c.CombinedOutput(); err != nil || string(out) != "hello from a consumer\n" {
-		t.Errorf("got %q, %v", out, err)
+		t.Errorf("consumer: got %q, %v", out, err)
 	}
 }

@@ -23,7 +23,7 @@ func runC(t *testing.T, name string, args ...string) {
 			w := startService(t, u, "", "--link", "rxe0="+loopback())
 			out := w.out(append([]string{"run", "--", program}, args...)...)
 			if !strings.HasSuffix(out, "ok\n") {
-				t.Errorf("%s", out)
+				t.Errorf("program: got %s, want ok at the end", out)
 			}
 			w.empty()
 		})
@@ -64,7 +64,7 @@ func TestRefill(t *testing.T) {
 	}
 	w := startService(t, users()[0], "", args...)
 	if out := w.out("run", "--", program); out != "ok\n" {
-		t.Errorf("%s", out)
+		t.Errorf("refill: got %s, want ok", out)
 	}
 	w.empty()
 }
@@ -133,7 +133,7 @@ func TestDeviceLimits(t *testing.T) {
 		needRoot(t)
 		w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+loopback())
 		if out := w.out("run", "--", program, "longest"); !strings.HasSuffix(out, "ok\n") {
-			t.Errorf("%s", out)
+			t.Errorf("limits with a small /dev/shm: got %s, want ok at the end", out)
 		}
 	})
 	t.Run("container", func(t *testing.T) {

@@ -301,7 +301,7 @@ func TestRecoveryTimes(t *testing.T) {
 			n := min(qps, 10)
 			s := startEndurers(t, w, dial(t, w), n, qps/n, "idle")
 			if got := s.queuePairs(); got != qps {
-				t.Errorf("got %d queue pairs", got)
+				t.Errorf("queue pairs: got %d", got)
 			}
 			var times []time.Duration
 			for range resets {
@@ -310,7 +310,7 @@ func TestRecoveryTimes(t *testing.T) {
 				s.up(since)
 			}
 			if totals := s.end(); totals[2] < qps*resets {
-				t.Errorf("got %d flushed receives", totals[2])
+				t.Errorf("flushed receives: got %d, want more", totals[2])
 			}
 			slices.Sort(times)
 			t.Logf("from the fatal event to a recovered device, with %d queue pairs of %d processes, %d times: median %v, p99 %v", qps, n,

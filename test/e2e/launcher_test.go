@@ -49,7 +49,7 @@ func TestLauncher(t *testing.T) {
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &stdout, &stderr
 			code := exitCode(cmd.Run())
 			if code != c.code || stdout.String() != c.stdout || !strings.Contains(stderr.String(), c.stderr) {
-				t.Errorf("got exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code, stdout.String(),
+				t.Errorf("run: got exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code, stdout.String(),
 					c.stdout, stderr.String(), c.stderr)
 			}
 			if code >= 125 && code < 128 && strings.Count(stderr.String(), "\n") != 1 {
@@ -85,7 +85,7 @@ func TestSignals(t *testing.T) {
 			cmd.Process.Signal(sig)
 			n, _ = out.Read(b[:])
 			if err := cmd.Wait(); exitCode(err) != 3 || string(b[:n]) != "got\n" {
-				t.Errorf("got exit code %d, want 3; read %q", exitCode(err), b[:n])
+				t.Errorf("program with a signal: got exit code %d, want 3; read %q", exitCode(err), b[:n])
 			}
 		})
 	}
@@ -129,7 +129,7 @@ func TestPrivate(t *testing.T) {
 	w := newWorld(t, users()[0], "")
 	if out := w.out("run", "--private", "--link", "rxe5="+loopback(), "--", "ibv_devices"); !strings.Contains(out,
 		"rxe5") {
-		t.Errorf("%s", out)
+		t.Errorf("run --private: got %s, want rxe5 in it", out)
 	}
 	if _, err := os.Stat(w.socket); err == nil {
 		t.Error("private service: created a control socket")
@@ -167,7 +167,7 @@ func TestBadInput(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := c.w.cmd(c.w.deadline(20), c.args...).CombinedOutput()
 			if exitCode(err) != 125 || !strings.Contains(string(out), c.want) {
-				t.Errorf("got exit code %d, want 125; got %q, want %q in it", exitCode(err), out, c.want)
+				t.Errorf("command: got exit code %d, want 125; got %q, want %q in it", exitCode(err), out, c.want)
 			}
 		})
 	}

@@ -59,7 +59,7 @@ func TestDevices(t *testing.T) {
 				}
 			}
 			if n := strings.Count(out, "GID["); n != 2 {
-				t.Errorf("got %d GIDs, want 2:\n%s", n, out)
+				t.Errorf("ibv_devinfo: got %d GIDs, want 2:\n%s", n, out)
 			}
 			w.empty()
 		})

@@ -288,7 +288,7 @@ func TestLimitsAreNamed(t *testing.T) {
 		s := besiege(t, "--limit", "ring-bytes=2M/16M")
 		out, _ := s.as(attacker).cmd(s.deadline(20), "run", "--", raw, "fill", "qps", "1000").CombinedOutput()
 		if !strings.Contains(string(out), "qps refused after") {
-			t.Errorf("%s", out)
+			t.Errorf("fill qps: got %s, want a refusal", out)
 		}
 		testutil.Eventually(t, "the log to name the limit", func() bool {
 			return strings.Contains(s.log.String(), "--limit ring-bytes=")
@@ -311,7 +311,7 @@ func TestLimitsAreNamed(t *testing.T) {
 		script := "ulimit -l 64; exec " + s.program + " user-namespace pin 1048576"
 		out, _ := s.as(attacker).cmd(s.deadline(20), "run", "--", "sh", "-c", script).CombinedOutput()
 		if !strings.Contains(string(out), "pin: Cannot allocate memory") {
-			t.Errorf("%s", out)
+			t.Errorf("pin: got %s, want ENOMEM", out)
 		}
 		testutil.Eventually(t, "the log to name the limit", func() bool {
 			return strings.Contains(s.log.String(), "RLIMIT_MEMLOCK")

@@ -93,7 +93,7 @@ func (c *client) expect(want ...[]byte) {
 	w := bytes.Join(want, nil)
 	got := make([]byte, len(w))
 	if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, w) {
-		c.t.Fatalf("got %x, %v; want %x", got, err, w)
+		c.t.Fatalf("reply: got %x, %v; want %x", got, err, w)
 	}
 }
 
@@ -285,7 +285,7 @@ func TestProtocolViolation(t *testing.T) {
 			go func() { done <- (&conn{r: newReader(theirs), w: theirs}).transmit(&ram{b: make([]byte, 512)}) }()
 			ours.Write(bad.send)
 			if err := <-done; err == nil || !strings.Contains(err.Error(), bad.says) {
-				t.Errorf("%v", err)
+				t.Errorf("transmit: got %v, want an error with the reason", err)
 			}
 		})
 	}
@@ -368,7 +368,7 @@ func TestClientGone(t *testing.T) {
 		t.Error(err)
 	}
 	if n := d.reads.Load(); n > requests/10 {
-		t.Errorf("got %d reads for a disconnected client, want fewer", n)
+		t.Errorf("reads for a disconnected client: got %d, want fewer", n)
 	}
 }
 

@@ -71,7 +71,7 @@ func TestExchanges(t *testing.T) {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
 					if r := c.RoundTrip; r.Messages != 20 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || count(r) != 20 {
-						t.Errorf("got %+v", r)
+						t.Errorf("RoundTrip: got %+v, want 20 messages with times", r)
 					}
 					if want := map[bool]int64{true: 20, false: -1}[p.receives(true)]; s.Received != want {
 						t.Errorf("messages received by the server: got %d, want %d", s.Received, want)
@@ -87,7 +87,7 @@ func TestExchanges(t *testing.T) {
 					}
 					for _, r := range []*Phase{c.Latency, c.Bandwidth} {
 						if r.Messages != 20 || r.MessagesPerSecond <= 0 || count(r) != 20 {
-							t.Errorf("got %+v", r)
+							t.Errorf("phase: got %+v, want 20 messages with times", r)
 						}
 					}
 					switch {
@@ -121,12 +121,12 @@ func TestDuration(t *testing.T) {
 		t.Fatalf("client: %v; server: %v", err, serr)
 	}
 	if c.Latency != nil || c.Bandwidth.Elapsed < p.Duration || c.Bandwidth.Messages < 8 {
-		t.Errorf("got %+v", c.Bandwidth)
+		t.Errorf("Bandwidth: got %+v, want at least 8 messages in the whole duration", c.Bandwidth)
 	}
 	var b bytes.Buffer
 	c.Bandwidth.Times.WriteHistogram(&b)
 	if !strings.Contains(b.String(), "####") {
-		t.Errorf("got histogram %q", b.String())
+		t.Errorf("WriteHistogram: got %q, want bars", b.String())
 	}
 }
 
@@ -157,11 +157,11 @@ func TestCompatText(t *testing.T) {
 	e := verbs.Endpoint{QPN: 0x11, PSN: 0xabcdef, GID: verbs.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}}
 	const want = "0000:000011:abcdef:00000000000000000000ffff7f000001\x00"
 	if got := compatText(e); string(got) != want || len(got) != compatSize {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("compatText: got %q, want %q", got, want)
 	}
 	e.QKey = verbs.DefaultQKey
 	if got, err := parseCompat([]byte(want)); err != nil || got != e {
-		t.Errorf("got %+v, %v, want %+v", got, err, e)
+		t.Errorf("parseCompat: got %+v, %v, want %+v", got, err, e)
 	}
 	for _, bad := range []string{
 		strings.Replace(want, "ffff7f000001", "000000000000", 1), strings.Replace(want, "ffff", "fxff",
@@ -335,6 +335,6 @@ func TestPeerOfRdmaCore(t *testing.T) {
 	}()
 	if _, err := Serve(t.Context(), d, there, l); !errors.Is(err, errForeign) ||
 		!strings.Contains(err.Error(), "--compat") {
-		t.Errorf("got %v, want %v", err, errForeign)
+		t.Errorf("Serve: got %v, want %v and the remedy", err, errForeign)
 	}
 }

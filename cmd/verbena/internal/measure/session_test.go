@@ -111,7 +111,7 @@ func TestSilentPeer(t *testing.T) {
 				start := time.Now()
 				<-ctx.Done()
 				if err := context.Cause(s.ctx); c.err != errors.Is(err, ErrPeer) || c.err != (time.Since(start) <= stallTime) {
-					t.Errorf("got %v after %v", err, time.Since(start))
+					t.Errorf("cause of the session's end: got %v after %v", err, time.Since(start))
 				}
 				_ = s.close(nil)
 				here.Close()
@@ -129,7 +129,7 @@ func TestUnreadPeer(t *testing.T) {
 		s := newSession(t.Context(), there)
 		start := time.Now()
 		if err := s.send(hello{}); !errors.Is(err, ErrPeer) {
-			t.Errorf("got %v, want %v", err, ErrPeer)
+			t.Errorf("send: got %v, want %v", err, ErrPeer)
 		}
 		if d := time.Since(start); d > writeTime {
 			t.Errorf("send took %v, want at most %v", d, writeTime)
@@ -172,26 +172,26 @@ func FuzzPeer(f *testing.F) {
 		case err != nil && (len(err.Error()) > 1000 || strings.ContainsFunc(err.Error(), func(r rune) bool {
 			return r < ' '
 		})):
-			t.Errorf("got error %q", err)
+			t.Errorf("receiveHello: got error %q, want one of the peer without control characters", err)
 		case err == nil && h.Protocol != protocol:
-			t.Errorf("got protocol %d", h.Protocol)
+			t.Errorf("receiveHello: got protocol %d, want an error", h.Protocol)
 		}
 		if err := h.Params.Check(); err == nil {
 			p := h.Params
 			if p.Size < 1 || p.Size > maxSize || p.QPs < 1 || p.QPs > maxQPs || p.Depth < 1 || p.Depth > maxDepth ||
 				p.Iters < 0 || p.Duration < 0 {
-				t.Errorf("got %+v", p)
+				t.Errorf("Check: got success for %+v, want an error", p)
 			}
 		} else if len(err.Error()) > 200 {
-			t.Errorf("got error %q", err)
+			t.Errorf("Check: got error %q, want at most 200 bytes", err)
 		}
 		_ = s.close(nil)
 		text := make([]byte, compatSize)
 		copy(text, b)
 		if e, err := parseCompat(text); err == nil && (e.QPN > 0xffffff || e.PSN > 0xffffff || e.GID == verbs.GID{}) {
-			t.Errorf("got %+v", e)
+			t.Errorf("parseCompat: got %+v, want numbers in range", e)
 		} else if err != nil && !strings.HasPrefix(fmt.Sprint(err), ErrPeer.Error()) {
-			t.Errorf("got error %q", err)
+			t.Errorf("parseCompat: got error %q, want one of the peer", err)
 		}
 	})
 }
