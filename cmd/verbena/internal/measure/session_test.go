@@ -172,7 +172,7 @@ func FuzzPeer(f *testing.F) {
 		case err != nil && (len(err.Error()) > 1000 || strings.ContainsFunc(err.Error(), func(r rune) bool {
 			return r < ' '
 		})):
-			t.Errorf("receiveHello: got error %q, want one of the peer without control characters", err)
+			t.Errorf("receiveHello: got error %q, want at most 1000 bytes without control characters", err)
 		case err == nil && h.Protocol != protocol:
 			t.Errorf("receiveHello: got protocol %d, want an error", h.Protocol)
 		}
