@@ -206,7 +206,7 @@ func TestFishCompletion(t *testing.T) {
 		end
 		complete -C 'verbena dev res'
 	`)
-	want := "reset\nrxe0\n--at=completion\nout.pcapng\n--write=out.pcapng\nverbena\nout.pcapng\nreset\tTake a device through a reset: programs that use it get the fatal event and errors, new ones the recovered device\n"
+	want := "reset\nrxe0\n--at=completion\nout.pcapng\n--write=out.pcapng\nverbena\nout.pcapng\nreset\tReset a device: programs that use it get the fatal event and errors, and new programs get the recovered device\n"
 	if got != want {
 		t.Errorf("got\n%s, want\n%s", got, want)
 	}

@@ -209,6 +209,18 @@ func TestWait(t *testing.T) {
 	mustFail(t, v("wait", "--timeout", "50ms", "--open", "rxe0"), "no program has device rxe0 open after 50ms")
 	mustFail(t, v("wait", "--open", "rxe1"), "rxe1", "rxe0")
 
+	mustRun(t, v("wait", "--active", "rxe0"))
+	mustFail(t, v("wait", "--active", "rxe1"), `no device is named "rxe1" (the devices are: rxe0)`)
+	for _, c := range [][2][]string{
+		{{"dev", "unplug", "rxe0"}, {"dev", "plug", "rxe0"}},
+		{{"link", "set", "rxe0", "down"}, {"link", "set", "rxe0", "up"}},
+	} {
+		mustRun(t, v(c[0]...))
+		mustFail(t, v("wait", "--timeout", "50ms", "--active", "rxe0"), "device rxe0 is not active after 50ms")
+		mustRun(t, v(c[1]...))
+		mustRun(t, v("wait", "--active", "rxe0"))
+	}
+
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

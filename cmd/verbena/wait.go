@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"verbena/ib"
 	"verbena/internal/ctl"
 )
 
@@ -16,10 +17,11 @@ type waitCmd struct {
 	Timeout time.Duration `help:"Time after which to stop waiting and fail." default:"30s" placeholder:"D" complete:"none"`
 	Listen  endpoint      `help:"Wait until a program listens on a TCP port of any address, or on a Unix socket at a path. Needs no service." placeholder:"PORT|PATH" xor:"what" complete:"file"`
 	Open    string        `help:"Wait until a program has this device open." placeholder:"DEV" xor:"what" complete:"device"`
+	Active  string        `help:"Wait until this device is plugged in and its port is active, for example after 'dev reset' or 'dev plug'." placeholder:"DEV" xor:"what" complete:"device"`
 }
 
 func (w *waitCmd) Help() string {
-	return `Without --listen and --open it waits until a service is ready; it starts none. Programs that meet over TCP, such as
+	return `Without --listen, --open and --active it waits until a service is ready; it starts none. Programs that meet over TCP, such as
 ibv_rc_pingpong and ib_send_bw (both on port 18515), fail if the client comes before the server listens. Exit code: 0, or 125
 after the time-out.
 
@@ -58,18 +60,46 @@ func (w *waitCmd) Run(c *cli) error {
 		return err
 	}
 	defer client.Close()
-	if w.Open == "" {
+	var ready func(*ctl.Client) (bool, error)
+	late := ""
+	switch {
+	case w.Open != "":
+		ready = w.opened
+		late = "no program has device " + w.Open + " open after %v; start the program by `verbena run`, or raise --timeout"
+	case w.Active != "":
+		ready = w.active
+		late = "device " + w.Active + " is not active after %v; see `verbena link show` and `verbena dev show`, or raise --timeout"
+	default:
 		return nil
 	}
-	opened := false
+	done := false
 	if !await(ctx, func() bool {
-		opened, err = w.opened(client)
-		return opened || err != nil
+		done, err = ready(client)
+		return done || err != nil
 	}) {
-		return fmt.Errorf("wait: no program has device %s open after %v; start the program by `verbena run`, or raise --timeout",
-			w.Open, w.Timeout)
+		return fmt.Errorf("wait: "+late, w.Timeout)
 	}
 	return err
+}
+
+// active reports whether the device is plugged in and its port is active.
+func (w *waitCmd) active(client *ctl.Client) (bool, error) {
+	r, err := client.Do(&ctl.Request{Op: ctl.OpLinkShow})
+	if err != nil {
+		return false, err
+	}
+	var names []string
+	for _, l := range r.Links {
+		if l.Name == w.Active {
+			return l.State == ib.PortActive.String(), nil
+		}
+		names = append(names, l.Name)
+	}
+	return false, noDevice(w.Active, names)
+}
+
+func noDevice(name string, names []string) error {
+	return fmt.Errorf("wait: no device is named %q (the devices are: %s)", name, strings.Join(names, ", "))
 }
 
 // opened reports whether a program has opened the device.
@@ -85,7 +115,7 @@ func (w *waitCmd) opened(client *ctl.Client) (bool, error) {
 		}
 		names = append(names, d.Name)
 	}
-	return false, fmt.Errorf("wait: no device is named %q (the devices are: %s)", w.Open, strings.Join(names, ", "))
+	return false, noDevice(w.Open, names)
 }
 
 // await reports whether the condition became true before ctx was done.
