@@ -114,6 +114,9 @@ func (r *recordingFile) finish() error {
 	if end.Dropped > 0 {
 		fmt.Fprintf(os.Stderr, ", %d more dropped: they arrived faster than they could be written", end.Dropped)
 	}
+	if end.Packets+end.Dropped == 0 {
+		fmt.Fprint(os.Stderr, ": no device of the service has sent or received a packet that matches --dev and --filter")
+	}
 	fmt.Fprintln(os.Stderr)
 	return nil
 }
