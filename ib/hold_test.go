@@ -12,15 +12,15 @@ import (
 	"verbena/internal/gate"
 )
 
-// bellQP is a queue pair with a Doorbell that calls ring.
-type bellQP struct {
+// doorbellQP is a queue pair with a Doorbell that calls ring.
+type doorbellQP struct {
 	*fakeQP
 	ring func(h *Hold)
 }
 
-func (q *bellQP) Doorbell(h *Hold)       { q.ring(h) }
-func (q *bellQP) Posted() (uint32, bool) { return 0, true }
-func (q *bellQP) TakeBack()              {}
+func (q *doorbellQP) Doorbell(h *Hold)       { q.ring(h) }
+func (q *doorbellQP) Posted() (uint32, bool) { return 0, true }
+func (q *doorbellQP) TakeBack()              {}
 
 // holdWorld is a core with several devices. The completion handlers record the threads that run them.
 type holdWorld struct {
@@ -29,11 +29,11 @@ type holdWorld struct {
 	rec     recording
 	queue   UserQP // a queue pair of the first device
 
-	mu      sync.Mutex
-	ran     []int // device indexes in the order of handler calls
-	threads []int64
-	inBell  bool        // a handler ran in the callchain of Doorbell
-	handler func(i int) // additional action of the handlers; may be nil
+	mu         sync.Mutex
+	ran        []int // device indexes in the order of handler calls
+	threads    []int64
+	inDoorbell bool        // a handler ran in the callchain of Doorbell
+	handler    func(i int) // additional action of the handlers; may be nil
 }
 
 func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWorld, h *Hold)) *holdWorld {
@@ -46,7 +46,7 @@ func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWor
 		w.benches = append(w.benches, newBenchNamed(t, core, "fake"+strconv.Itoa(i), func(*CQ) {
 			w.mu.Lock()
 			w.ran, w.threads = append(w.ran, i), append(w.threads, observe.Goroutine())
-			w.inBell = w.inBell || onStack(".Doorbell")
+			w.inDoorbell = w.inDoorbell || onStack(".Doorbell")
 			w.mu.Unlock()
 			if w.handler != nil {
 				w.handler(i)
@@ -55,7 +55,7 @@ func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWor
 		w.arm(i)
 	}
 	qp := w.benches[0].qp
-	qp.queue = &bellQP{qp.drv.(*fakeQP), func(h *Hold) { ring(w, h) }}
+	qp.queue = &doorbellQP{qp.drv.(*fakeQP), func(h *Hold) { ring(w, h) }}
 	w.queue, _ = ForUser(gate.Open()).Queue(qp)
 	return w
 }
@@ -127,7 +127,7 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 						w.arm(i)
 					}
 				}
-				if w.inBell {
+				if w.inDoorbell {
 					t.Error("callchain: got a handler call inside Doorbell, want none")
 				}
 				w.free()
@@ -144,10 +144,10 @@ func TestDoorbellWithoutHold(t *testing.T) {
 	})
 	w.queue.Doorbell(nil)
 	w.benches[1].dev.callbacks.drain()
-	if w.inBell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == observe.Goroutine() {
+	if w.inDoorbell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == observe.Goroutine() {
 		t.Errorf("handlers: got devices %v on goroutines %v, in Doorbell %v, want device 1 on another goroutine "+
 			"than %d", w.ran,
-			w.threads, w.inBell, observe.Goroutine())
+			w.threads, w.inDoorbell, observe.Goroutine())
 	}
 	w.free()
 }
@@ -241,7 +241,7 @@ func TestHoldDefer(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		done := 0
 		w := newHoldWorld(t, 2, observed, nil)
-		w.benches[0].qp.queue = &bellQP{w.benches[0].qp.drv.(*fakeQP), func(h *Hold) {
+		w.benches[0].qp.queue = &doorbellQP{w.benches[0].qp.drv.(*fakeQP), func(h *Hold) {
 			if h.Deferred() != nil {
 				t.Error("Deferred before Defer: got work, want nil")
 			}

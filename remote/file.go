@@ -179,7 +179,7 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 		return err
 	}
 	f.polled, err = f.srv.cfg.Pollers.Add(f.user, poller.Source{
-		File: f.uverbs, Bell: f.bell, Tell: f.memory.tell, Who: []any{"uid", f.client.UID, "pid", f.client.PID},
+		File: f.uverbs, Doorbell: f.bell, Tell: f.memory.tell, Who: []any{"uid", f.client.UID, "pid", f.client.PID},
 	})
 	if err != nil {
 		f.uverbs.Close()

@@ -12,17 +12,17 @@ import (
 // qpObject is a queue pair and its events. (struct ib_uqp_object)
 type qpObject struct {
 	*ib.QP
-	f      *File
-	handle uint32
-	pd     uint32    // handle
-	srq    uint32    // handle; 0: none
-	uid    uint64    // the program's handle, which events report
-	user   ib.UserQP // nil if no queue is shared with the program
-	bell   bell
-	port   *atomic.Uint32
-	groups memberships
-	xrcd   *xrcdObject // for an XRC target
-	target *xrcTarget  // for an XRC target; other programs may also have opened the target
+	f        *File
+	handle   uint32
+	pd       uint32    // handle
+	srq      uint32    // handle; 0: none
+	uid      uint64    // the program's handle, which events report
+	user     ib.UserQP // nil if no queue is shared with the program
+	doorbell doorbell
+	port     *atomic.Uint32
+	groups   memberships
+	xrcd     *xrcdObject // for an XRC target
+	target   *xrcTarget  // for an XRC target; other programs may also have opened the target
 
 	asyncEvents *eventFile // may be nil
 	async       eventSource
@@ -37,9 +37,9 @@ func (o *qpObject) destroy() error {
 	if o.target != nil {
 		end = o.closeTarget
 	}
-	o.f.bells.remove(o)
+	o.f.doorbells.remove(o)
 	if err := end(); err != nil {
-		o.f.bells.add(o)
+		o.f.doorbells.add(o)
 		return err
 	}
 	o.f.dev.queuePairs.CompareAndDelete(o.Num(), o)
@@ -179,7 +179,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 	obj := f.objects.add(o)
 	o.handle = obj.handle
 	f.dev.queuePairs.Store(o.Num(), o)
-	f.bells.add(o)
+	f.doorbells.add(o)
 	c.created(obj)
 	granted := o.Init().Cap
 	return uapi.CreateQPResp{

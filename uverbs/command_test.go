@@ -543,10 +543,10 @@ func TestResponseFaults(t *testing.T) {
 			t.Errorf("%v: destroyed %v, want %v", test.cmd, got, test.want)
 		}
 	}
-	if w.dev.Objects() != counts || p.acct.Pages() != 0 || len(p.f.bells.list) != 0 || len(p.f.events.channels) != 0 {
+	if w.dev.Objects() != counts || p.acct.Pages() != 0 || len(p.f.doorbells.list) != 0 || len(p.f.events.channels) != 0 {
 		t.Errorf("after a failed response: got objects %v, want %v, and %d pages, %d doorbells, %d channels, want none",
 			w.dev.Objects(), counts, p.acct.Pages(),
-			len(p.f.bells.list), len(p.f.events.channels))
+			len(p.f.doorbells.list), len(p.f.events.channels))
 	}
 
 	fresh := w.open(byWrite)

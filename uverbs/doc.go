@@ -58,7 +58,7 @@
 //	File.open     one GET_CONTEXT at a time
 //	xrcDomain.mu, xrcDomains.mu  the XRC domains, which programs share
 //	doorbells.mu  held when queue pairs are added or removed; the doorbell does not lock it
-//	bell.ringing  read-locked by the doorbell of one queue pair, write-locked when the queue pair is added or removed
+//	doorbell.ringing  read-locked by the doorbell of one queue pair, write-locked when the queue pair is added or removed
 //	table.mu      the handles
 //	eventFiles.mu the event files; eventFile.mu of one file follows
 //

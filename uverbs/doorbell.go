@@ -26,8 +26,8 @@ type doorbells struct {
 	silenced bool
 }
 
-// bell is the doorbell state of a queue pair.
-type bell struct {
+// doorbell is the doorbell state of a queue pair.
+type doorbell struct {
 	at int // index in doorbells.list; under doorbells.mu
 
 	ringing sync.RWMutex // read-locked during a ring; a ring does not wait for this lock
@@ -50,8 +50,8 @@ func (d *doorbells) add(qp *qpObject) {
 	if d.silenced {
 		return
 	}
-	qp.bell.set(true)
-	qp.bell.at = len(d.list)
+	qp.doorbell.set(true)
+	qp.doorbell.at = len(d.list)
 	d.list = append(d.list, qp)
 	d.byHandle.Store(qp.handle, qp)
 	d.publish()
@@ -62,16 +62,16 @@ func (d *doorbells) remove(qp *qpObject) {
 	if qp.user == nil {
 		return
 	}
-	qp.bell.set(false) // precedes the removal from the list, so that silence also waits for this doorbell
+	qp.doorbell.set(false) // precedes the removal from the list, so that silence also waits for this doorbell
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	at, last := qp.bell.at, len(d.list)-1
+	at, last := qp.doorbell.at, len(d.list)-1
 	if at > last || d.list[at] != qp {
 		return
 	}
 	d.byHandle.Delete(qp.handle)
 	d.list[at] = d.list[last]
-	d.list[at].bell.at = at
+	d.list[at].doorbell.at = at
 	d.list[last] = nil
 	d.list = d.list[:last]
 	d.publish()
@@ -93,7 +93,7 @@ func (d *doorbells) silence() {
 	d.publish()
 	d.mu.Unlock()
 	for _, qp := range list {
-		qp.bell.set(false)
+		qp.doorbell.set(false)
 	}
 }
 
@@ -111,7 +111,7 @@ func (d *doorbells) publish() {
 }
 
 // set allows or forbids rings of the doorbell. set waits for the end of a ring in progress.
-func (b *bell) set(on bool) {
+func (b *doorbell) set(on bool) {
 	b.ringing.Lock()
 	defer b.ringing.Unlock()
 	b.on = on
@@ -152,7 +152,7 @@ func runCallbacks(h *ib.Hold) {
 // ring rings the doorbell of a queue pair if wanted returns true, and then returns true. Otherwise, and also if the
 // queue pair is being removed or has been removed, ring returns false. The first ring begins the hold.
 func (f *File) ring(s ib.Staller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
-	b := &qp.bell
+	b := &qp.doorbell
 	if !b.ringing.TryRLock() {
 		return false
 	}
@@ -177,7 +177,7 @@ func canSend(qp *qpObject) bool { return qp.State() >= ib.QPRTS }
 // ringPosted rings the doorbell of each queue pair with posted requests. ringPosted reports whether such a queue pair
 // was found.
 func (f *File) ringPosted(c Caller) (rang bool) {
-	few := f.bells.few.Load()
+	few := f.doorbells.few.Load()
 	if few == nil || !f.now().Makes() {
 		return false // the command is rejected, or names the queue pair
 	}
@@ -199,7 +199,7 @@ func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || !f.now().Makes() {
 		return false
 	}
-	qp, ok := f.bells.byHandle.Load(req.QPHandle)
+	qp, ok := f.doorbells.byHandle.Load(req.QPHandle)
 	if !ok {
 		return false
 	}
@@ -260,12 +260,12 @@ func (f *File) HasNew() bool {
 	if !f.now().Makes() {
 		return false
 	}
-	few := f.bells.few.Load()
+	few := f.doorbells.few.Load()
 	if few == nil {
-		return f.bells.has()
+		return f.doorbells.has()
 	}
 	for _, qp := range *few {
-		if at, some := qp.user.Posted(); some && qp.bell.seen.Load() != uint64(at)+1 {
+		if at, some := qp.user.Posted(); some && qp.doorbell.seen.Load() != uint64(at)+1 {
 			return true
 		}
 	}
@@ -281,7 +281,7 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	default:
 		return false, errGone
 	}
-	if few := f.bells.few.Load(); few != nil {
+	if few := f.doorbells.few.Load(); few != nil {
 		for _, qp := range *few {
 			found = f.ringNew(on, qp, all, h) || found
 		}
@@ -299,7 +299,7 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	for rest, first := true, true; rest; rest, first = rest && all, false {
 		var n int
 		var changes uint64
-		n, changes, rest = f.bells.some(s)
+		n, changes, rest = f.doorbells.some(s)
 		if first {
 			before = changes
 		}
@@ -333,7 +333,7 @@ func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 // ringNew rings the doorbell of a queue pair if the queue pair has new requests. With all, it also rings if there are
 // only older requests. ringNew reports whether there were new requests.
 func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
-	b := &qp.bell
+	b := &qp.doorbell
 	if !b.ringing.TryRLock() {
 		return false
 	}
@@ -370,7 +370,7 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	case !s.Makes():
 		return errNoContext
 	}
-	o, ok := f.bells.byHandle.Load(handle)
+	o, ok := f.doorbells.byHandle.Load(handle)
 	if !ok {
 		return fmt.Errorf("no queue pair has the handle %d: %w", handle, syscall.EINVAL)
 	}

@@ -52,14 +52,14 @@ func (s watchedSpace) WriteV(src [][]byte, addr uint64) error {
 	return s.c.space.WriteV(src, addr)
 }
 
-// doorbell returns the command that the rxe provider writes.
-func doorbell(qp uint32) []byte {
+// doorbellCommand returns the command that the rxe provider writes.
+func doorbellCommand(qp uint32) []byte {
 	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdPostSend), InWords: 8, OutWords: 1}
 	req := uapi.PostSend{QPHandle: qp, WQESize: 128}
 	return uapi.AppendTo(uapi.AppendTo(nil, &hdr), &req)
 }
 
-func (p *program) ring(qp uint32) error { return p.write(doorbell(qp)) }
+func (p *program) ring(qp uint32) error { return p.write(doorbellCommand(qp)) }
 
 // TestDoorbellTooEarly checks that the program receives an error if it posts requests before the queue pair can send.
 // (test_post_send_qp_state_bad_flow of pyverbs)
@@ -119,7 +119,7 @@ func TestDoorbell(t *testing.T) {
 					t.Errorf("the service %s", what)
 				}
 			}}
-			cmd := p.store(doorbell(handle))
+			cmd := p.store(doorbellCommand(handle))
 			n, err := p.f.Write(c, addressOf(cmd), len(cmd))
 			if n != len(cmd) || err != nil {
 				t.Errorf("Write: got %d and error %v, want the whole command", n, err)
@@ -169,17 +169,19 @@ func TestDoorbellPeeked(t *testing.T) {
 		peeks int
 		reads int
 	}{
-		{"the doorbell", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return doorbell(qp) }, 1, 0},
+		{"the doorbell", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return doorbellCommand(qp) }, 1, 0},
 		{"nothing", byIoctl, maxScan + 1, func(_, _ uint32) []byte { return nil }, 1, 1},
 		{"zeros", byIoctl, maxScan + 1, func(_, _ uint32) []byte { return make([]byte, doorbellSize) }, 1, 1},
 		{"another command", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return append(other, byte(qp)) }, 1, 1},
-		{"a queue pair of another file", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return doorbell(qp + 1000) }, 1,
+		{"a queue pair of another file", byIoctl, maxScan + 1,
+			func(qp, _ uint32) []byte { return doorbellCommand(qp + 1000) }, 1,
 			1},
-		{"a queue pair that cannot send", byIoctl, maxScan + 1, func(_, early uint32) []byte { return doorbell(early) }, 1,
+		{"a queue pair that cannot send", byIoctl, maxScan + 1,
+			func(_, early uint32) []byte { return doorbellCommand(early) }, 1,
 			1},
-		{"not peeked: few queue pairs", byIoctl, 2, func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 0},
+		{"not peeked: few queue pairs", byIoctl, 2, func(qp, _ uint32) []byte { return doorbellCommand(qp) }, 0, 0},
 		{"not peeked: other commands by write", byWrite, maxScan + 1,
-			func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 1},
+			func(qp, _ uint32) []byte { return doorbellCommand(qp) }, 0, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(test.form)
@@ -192,7 +194,7 @@ func TestDoorbellPeeked(t *testing.T) {
 			}
 			p.fakeQP(handle).SetPosted()
 			c := &peekingCaller{program: p, seen: test.seen(handle, early)}
-			cmd := p.store(doorbell(handle))
+			cmd := p.store(doorbellCommand(handle))
 			if n, err := p.f.Write(c, addressOf(cmd), len(cmd)); n != len(cmd) || err != nil {
 				t.Errorf("Write: got %d and error %v, want the whole command", n, err)
 			}
@@ -236,7 +238,7 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 			p := newWorld(t).start(test.form)
 			p.f.objects.last = 1 << 16 // the runtime boxes smaller numbers without an allocation
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
-			qp, cmd := p.fakeQP(handle).Ready(), p.store(doorbell(handle))
+			qp, cmd := p.fakeQP(handle).Ready(), p.store(doorbellCommand(handle))
 			addr := addressOf(cmd)
 			if n := testing.AllocsPerRun(200, func() {
 				qp.SetPosted()
@@ -296,7 +298,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	steady := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	steadyQP := p.fakeQP(steady).Ready()
-	cmd := addressOf(p.store(doorbell(steady)))
+	cmd := addressOf(p.store(doorbellCommand(steady)))
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -330,8 +332,8 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	wg.Wait()
 }
 
-// bellQueue is a shared send queue that records its doorbells, and reports forbidden doorbells.
-type bellQueue struct {
+// doorbellQueue is a shared send queue that records its doorbells, and reports forbidden doorbells.
+type doorbellQueue struct {
 	ib.UserQP
 	t       testing.TB
 	removed atomic.Bool
@@ -340,10 +342,10 @@ type bellQueue struct {
 	wait    chan struct{} // if not nil, the doorbell waits for this channel
 }
 
-func (q *bellQueue) Posted() (uint32, bool) { return 0, true }
-func (q *bellQueue) TakeBack()              {}
+func (q *doorbellQueue) Posted() (uint32, bool) { return 0, true }
+func (q *doorbellQueue) TakeBack()              {}
 
-func (q *bellQueue) Doorbell(*ib.Hold) {
+func (q *doorbellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(1)
 	if q.removed.Load() {
 		q.t.Error("removed queue pair: got a doorbell, want none")
@@ -357,15 +359,15 @@ func (q *bellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(-1)
 }
 
-// bells returns queue pairs that exist only in the table of doorbells. The handles start at 1<<16.
-func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
+// doorbells returns queue pairs that exist only in the table of doorbells. The handles start at 1<<16.
+func (p *program) doorbells(t testing.TB, n int) ([]*qpObject, []*doorbellQueue) {
 	handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 	p.fakeQP(handle).Ready()
 	obj := p.f.objects.find(handle).res.(*qpObject)
-	p.f.bells.remove(obj)
-	qps, queues := make([]*qpObject, n), make([]*bellQueue, n)
+	p.f.doorbells.remove(obj)
+	qps, queues := make([]*qpObject, n), make([]*doorbellQueue, n)
 	for i := range n {
-		queues[i] = &bellQueue{t: t}
+		queues[i] = &doorbellQueue{t: t}
 		qps[i] = &qpObject{QP: obj.QP, f: p.f, handle: 1<<16 + uint32(i), user: queues[i]}
 	}
 	return qps, queues
@@ -374,11 +376,11 @@ func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
 // TestRingPostedLooksAtAll checks that RingPosted with all checks every queue pair, independently of earlier calls.
 func TestRingPostedLooksAtAll(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
-	qps, queues := p.bells(t, 5*maxScan)
+	qps, queues := p.doorbells(t, 5*maxScan)
 	for _, qp := range qps {
-		p.f.bells.add(qp)
+		p.f.doorbells.add(qp)
 	}
-	defer p.f.bells.silence()
+	defer p.f.doorbells.silence()
 	var scan Scan
 	for rounds := range 7 {
 		for range rounds {
@@ -404,7 +406,7 @@ func TestRingPostedLooksAtAll(t *testing.T) {
 // finally calls silence. After remove or silence has returned, no doorbell of a removed queue pair may be rung.
 func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
-	qps, queues := p.bells(t, maxScan+2) // more than maxScan, so that the slice few is set and reset
+	qps, queues := p.doorbells(t, maxScan+2) // more than maxScan, so that the slice few is set and reset
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	for range 2 {
@@ -415,7 +417,7 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 		})
 		wg.Go(func() {
 			for i := 0; !stop.Load(); i++ {
-				p.f.ringHandle(p, doorbell(qps[i%len(qps)].handle))
+				p.f.ringHandle(p, doorbellCommand(qps[i%len(qps)].handle))
 			}
 		})
 	}
@@ -428,26 +430,26 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	for round := range 40 {
 		for i, qp := range qps {
 			queues[i].removed.Store(false)
-			p.f.bells.add(qp)
+			p.f.doorbells.add(qp)
 		}
 		for queues[round%len(qps)].rung.Load() == 0 {
 			runtime.Gosched()
 		}
 		for k := range qps {
 			i := (round + 3*k) % len(qps) // each queue pair once, in a different order than they were added
-			p.f.bells.remove(qps[i])
+			p.f.doorbells.remove(qps[i])
 			silent("remove", i)
 		}
 	}
 	for i, qp := range qps {
 		queues[i].removed.Store(false)
-		p.f.bells.add(qp)
+		p.f.doorbells.add(qp)
 	}
-	p.f.bells.silence()
+	p.f.doorbells.silence()
 	for i, qp := range qps {
 		silent("silence", i)
-		p.f.bells.add(qp) // add is rejected
-		if p.f.ringPosted(p) || p.f.ringHandle(p, doorbell(qp.handle)) {
+		p.f.doorbells.add(qp) // add is rejected
+		if p.f.ringPosted(p) || p.f.ringHandle(p, doorbellCommand(qp.handle)) {
 			t.Errorf("queue pair %d after silence: got a doorbell, want none", i)
 		}
 	}
@@ -464,33 +466,33 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 // queue pairs nor other threads may wait.
 func TestDoorbellDoesNotWait(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
-	qps, queues := p.bells(t, 3)
+	qps, queues := p.doorbells(t, 3)
 	stuck, other, late := qps[0], qps[1], qps[2]
 	queues[0].wait = make(chan struct{})
-	p.f.bells.add(stuck)
-	p.f.bells.add(other)
+	p.f.doorbells.add(stuck)
+	p.f.doorbells.add(other)
 	var wg sync.WaitGroup
-	wg.Go(func() { p.f.ringHandle(p, doorbell(stuck.handle)) })
+	wg.Go(func() { p.f.ringHandle(p, doorbellCommand(stuck.handle)) })
 	for queues[0].inside.Load() == 0 {
 		runtime.Gosched()
 	}
 	var removed atomic.Bool
 	wg.Go(func() {
-		p.f.bells.remove(stuck)
+		p.f.doorbells.remove(stuck)
 		removed.Store(true)
 	})
-	for !removed.Load() && stuck.bell.ringing.TryRLock() { // waits until remove waits for the lock
-		stuck.bell.ringing.RUnlock()
+	for !removed.Load() && stuck.doorbell.ringing.TryRLock() { // waits until remove waits for the lock
+		stuck.doorbell.ringing.RUnlock()
 		runtime.Gosched()
 	}
-	if p.f.ringHandle(p, doorbell(stuck.handle)) {
+	if p.f.ringHandle(p, doorbellCommand(stuck.handle)) {
 		t.Error("queue pair that is being removed: got a doorbell, want none")
 	}
-	if !p.f.ringPosted(p) || !p.f.ringHandle(p, doorbell(other.handle)) || queues[1].rung.Load() != 2 {
+	if !p.f.ringPosted(p) || !p.f.ringHandle(p, doorbellCommand(other.handle)) || queues[1].rung.Load() != 2 {
 		t.Errorf("other queue pair: got %d doorbells, want 2", queues[1].rung.Load())
 	}
-	p.f.bells.add(late)
-	p.f.bells.remove(other)
+	p.f.doorbells.add(late)
+	p.f.doorbells.remove(other)
 	if !p.f.ringPosted(p) || queues[2].rung.Load() != 1 {
 		t.Errorf("queue pair that was added last: got %d doorbells, want 1", queues[2].rung.Load())
 	}
@@ -499,7 +501,7 @@ func TestDoorbellDoesNotWait(t *testing.T) {
 	}
 	close(queues[0].wait)
 	wg.Wait()
-	p.f.bells.remove(late)
+	p.f.doorbells.remove(late)
 }
 
 // TestDoorbellsEndIsWaitedFor checks that remove and silence wait for the end of a doorbell, even if one is called
@@ -518,18 +520,18 @@ func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(byIoctl)
-			qps, queues := p.bells(t, 1)
+			qps, queues := p.doorbells(t, 1)
 			queues[0].wait = make(chan struct{})
-			p.f.bells.add(qps[0])
+			p.f.doorbells.add(qps[0])
 			var wg sync.WaitGroup
-			wg.Go(func() { p.f.ringHandle(p, doorbell(qps[0].handle)) })
+			wg.Go(func() { p.f.ringHandle(p, doorbellCommand(qps[0].handle)) })
 			for queues[0].inside.Load() == 0 {
 				runtime.Gosched()
 			}
 			returned := make(chan int, len(test.calls))
 			for i, call := range test.calls {
 				wg.Go(func() {
-					call(&p.f.bells, qps[0])
+					call(&p.f.doorbells, qps[0])
 					returned <- i
 				})
 				select {
@@ -540,7 +542,7 @@ func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 			}
 			close(queues[0].wait)
 			wg.Wait()
-			p.f.bells.remove(qps[0])
+			p.f.doorbells.remove(qps[0])
 		})
 	}
 }
@@ -551,7 +553,7 @@ func BenchmarkDoorbells(b *testing.B) {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			qps := make([]*qpObject, n)
 			for i := range qps {
-				qps[i] = &qpObject{handle: uint32(i), user: &bellQueue{t: b}}
+				qps[i] = &qpObject{handle: uint32(i), user: &doorbellQueue{t: b}}
 			}
 			for b.Loop() {
 				var d doorbells
@@ -618,15 +620,15 @@ func TestRingPostedGoesOn(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newWorld(t).start(byIoctl)
-			qps, queues := p.bells(t, 2)
+			qps, queues := p.doorbells(t, 2)
 			long := &longQueue{left: c.runs}
 			qps[0].user = long
-			p.f.bells.add(qps[0])
-			defer p.f.bells.silence()
+			p.f.doorbells.add(qps[0])
+			defer p.f.doorbells.silence()
 			asked := 0
 			on := &patient{n: c.idle, idle: func() {
 				if asked++; asked == 1 { // from now on another queue pair has requests
-					p.f.bells.add(qps[1])
+					p.f.doorbells.add(qps[1])
 				}
 			}}
 			found, err := p.f.RingPosted(on, new(Scan), false)
@@ -649,9 +651,9 @@ func TestHasNew(t *testing.T) {
 	if p.f.HasNew() {
 		t.Error("HasNew without queue pairs: got true, want false")
 	}
-	qps, _ := p.bells(t, maxScan+1)
-	p.f.bells.add(qps[0])
-	defer p.f.bells.silence()
+	qps, _ := p.doorbells(t, maxScan+1)
+	p.f.doorbells.add(qps[0])
+	defer p.f.doorbells.silence()
 	for _, want := range []bool{true, false} {
 		if got := p.f.HasNew(); got != want {
 			t.Errorf("HasNew: got %t, want %t", got, want)
@@ -661,7 +663,7 @@ func TestHasNew(t *testing.T) {
 		}
 	}
 	for _, qp := range qps[1:] {
-		p.f.bells.add(qp)
+		p.f.doorbells.add(qp)
 	}
 	if !p.f.HasNew() {
 		t.Error("HasNew with many queue pairs: got false, want true")

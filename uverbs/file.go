@@ -83,7 +83,7 @@ type File struct {
 	objects table
 	events  eventFiles
 
-	bells doorbells
+	doorbells doorbells
 
 	parting atomic.Bool // the device is being removed, and queues must not be changed
 
@@ -329,7 +329,7 @@ func (f *File) flush() {
 	if f.stop == nil {
 		return
 	}
-	f.bells.silence() // later doorbells are rejected and need no completion
+	f.doorbells.silence() // later doorbells are rejected and need no completion
 	if disassociateContext(f.dev.ib, userContext{f}) {
 		return
 	}

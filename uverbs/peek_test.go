@@ -131,7 +131,7 @@ func TestArmPeekedElsewhere(t *testing.T) {
 	b := p.store(newArmCall(cq).bytes())
 	for name, seen := range map[string][]byte{
 		"nothing": nil, "zeros": make([]byte, armSize), "another file's queue": newArmCall(1 << 20).bytes(),
-		"a doorbell": append(doorbell(cq), make([]byte, armSize)...)[:armSize],
+		"a doorbell": append(doorbellCommand(cq), make([]byte, armSize)...)[:armSize],
 	} {
 		if err := p.f.Ioctl(&peekingCaller{program: p, seen: seen}, uapi.VerbsIoctl, addressOf(b)); err != nil {
 			t.Errorf("%s is seen: %v", name, err)

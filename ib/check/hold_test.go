@@ -69,10 +69,10 @@ func TestCheckHold(t *testing.T) {
 	add := func(w *holdWorld, h *ib.Hold) { h.Add(w.benches[1].handle) }
 	none := func(*holdWorld, *ib.Hold) {}
 	for _, test := range []struct {
-		name string
-		bell func(w *holdWorld, h *ib.Hold)
-		run  func(w *holdWorld, h *ib.Hold)
-		want string // "": no report
+		name     string
+		doorbell func(w *holdWorld, h *ib.Hold)
+		run      func(w *holdWorld, h *ib.Hold)
+		want     string // "": no report
 	}{
 		{"Add in a doorbell with this Hold", add, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
 		{"added by deferred work", func(w *holdWorld, h *ib.Hold) {
@@ -139,7 +139,7 @@ func TestCheckHold(t *testing.T) {
 		}, "the thread that called Hold.Add ended without Hold.Run"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newHoldWorld(t, test.bell)
+			w := newHoldWorld(t, test.doorbell)
 			var h ib.Hold
 			test.run(w, &h)
 			rules := make([]check.Rule, 0)

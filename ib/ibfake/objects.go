@@ -153,9 +153,9 @@ type QP struct {
 	d   *Driver
 	typ ib.QPType
 
-	posted atomic.Bool
-	rung   atomic.Int32
-	onBell atomic.Pointer[func(*ib.Hold)]
+	posted     atomic.Bool
+	rung       atomic.Int32
+	onDoorbell atomic.Pointer[func(*ib.Hold)]
 
 	mu   sync.Mutex
 	attr ib.QPAttr
@@ -178,13 +178,13 @@ func (q *QP) Doorbell(h *ib.Hold) {
 	_ = q.d.enter(Doorbell)
 	q.rung.Add(1)
 	q.posted.Store(false)
-	if f := q.onBell.Load(); f != nil {
+	if f := q.onDoorbell.Load(); f != nil {
 		(*f)(h)
 	}
 }
 
 // OnDoorbell makes each doorbell call f as its last action. The argument of f is the Hold of the doorbell.
-func (q *QP) OnDoorbell(f func(h *ib.Hold)) { q.onBell.Store(&f) }
+func (q *QP) OnDoorbell(f func(h *ib.Hold)) { q.onDoorbell.Store(&f) }
 
 // Rung returns the number of doorbells.
 func (q *QP) Rung() int { return int(q.rung.Load()) }

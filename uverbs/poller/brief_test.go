@@ -17,7 +17,7 @@ func TestBriefSource(t *testing.T) {
 func TestSourceRefused(t *testing.T) {
 	w := newWorld(t)
 	_, s, _ := w.rings()
-	s.Bell = -1
+	s.Doorbell = -1
 	for range 200 {
 		if _, err := w.Pollers.Add(w.user, s); err == nil {
 			t.Fatal("Add with an invalid doorbell descriptor: got nil, want an error")

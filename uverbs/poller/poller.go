@@ -43,10 +43,10 @@ type Ringer interface {
 // except Tend.
 type Source struct {
 	File Ringer
-	// Bell is an eventfd. The program writes to it after a post, if the last call of Tell reported that the thread
+	// Doorbell is an eventfd. The program writes to it after a post, if the last call of Tell reported that the thread
 	// sleeps.
-	Bell int
-	Tell func(awake bool)
+	Doorbell int
+	Tell     func(awake bool)
 	// Watched is the alternative to the eventfd. Watched adds an inotify watch for a file to which the program writes
 	// with each post.
 	Watched func(inotify int, mask uint32) (wd int, err error)
@@ -248,7 +248,7 @@ func (p *poller) wakeLocked() {
 
 func (p *poller) add(x *Polled) error {
 	if x.Watched == nil {
-		if err := p.addToEpoll(x.Bell, unix.EPOLLIN|unix.EPOLLET); err != nil {
+		if err := p.addToEpoll(x.Doorbell, unix.EPOLLIN|unix.EPOLLET); err != nil {
 			return err // with EPOLLET each write is reported once and need not be read
 		}
 	}
@@ -266,7 +266,7 @@ func (p *poller) remove(x *Polled) {
 	list := slices.DeleteFunc(slices.Clone(*p.files.Load()), func(y *Polled) bool { return y == x })
 	p.files.Store(&list)
 	if x.Watched == nil {
-		_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, x.Bell, nil)
+		_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, x.Doorbell, nil)
 		return
 	}
 	p.ear.Load().disarm(x)

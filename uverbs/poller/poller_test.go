@@ -83,7 +83,7 @@ func (w *world) rings() (f *file, s Source, awake *atomic.Bool) {
 	}
 	w.Cleanup(func() { unix.Close(fd) })
 	f, awake = &file{}, &atomic.Bool{}
-	return f, Source{File: f, Bell: fd, Tell: awake.Store}, awake
+	return f, Source{File: f, Doorbell: fd, Tell: awake.Store}, awake
 }
 
 // writes returns a source with a file on a memory file system. program is the program's descriptor of the file.
@@ -116,7 +116,7 @@ func TestBell(t *testing.T) {
 	for i := range int64(200) {
 		f.posted.Store(i + 1)
 		if !awake.Load() {
-			unix.Write(s.Bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+			unix.Write(s.Doorbell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 		}
 		testutil.Eventually(t, "the post to be seen", func() bool { return f.rung.Load() == i+1 })
 		if i%10 == 0 {
@@ -263,7 +263,7 @@ func TestPanic(t *testing.T) {
 	x := w.add(s)
 	testutil.Eventually(t, "the failure", func() bool { return f.failed.Load() != nil })
 	f.posted.Store(1)
-	unix.Write(s.Bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	unix.Write(s.Doorbell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	testutil.Eventually(t, "the next post to be seen", func() bool { return f.rung.Load() == 1 })
 	x.Stop()
 }

@@ -28,10 +28,10 @@ var errGone = fmt.Errorf("the device has been removed: %w", syscall.EIO)
 // file is an open device. (transport.Transport)
 type file struct {
 	*session
-	driver  uapi.DriverID
-	queues  *os.File
-	bell    int           // an eventfd
-	watched chan struct{} // closed when watch has returned
+	driver   uapi.DriverID
+	queues   *os.File
+	doorbell int           // an eventfd
+	watched  chan struct{} // closed when watch has returned
 
 	mu      sync.RWMutex // read-locked while the file is in use, write-locked to close the file
 	closed  bool
@@ -52,12 +52,12 @@ func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
 		return nil, err
 	}
 	f := &file{session: x, driver: uapi.DriverID(opened.Driver), watched: make(chan struct{})}
-	f.queues, f.bell = os.NewFile(uintptr(fds[0]), "queues"), fds[devfile.Doorbell-devfile.QueueFile]
+	f.queues, f.doorbell = os.NewFile(uintptr(fds[0]), "queues"), fds[devfile.Doorbell-devfile.QueueFile]
 	f.events.byNumber = map[uint32]int{}
 	if f.page, err = unix.Mmap(int(x.buffers.file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED); err != nil {
 		f.queues.Close()
-		unix.Close(f.bell)
+		unix.Close(f.doorbell)
 		x.close()
 		return nil, fmt.Errorf("open %s: map the control page: %w", name, err)
 	}
@@ -167,7 +167,7 @@ func (f *file) Doorbell(uint32) error {
 	case devfile.Gone:
 		return errGone
 	default:
-		ring(f.bell)
+		ring(f.doorbell)
 	}
 	return nil
 }
@@ -222,7 +222,7 @@ func (f *file) Close() error {
 	f.session.close()
 	<-f.watched
 	f.queues.Close()
-	unix.Close(f.bell)
+	unix.Close(f.doorbell)
 	f.events.Lock()
 	defer f.events.Unlock()
 	for _, fd := range f.events.byNumber {

@@ -12,10 +12,10 @@ import (
 
 // file is a device file of the kernel, or of a service that traps the calls on the file.
 type file struct {
-	f     *os.File
-	fd    int
-	arena *Arena
-	bells sync.Pool // *bell
+	f         *os.File
+	fd        int
+	arena     *Arena
+	doorbells sync.Pool // *doorbell
 
 	mu     sync.RWMutex // read-locked while fd is in use, write-locked to close fd
 	closed bool
@@ -29,7 +29,7 @@ func Open(path string) (Transport, error) {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	t := &file{f: os.NewFile(uintptr(fd), path), fd: fd}
-	t.bells.New = func() any { return newBell() }
+	t.doorbells.New = func() any { return newDoorbell() }
 	t.arena = NewArena(Anonymous)
 	return t, nil
 }
@@ -65,16 +65,16 @@ func (t *file) Ioctl(s *Scratch) error {
 	return err
 }
 
-// bell is a doorbell command together with the buffer for its response.
-type bell struct {
+// doorbell is a doorbell command together with the buffer for its response.
+type doorbell struct {
 	cmd  [doorbellSize]byte
 	resp [8]byte
 }
 
 const doorbellSize = 8 + 24
 
-func newBell() *bell {
-	b := &bell{}
+func newDoorbell() *doorbell {
+	b := &doorbell{}
 	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdPostSend), InWords: doorbellSize / 4, OutWords: 1}
 	uapi.Encode(b.cmd[:], &hdr)
 	return b
@@ -86,8 +86,8 @@ func (t *file) Doorbell(qp uint32) error {
 	if t.closed {
 		return ErrClosed
 	}
-	b := t.bells.Get().(*bell)
-	defer t.bells.Put(b)
+	b := t.doorbells.Get().(*doorbell)
+	defer t.doorbells.Put(b)
 	req := uapi.PostSend{Response: AddressOf(b.resp[:]), QPHandle: qp, WQESize: uint32(uapi.SizeOf[uapi.SendWR]())}
 	uapi.Encode(b.cmd[8:], &req)
 	for {
