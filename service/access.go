@@ -17,7 +17,7 @@ import (
 // not by the client.
 type peer struct {
 	principal.Principal
-	pid int // 0: not visible in this pid namespace
+	pid int // 0 if the process is not visible in this pid namespace
 	uid int
 }
 
@@ -34,8 +34,8 @@ func control(c *net.UnixConn, f func(fd int) error) error {
 	return err
 }
 
-// peerOf looks up the peer of a connection. It returns EPERM if the process has ended, since its container is then
-// unknown.
+// peerOf looks up the peer of a connection. peerOf returns EPERM if the process has ended, since its container is
+// then unknown.
 func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 	if p.pid, p.uid, err = ctl.PeerCredentials(c); err != nil {
 		return p, err
@@ -58,8 +58,8 @@ func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 	return p, err
 }
 
-// directory opens the /proc directory of the peer's process. It returns EPERM if the process has ended, since the
-// kernel may have reused its number.
+// directory opens the /proc directory of the peer's process. directory returns EPERM if the process has ended,
+// since the kernel may have reused its number.
 func (p peer) directory(process *os.File) (int, error) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(p.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -72,10 +72,10 @@ func (p peer) directory(process *os.File) (int, error) {
 	return dir, nil
 }
 
-// process returns a pidfd of the peer's process. While the process runs, its number is not reused. Linux 6.5 and later
-// keep a pidfd from the time of the connection (SO_PEERPIDFD). On older kernels, process opens the current process of
-// that number and requires it to belong to the peer's user. It returns EPERM if the process has ended or is not visible
-// in this pid namespace.
+// process returns a pidfd of the peer's process. While the process runs, its number is not reused. Linux 6.5 and
+// later keep a pidfd from the time of the connection (SO_PEERPIDFD). On older kernels, process opens the current
+// process of that number and requires it to belong to the peer's user. process returns EPERM if the process has
+// ended or is not visible in this pid namespace.
 func (p peer) process(c *net.UnixConn) (*os.File, error) {
 	if p.pid == 0 {
 		return nil, fmt.Errorf("the connecting process is in a pid namespace that this service cannot see: run the service in that namespace or in one above it: %w",
@@ -118,14 +118,14 @@ func (p peer) openProcess() (int, error) {
 	return fd, nil
 }
 
-// exited reports whether the process of a pidfd has ended. A pidfd becomes readable when its process ends.
+// exited reports whether the process of a pidfd has ended.
 func exited(pidfd int) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
 	return err == nil && n > 0
 }
 
-// public holds the requests open to users who may use the devices but not manage the service. These requests neither
+// public lists the requests that users without the right to manage the service may send. These requests neither
 // affect other users nor show their objects.
 var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
 	ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
@@ -134,7 +134,7 @@ func (p peer) authorize(op ctl.Op) error {
 	if p.Manager || public[op] {
 		return nil
 	}
-	return fmt.Errorf("%s: user %v may run programs here, and only root with CAP_SYS_ADMIN or CAP_NET_ADMIN, user %d, whose service it is, "+
+	return fmt.Errorf("%s: user %v may run programs here, but only root with CAP_SYS_ADMIN or CAP_NET_ADMIN, user %d, the owner of the service, "+
 		"and users of `verbena serve --manager-uid` may do this: %w", ctl.Clip(string(op)), p.Account, os.Geteuid(),
 		syscall.EPERM)
 }

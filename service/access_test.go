@@ -24,7 +24,7 @@ func userPeer(uid int) peer {
 
 func manager() peer { return peer{Principal: principal.Principal{Manager: true}} }
 
-// lookingService returns a service that identifies its clients.
+// lookingService returns a service that looks up the process and user of its clients.
 func lookingService(t *testing.T) *Service {
 	t.Helper()
 	a, err := principal.New(nil, -1)
@@ -42,21 +42,21 @@ func TestPeerProcess(t *testing.T) {
 	who, err := s.peerOf(ends[0])
 	if err != nil || who.pid != os.Getpid() || who.uid != os.Geteuid() || !who.Manager ||
 		who.Account != (quota.ID{UID: os.Getuid()}) {
-		t.Fatalf("got %+v, %v", who, err)
+		t.Fatalf("peerOf: got %+v, %v", who, err)
 	}
 	f, err := who.process(ends[0])
 	if err != nil {
 		t.Fatal(err)
 	}
 	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Error("the descriptor lacks FD_CLOEXEC")
+		t.Error("pidfd of the peer: got a descriptor without FD_CLOEXEC")
 	}
 	f.Close()
 	if f, err := userPeer(who.uid).process(ends[0]); !errors.Is(err, syscall.EPERM) ||
 		!strings.Contains(err.Error(), "pid namespace") {
-		t.Errorf("an invisible process: got %v, %v, want EPERM", f, err)
+		t.Errorf("pidfd of an invisible process: got %v, %v, want EPERM", f, err)
 	}
-	// Before Linux 6.5 there was no SO_PEERPIDFD.
+	// Linux before 6.5 has no SO_PEERPIDFD.
 	fd, err := who.openProcess()
 	if err != nil {
 		t.Fatal(err)
@@ -80,14 +80,14 @@ func TestPeerProcess(t *testing.T) {
 	}
 	fd, err = (peer{pid: os.Getpid(), uid: 65533}).openProcess()
 	if os.Geteuid() != 0 && !errors.Is(err, syscall.EPERM) {
-		t.Errorf("a process of another user: got %v, want EPERM", err)
+		t.Errorf("pidfd of another user's process: got %v, want EPERM", err)
 	}
 	if err == nil {
 		unix.Close(fd)
 	}
 }
 
-// TestPeerProcessEnded tests that an ended client is not confused with the process that has its number now.
+// TestPeerProcessEnded tests that an ended client is not confused with the process that now has its process ID.
 func TestPeerProcessEnded(t *testing.T) {
 	const env = "SERVICE_TEST_CONNECT"
 	if path := os.Getenv(env); path != "" {
@@ -116,10 +116,10 @@ func TestPeerProcessEnded(t *testing.T) {
 	defer c.Close()
 	who, err := lookingService(t).peerOf(c)
 	if !errors.Is(err, syscall.EPERM) || who.pid != child.Process.Pid {
-		t.Fatalf("got %+v, %v, want EPERM", who, err)
+		t.Fatalf("peerOf of an ended client: got %+v, %v, want EPERM", who, err)
 	}
 	if f, err := who.process(c); err == nil {
-		t.Errorf("got %v, want an error", f)
+		t.Errorf("pidfd of an ended client: got %v, want an error", f)
 	}
 }
 
@@ -138,13 +138,13 @@ func TestPeerDirectory(t *testing.T) {
 	defer process.Close()
 	dir, err := p.directory(process)
 	if err != nil {
-		t.Errorf("while the peer runs: %v", err)
+		t.Errorf("directory while the peer runs: got %v, want success", err)
 	} else {
 		unix.Close(dir)
 	}
 	_ = child.Process.Kill()
 	_ = child.Wait()
 	if dir, err := p.directory(process); !errors.Is(err, syscall.EPERM) || dir != -1 {
-		t.Errorf("after its end: got %d, %v, want EPERM", dir, err)
+		t.Errorf("directory after the end of the peer: got %d, %v, want EPERM", dir, err)
 	}
 }

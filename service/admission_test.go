@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestAdmissionPace tests that clients of a user id are identified at a limited rate after a burst, and that another
-// burst is possible after an idle time.
+// TestAdmissionPace tests that clients of a user ID are identified at a limited rate after a burst, and that
+// another burst is possible after an idle time.
 func TestAdmissionPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a admissions
@@ -57,7 +57,7 @@ func TestAdmissionPace(t *testing.T) {
 // TestSurplusAdmissions tests that clients beyond a full queue are disconnected, and queued clients are not.
 func TestSurplusAdmissions(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
-	// busy: a goroutine seems to be at work, so no client leaves the queue
+	// busy makes a goroutine seem to be at work, so no client leaves the queue.
 	a := admissions{of: map[quota.ID]*admission{{UID: os.Geteuid()}: {busy: true, known: true}}}
 	var surplus *net.UnixConn
 	for i := range maxAdmissions + 1 {
@@ -74,12 +74,13 @@ func TestSurplusAdmissions(t *testing.T) {
 	}()
 	testutil.Eventually(t, "the surplus client to be disconnected", func() bool { return len(closed) > 0 })
 	if a.total != maxAdmissions {
-		t.Errorf("waiting clients: got %d, want %d", a.total, maxAdmissions)
+		t.Errorf("clients waiting for identification: got %d, want %d", a.total, maxAdmissions)
 	}
 }
 
-// TestAdmissionOfSubordinateIDs tests that clients of a subordinate id count as clients of the owner once one of them
-// was identified. Before that, few can wait. Idle users are forgotten, and busy users are not.
+// TestAdmissionOfSubordinateIDs tests that clients of a subordinate ID count as clients of its owner once one of
+// them was identified. Before the first identification, only few clients of the ID can wait. The service forgets
+// idle users and remembers busy users.
 func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	var a admissions
 	sub := func(n int) quota.ID { return quota.ID{UID: 100000 + n} }
@@ -94,16 +95,16 @@ func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	}
 	first := a.queue(sub(0))
 	if first == own || first.known {
-		t.Error("a new id got the queue of another user")
+		t.Error("queue of a new user ID: got the queue of another user, want a separate one")
 	}
 	a.identified(sub(0), owner)
 	a.identified(sub(1), owner)
 	if a.queue(sub(0)) != own || a.queue(sub(1)) != own || first.known {
-		t.Error("subordinate ids got separate queues, want one")
+		t.Error("queues of subordinate IDs: got separate queues, want one")
 	}
 	a.identified(sub(2), pod) // pod is a container with a user namespace created by root
 	if a.queue(sub(2)) == a.queue(quota.ID{}) || a.queue(sub(2)) != a.queue(pod) {
-		t.Error("the ids of a container got separate queues, want one")
+		t.Error("queues of a container's user IDs: got separate queues, want one")
 	}
 	for n := range maxQueues + 1 {
 		a.identified(sub(n), owner)
@@ -116,15 +117,15 @@ func TestAdmissionOfSubordinateIDs(t *testing.T) {
 		a.queue(sub(100 + n))
 	}
 	if a.queue(owner) != own {
-		t.Error("a busy user was forgotten")
+		t.Error("remembered users: got no busy user, want one")
 	}
 	if n := len(a.of); n > maxQueues {
 		t.Errorf("remembered users: got %d, want at most %d", n, maxQueues)
 	}
 }
 
-// TestPrivilegedAdmissions tests that clients of root are queued beyond maxUnknown and beyond the total of all users.
-// Clients of root in a container and of other users are not.
+// TestPrivilegedAdmissions tests that clients of root are queued beyond maxUnknown and beyond the total of all
+// users. Clients of root in a container, and clients of other users, are limited.
 func TestPrivilegedAdmissions(t *testing.T) {
 	const env = "SERVICE_TEST_ADMISSION"
 	if path := os.Getenv(env); path != "" {
@@ -138,7 +139,7 @@ func TestPrivilegedAdmissions(t *testing.T) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		return
 	}
-	testutil.NeedRoot(t, "to make a process id namespace, and to be another user")
+	testutil.NeedRoot(t, "to create a pid namespace and act as another user")
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -198,7 +199,7 @@ func TestPrivilegedAdmissions(t *testing.T) {
 			q := &admission{waiting: make([]*net.UnixConn, full.waiting), busy: true}
 			a := admissions{of: map[quota.ID]*admission{id: q}, total: full.total}
 			if got := a.add(s, c); got != full.want || (len(q.waiting) > full.waiting) != full.want {
-				t.Errorf("add a client of %s, %d of the id and %d of all users wait: got %v, want %v",
+				t.Errorf("add a client of %s with %d waiting of its ID and %d of all users: got %v, want %v",
 					tt.name, full.waiting, full.total, got, full.want)
 			}
 		}

@@ -36,12 +36,12 @@ func TestUnreadAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.admitPeer(ends[0], userPeer(uid))
-		for range 20 { // one of the answers does not fit into the socket
+		for range 20 { // one answer does not fit into the socket
 			ask(ends[1])
 		}
 		clients = append(clients, ends[1])
 	}
-	since := time.Now() // an answered client sends another request, so the count varies for a while
+	since := time.Now() // an answered client sends another request, so the number of requests varies for a while
 	testutil.Eventually(t, "all requests to wait for readers of their answers", func() bool {
 		if held() != maxRequests {
 			since = time.Now()
@@ -51,7 +51,7 @@ func TestUnreadAnswers(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	s.admitPeer(ends[0], userPeer(uid))
 	if _, err := ctl.NewClient(ends[1], 1, 0).Do(&ctl.Request{Op: ctl.OpStatShow}); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("one request beyond the limit: got %v, want EBUSY", err)
+		t.Errorf("request beyond the limit: got %v, want EBUSY", err)
 	}
 	for _, c := range clients {
 		c.Close()
@@ -59,7 +59,8 @@ func TestUnreadAnswers(t *testing.T) {
 	testutil.Eventually(t, "the requests to end", func() bool { return held() == 0 })
 }
 
-// TestUnreadAtTheEnd tests that an ended connection is charged until its data was read, since the data takes memory.
+// TestUnreadAtTheEnd tests that an ended connection is charged until its data was read, since the unread data takes
+// memory.
 func TestUnreadAtTheEnd(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	user := s.quota.User(4242)
@@ -77,7 +78,7 @@ func TestUnreadAtTheEnd(t *testing.T) {
 			func() bool { return user.Held(quota.Connections) == 1 })
 		if how == "read" {
 			if b, err := io.ReadAll(ends[1]); err != nil || len(b) < 100 {
-				t.Errorf("read %d bytes: %v", len(b), err)
+				t.Errorf("read the answer: got %d bytes and error %v, want success", len(b), err)
 			}
 		} else {
 			ends[1].Close()
@@ -86,8 +87,8 @@ func TestUnreadAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestUnheard tests that the service answers only a limited number of refused clients of a user that do not read the
-// answer.
+// TestUnheard tests that the service answers only a limited number of refused clients of a user that do not read
+// the answer.
 func TestUnheard(t *testing.T) {
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 1, Total: 100}
@@ -101,7 +102,7 @@ func TestUnheard(t *testing.T) {
 		ends := testutil.UnixPair(t)
 		s.admitPeer(ends[0], userPeer(uid))
 		ends[1].SetReadDeadline(time.Now().Add(timeout))
-		n, err := ends[1].Read(make([]byte, 1)) // the rest stays unread
+		n, err := ends[1].Read(make([]byte, 1)) // the rest of the answer stays unread
 		if n == 0 && err != io.EOF {
 			t.Error(err)
 		}
@@ -111,13 +112,13 @@ func TestUnheard(t *testing.T) {
 	for n := range maxUnheard + 1 {
 		c, ok := told(4242)
 		if want := n < maxUnheard; ok != want {
-			t.Errorf("answer to client %d: got %v, want %v", n, ok, want)
+			t.Errorf("client %d received an answer: got %v, want %v", n, ok, want)
 		}
 		clients = append(clients, c)
 	}
 	s.admitPeer(testutil.UnixPair(t)[0], userPeer(4243))
 	if _, ok := told(4243); !ok {
-		t.Error("a client of another user got no answer")
+		t.Error("client of another user: got no answer, want one")
 	}
 	for _, c := range clients {
 		c.Close()
@@ -128,8 +129,8 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// TestRefusedClientLearnsWhy tests that a client that sent its request before the refusal receives the reason instead
-// of a connection reset.
+// TestRefusedClientLearnsWhy tests that a client whose request preceded the refusal receives the reason instead of
+// a connection reset.
 func TestRefusedClientLearnsWhy(t *testing.T) {
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 1, Total: 100}
@@ -150,7 +151,7 @@ func TestRefusedClientLearnsWhy(t *testing.T) {
 		ends[1].SetReadDeadline(time.Now().Add(timeout))
 		text, err := io.ReadAll(io.LimitReader(ends[1], 1<<16))
 		if err != nil || !strings.Contains(string(text), "--limit connections=") {
-			t.Fatalf("got %q, %v, want the limit", text, err)
+			t.Fatalf("answer to a refused client: got %q, %v, want the limit", text, err)
 		}
 		ends[1].Close()
 	}

@@ -29,12 +29,12 @@ func TestRequestsOfUsers(t *testing.T) {
 		ctl.OpCapture, "unknown",
 	} {
 		if _, err := c.Do(&ctl.Request{Op: op, Name: "rxe0"}); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("%s: got %v, want EPERM", op, err)
+			t.Errorf("%s by a user: got %v, want EPERM", op, err)
 		}
 	}
 	for _, op := range []ctl.Op{ctl.OpInfo, ctl.OpLinkShow, ctl.OpResShow, ctl.OpDevShow, ctl.OpStatShow} {
 		if _, err := c.Do(&ctl.Request{Op: op}); err != nil {
-			t.Errorf("%s: %v", op, err)
+			t.Errorf("%s by a user: got %v, want success", op, err)
 		}
 	}
 	testutil.Eventually(t, "the answered requests to end", func() bool {
@@ -45,12 +45,12 @@ func TestRequestsOfUsers(t *testing.T) {
 	for range maxRequests {
 		done, ok := s.requests.begin(quota.ID{UID: 4242}, maxRequests)
 		if !ok {
-			t.Fatal("refused")
+			t.Fatal("begin a request below the limit: got a refusal, want success")
 		}
 		defer done()
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("one request beyond the limit of a user: got %v, want EBUSY", err)
+		t.Errorf("request beyond the limit of a user: got %v, want EBUSY", err)
 	}
 }
 
@@ -64,7 +64,7 @@ func TestTraceIsRefused(t *testing.T) {
 	}
 	defer user.Give(quota.Descriptors, n)
 	if _, theirs, end, err := s.startTrace(userPeer(4242)); !errors.Is(err, syscall.EMFILE) {
-		t.Errorf("got %v, want EMFILE", err)
+		t.Errorf("start a trace without free descriptors: got %v, want EMFILE", err)
 		if err == nil {
 			theirs.Close()
 			end()
@@ -72,8 +72,8 @@ func TestTraceIsRefused(t *testing.T) {
 	}
 }
 
-// TestSharedSocket tests the owner and the mode of a socket for other users. The service refuses such a socket if it
-// cannot set them.
+// TestSharedSocket tests the owner and the mode of a control socket for other users. The service does not start if
+// it cannot set the owner and mode of the socket.
 func TestSharedSocket(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
@@ -92,25 +92,25 @@ func TestSharedSocket(t *testing.T) {
 		var st unix.Stat_t
 		if err := unix.Lstat(loc.Socket, &st); err != nil || st.Mode&0o777 != c.mode || int(st.Uid) != os.Geteuid() ||
 			int(st.Gid) != c.gid {
-			t.Errorf("%s: got mode %#o, owner %d:%d, %v", name, st.Mode&0o777, st.Uid, st.Gid, err)
+			t.Errorf("%s: got mode %#o, owner %d:%d and error %v", name, st.Mode&0o777, st.Uid, st.Gid, err)
 		}
 		l.Release()
 	}
 }
 
-// TestNamesInUse tests that a name is refused while another link has it, even if that link is incomplete. An ending
-// service accepts no new link.
+// TestNamesInUse tests that a device name is refused while another link has the name, even if that link is
+// incomplete. An ending service accepts no new link.
 func TestNamesInUse(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	if err := s.reserve("rxe0"); !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("the name of a link: got %v, want EEXIST", err)
+		t.Errorf("reserve the name of a link: got %v, want EEXIST", err)
 	}
 	if err := s.reserve("rxe1"); err != nil {
 		t.Fatal(err)
 	}
 	defer s.release("rxe1")
 	if err := s.reserve("rxe1"); !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("the name of an incomplete link: got %v, want EEXIST", err)
+		t.Errorf("reserve the name of an incomplete link: got %v, want EEXIST", err)
 	}
 	s.stop()
 	if err := s.reserve("rxe2"); err == nil {
@@ -123,6 +123,6 @@ func TestNamesInUse(t *testing.T) {
 func TestLinkTypes(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.36"}})
 	if err := (linksOf{s}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("got %v, want EINVAL", err)
+		t.Errorf("add a link of another type: got %v, want EINVAL", err)
 	}
 }

@@ -12,40 +12,40 @@ import (
 	"verbena/internal/quota"
 )
 
-// callTrace sends the trace of a program to its launcher, line by line, without waiting. If the socket is full, it
-// counts the lines, and sends the count as soon as there is room.
+// callTrace sends the trace of a program to its launcher, line by line, without waiting. If the socket is full,
+// callTrace counts the lines, and sends the count when there is room again.
 //
-// The trace uses a Unix socket, not a pipe. The reader of a pipe holds the pipe's lock while it copies into its memory,
-// and that memory may be a file of a FUSE server. A writer would wait for the lock even with O_NONBLOCK. The reader of
-// a Unix socket holds no lock that its writer takes. The size of the queue is fixed here; the reader cannot change it.
+// The trace uses a Unix socket, not a pipe. The reader of a pipe holds the pipe's lock while it copies into its
+// memory, which may be a mapped file of a FUSE server. A writer of the pipe would wait for that lock even with
+// O_NONBLOCK. The reader of a Unix socket holds no lock that the writer acquires. This process sets the size of the
+// queue, and the reader cannot change it.
 type callTrace struct {
 	mu     sync.Mutex
 	fd     int
-	missed uint64 // lines that were neither sent nor reported yet
+	missed uint64 // lines dropped and not yet reported
 	gone   bool   // the reader has closed its end
 }
 
-// traceQueue is the size of the queue while the program runs, and traceQueueAtEnd its size for the last line, which
-// then fits even if the launcher has read nothing. Both are in bytes before the kernel doubles them.
+// traceQueue is the size of the queue while the program runs. traceQueueAtEnd is the size for the last line, which
+// then fits even if the launcher has read nothing. Both sizes are in bytes, before the kernel doubles them.
 const (
 	traceQueue      = 160 << 10
 	traceQueueAtEnd = 200 << 10
 )
 
-// traceDescriptors and traceBytes are the extra charges of a traced session. They last as long as a program holds the
-// other end of the socket, since up to traceBytes may be unread in it.
+// traceDescriptors and traceBytes are the extra charges of a traced session. The charges last while a program holds
+// the other end of the socket, since up to traceBytes may be unread there.
 const (
 	traceDescriptors = 1
 	traceBytes       = 2 * traceQueueAtEnd
 )
 
-// newCallTrace returns a trace and the launcher's end of its socket, which the caller closes.
+// newCallTrace returns a trace and the launcher's end of its socket. The caller closes the socket.
 func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("trace: make a socket: %w", err)
 	}
-	// The launcher only reads.
 	if err := errors.Join(unix.Shutdown(fds[0], unix.SHUT_RD),
 		unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueue)); err != nil {
 		unix.Close(fds[0])
@@ -55,7 +55,8 @@ func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
 	return &callTrace{fd: fds[0]}, os.NewFile(uintptr(fds[1]), "trace"), nil
 }
 
-// line sends a line, or counts it. It does not sleep. It must not be called after close.
+// line sends a line to the launcher, or counts the line if the socket is full. line does not sleep. line must not
+// be called after close.
 func (t *callTrace) line(s string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

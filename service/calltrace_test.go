@@ -11,8 +11,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// TestCallTraceNotRead tests that a launcher that does not read its trace delays nothing. Lines that do not fit are
-// counted, including the last ones, without waiting.
+// TestCallTraceNotRead tests that a launcher that does not read its trace delays no call. Lines that do not fit,
+// including the last ones, are counted without waiting.
 func TestCallTraceNotRead(t *testing.T) {
 	trace, theirs, err := newCallTrace()
 	if err != nil {
@@ -31,7 +31,7 @@ func TestCallTraceNotRead(t *testing.T) {
 		select {
 		case <-c:
 		case <-time.After(20 * time.Second):
-			t.Fatal("line blocks while the launcher does not read")
+			t.Fatal("line while the launcher does not read: got a blocked call, want a return")
 		}
 	}
 	go func() {
@@ -40,7 +40,7 @@ func TestCallTraceNotRead(t *testing.T) {
 			trace.line(fmt.Sprint("line ", i))
 		}
 		close(full)
-		<-goOn // some lines have been read
+		<-goOn // some lines were read
 		for i := range half {
 			trace.line(fmt.Sprint("line ", half+i))
 		}
@@ -51,7 +51,7 @@ func TestCallTraceNotRead(t *testing.T) {
 		line, err := reader.Line()
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
-				t.Errorf("read at the end of the trace: %v", err)
+				t.Errorf("read at the end of the trace: got %v, want io.EOF", err)
 			}
 			return false
 		}
@@ -62,7 +62,7 @@ func TestCallTraceNotRead(t *testing.T) {
 			return true
 		}
 		if want := fmt.Sprint("line ", shown+missed); line != want {
-			t.Fatalf("got %q, want %q", line, want)
+			t.Fatalf("line of the trace: got %q, want %q", line, want)
 		}
 		shown++
 		return true

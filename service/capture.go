@@ -14,7 +14,7 @@ import (
 	"verbena/link"
 )
 
-// recording is a capture in progress.
+// recording is a packet capture in progress.
 type recording struct {
 	dev  string
 	rec  *capture.Recorder
@@ -42,7 +42,7 @@ func (r *recording) remove(l *rdmaLink) {
 	}
 }
 
-// Capture records packets into the socket until the client or the request ends it. It closes the socket.
+// Capture records packets into the socket until the client or the request ends it. Capture closes the socket.
 //
 //verbena:allow close the socket of a manager
 func (s *Service) Capture(c *ctl.Capture, socket *os.File) error {
@@ -98,7 +98,7 @@ func (s *Service) record(r *recording, c ctl.PieceWriter) {
 	case <-closed:
 	case <-r.rec.Done():
 	case <-s.ended.Done():
-		c.SetWriteDeadline(time.Now().Add(endTime)) // bounds the writes if the client does not read
+		c.SetWriteDeadline(time.Now().Add(endTime)) // limits the time of the writes if the client does not read
 	}
 	s.mu.Lock()
 	delete(s.recordings, r)
@@ -116,5 +116,5 @@ func (s *Service) record(r *recording, c ctl.PieceWriter) {
 		}
 		s.log.Warn("capture", "err", err)
 	}
-	_ = c.End(&end) // an error means that the client has disconnected
+	_ = c.End(&end) // an error means a disconnected client
 }

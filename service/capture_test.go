@@ -66,7 +66,7 @@ func TestCapture(t *testing.T) {
 		errno   syscall.Errno
 	}{{ctl.Capture{Dev: "rxe7"}, syscall.ENODEV}, {ctl.Capture{Filter: "qp=x"}, syscall.EINVAL}} {
 		if _, err := c.Capture(bad.capture); !errors.Is(err, bad.errno) {
-			t.Errorf("%+v: %v, want %v", bad.capture, err, bad.errno)
+			t.Errorf("capture %+v: got %v, want %v", bad.capture, err, bad.errno)
 		}
 	}
 	stream, err := c.Capture(ctl.Capture{Filter: "dir=in"})
@@ -86,7 +86,7 @@ func TestCapture(t *testing.T) {
 	stream.Stop()
 	file, err := io.ReadAll(stream)
 	if err != nil || stream.End() != (ctl.CaptureEnd{}) {
-		t.Errorf("end of the capture: got %+v, %v", stream.End(), err)
+		t.Errorf("end of the capture: got %+v and error %v, want success", stream.End(), err)
 	}
 	ng, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{})
 	if err != nil {
@@ -97,7 +97,7 @@ func TestCapture(t *testing.T) {
 	}
 	for i, name := range []string{"rxe0", "rxe1"} {
 		if f, err := ng.Interface(i); err != nil || f.Name != name || f.Filter != "dir=in" {
-			t.Errorf("interface %d: got %+v and error %v, want %s with the filter dir=in", i, f, err, name)
+			t.Errorf("interface %d: got %+v and error %v, want %s with filter dir=in", i, f, err, name)
 		}
 	}
 	if s.links[0].taps.On() || s.links[1].taps.On() {
@@ -115,10 +115,10 @@ func TestCaptureServiceEnds(t *testing.T) {
 	defer stream.Close()
 	s.Stop()
 	if file, err := io.ReadAll(stream); err != nil || len(file) == 0 {
-		t.Errorf("capture: got %d bytes, %v", len(file), err)
+		t.Errorf("capture at the end of the service: got %d bytes and error %v, want a complete file", len(file), err)
 	}
 	if _, err := c.Capture(ctl.Capture{}); !errors.Is(err, syscall.ESHUTDOWN) {
-		t.Errorf("a capture of an ended service: got %v", err)
+		t.Errorf("capture of an ended service: got %v, want ESHUTDOWN", err)
 	}
 }
 
@@ -136,7 +136,7 @@ func TestFaultRules(t *testing.T) {
 	}
 	ids := []int{add("rxe0", fault.Rule{Drop: 0.5}), add("rxe1", fault.Rule{Stop: true}), add("rxe0", fault.Rule{RNR: 1})}
 	if !slices.Equal(ids, []int{1, 2, 3}) {
-		t.Errorf("rule numbers: got %v", ids)
+		t.Errorf("rule numbers: got %v, want unique numbers", ids)
 	}
 	show := func() (s string) {
 		t.Helper()
@@ -166,15 +166,15 @@ func TestFaultRules(t *testing.T) {
 		r.Op = ctl.OpFaultClear
 		_, err := c.Do(&r)
 		if step.errno == 0 && err != nil || step.errno != 0 && !errors.Is(err, step.errno) {
-			t.Errorf("clear %d %q: %v, want %v", r.ID, r.Name, err, step.errno)
+			t.Errorf("clear rule %d of device %q: got %v, want %v", r.ID, r.Name, err, step.errno)
 		}
 		if got := show(); got != step.want {
-			t.Errorf("clear %d %q: left %q, want %q", r.ID, r.Name, got, step.want)
+			t.Errorf("clear rule %d of device %q: got remaining rules %q, want %q", r.ID, r.Name, got, step.want)
 		}
 	}
 	_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd,
 		Fault: &ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Stop: true, Drop: 1}}})
 	if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "stop and rnr") {
-		t.Errorf("a rule with stop and drop: got %v", err)
+		t.Errorf("add a rule with stop and drop: got %v, want EINVAL for stop and rnr", err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"verbena/internal/ctl"
 )
 
-// Client is a connection to a service that Start, Daemon or StartPrivate may have started.
+// Client is a connection to a service, including one started by Start, Daemon or StartPrivate.
 type Client struct {
 	*ctl.Client
 	ended   <-chan struct{} // closed when a private service has ended; nil for other services
@@ -30,8 +30,8 @@ func (c *Client) Started() bool { return c.started }
 // lockPath returns the path of the lock file that the service at the location holds while it runs.
 func lockPath(l ctl.Location) string { return l.Socket + ".lock" }
 
-// startPath returns the path of the lock file that a client holds while it starts a service. The new service takes the
-// lock of lockPath meanwhile.
+// startPath returns the path of the lock file that a client locks while it starts a service. During the start, the
+// new service acquires the lock of lockPath.
 func startPath(l ctl.Location) string { return l.Socket + ".start" }
 
 // dial returns a client of the service that runs at loc.
@@ -44,7 +44,7 @@ func dial(loc ctl.Location) (*Client, error) {
 }
 
 // dialSame connects to the service at loc. If that service speaks another version of the protocol, was started by a
-// client and is idle, it ends that service and returns ErrNotRunning.
+// client and is idle, dialSame ends the service and returns ErrNotRunning.
 func dialSame(loc ctl.Location) (*Client, error) {
 	c, err := dial(loc)
 	if err != nil {
@@ -56,7 +56,7 @@ func dialSame(loc ctl.Location) (*Client, error) {
 		c.Close()
 		return nil, err
 	case !errors.Is(err, syscall.EPROTO):
-		return c, nil // the next request reports any other error
+		return c, nil // the next request returns any other error
 	}
 	if yielded := c.Yield(takeOverTimeout); yielded == nil {
 		err = ctl.ErrNotRunning
@@ -65,13 +65,13 @@ func dialSame(loc ctl.Location) (*Client, error) {
 	return nil, err
 }
 
-// Start connects to the service at loc, and starts one first if there is none. self is the path of the verbena command,
-// and args are the arguments of `serve`.
+// Start connects to the service at loc, and starts a service first if none runs. self is the path of the verbena
+// command, and args are the arguments of `serve`.
 func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 	if c, err := dialSame(loc); !errors.Is(err, ctl.ErrNotRunning) {
 		return c, err
 	}
-	// If two clients start a service at the same time, the second one finds the service of the first.
+	// If two clients start a service at the same time, the second client connects to the service of the first.
 	lock, err := flock(startPath(loc), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
@@ -82,16 +82,17 @@ func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 	}
 	c, err := spawnAt(loc, self, append([]string{"serve", "--on-demand"}, args...))
 	if err != nil {
-		if other, derr := dial(loc); derr == nil { // a service that another user started in the meantime
+		if other, derr := dial(loc); derr == nil { // another user's service, started in the meantime
 			return other, nil
 		}
 	}
 	return c, err
 }
 
-// Daemon starts a service at loc and returns when the service is ready. self is the path of the verbena command, and
-// args is its command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that already
-// runs there is replaced if it yields (see TakeOver); otherwise the error wraps EADDRINUSE. Daemon may sleep.
+// Daemon starts a service at loc and returns when the service is ready. self is the path of the verbena command,
+// and args is its command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that
+// already runs at loc is replaced if it yields (see TakeOver). Otherwise the error wraps EADDRINUSE. Daemon may
+// sleep.
 func Daemon(loc ctl.Location, self string, args ...string) (*Client, error) {
 	if c, err := dial(loc); err == nil {
 		c.Close()
@@ -107,7 +108,7 @@ func Daemon(loc ctl.Location, self string, args ...string) (*Client, error) {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
 	defer lock.Close()
-	if err := TakeOver(loc); err != nil { // must not truncate the log of a service that continues
+	if err := TakeOver(loc); err != nil { // before the truncation of the log, which a continuing service needs
 		return nil, err
 	}
 	return spawnAt(loc, self, args)
@@ -135,9 +136,9 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 	return c, nil
 }
 
-// TakeOver ends the service at loc if it was started by a client and is not in use, and waits for its end. For
-// endNotice it repeats the request to a service in use, since a program that has just ended may still count. Any
-// other service continues, and the error wraps EADDRINUSE and names the remedy. TakeOver may sleep.
+// TakeOver ends the service at loc, if a client started it and it is not in use, and waits for its end. A program
+// that has just ended may still count as in use, so TakeOver repeats the request for endNotice. Any other service
+// keeps running, and the error wraps EADDRINUSE and names the remedy. TakeOver may sleep.
 func TakeOver(loc ctl.Location) error {
 	for deadline := time.Now().Add(endNotice); ; time.Sleep(20 * time.Millisecond) {
 		err := takeOver(loc)
@@ -164,19 +165,20 @@ func takeOver(loc ctl.Location) error {
 	return c.Yield(takeOverTimeout)
 }
 
-// endNotice is the time that a service may need to notice the end of a program.
+// endNotice is the time that a service may need to detect the end of a program.
 const endNotice = time.Second
 
 // takeOverTimeout limits the wait for the answer of a service that may still be starting.
 const takeOverTimeout = 5 * time.Second
 
-// takenError is the error for a location that another service holds.
+// takenError is the error for a location that another service has locked.
 type takenError struct{ cause error }
 
 func (e *takenError) Error() string   { return e.cause.Error() }
 func (e *takenError) Unwrap() []error { return []error{e.cause, syscall.EADDRINUSE} }
 
-// StartPrivate starts a service that serves only the returned client and ends with it. Its messages go to log.
+// StartPrivate starts a service that serves only the returned client and ends with the client. StartPrivate's
+// messages go to log.
 func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -196,18 +198,18 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	return &Client{Client: ctl.NewClient(c.UnixConn, pid, os.Geteuid()), ended: ended}, nil
 }
 
-// ReadyFD is the descriptor on which a spawned service reports one line: "ready" or an error. ControlFD is the only
-// connection of a private service.
+// ReadyFD is the descriptor on which a spawned service reports one line, either "ready" or an error. ControlFD is
+// the descriptor of a private service's only connection.
 const (
 	ReadyFD   = 3
 	ControlFD = 4
 )
 
-// startTimeout limits the wait for a started service. A start takes some ten milliseconds.
+// startTimeout limits the wait for a started service. A service starts in about ten milliseconds.
 const startTimeout = 20 * time.Second
 
-// spawn starts self in a new session and waits for its report. It returns the process ID; ended is closed when the
-// process ends.
+// spawn starts self in a new session and waits until the new process reports. spawn returns the process ID; ended
+// is closed when the process ends.
 func spawn(self string, args []string, log, control *os.File) (ended <-chan struct{}, pid int, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -229,7 +231,7 @@ func spawn(self string, args []string, log, control *os.File) (ended <-chan stru
 		return nil, 0, fmt.Errorf("start a service: %w", err)
 	}
 	over := make(chan struct{})
-	var how error // result of Wait
+	var how error // the result of cmd.Wait
 	go func() {
 		defer close(over)
 		how = cmd.Wait()
@@ -260,8 +262,8 @@ func spawn(self string, args []string, log, control *os.File) (ended <-chan stru
 	return nil, 0, fmt.Errorf("start a service: not ready after %v; %s", startTimeout, messages)
 }
 
-// Close ends the connection. It waits up to a second for the end of a private service, so that the next service can use
-// its addresses. A private service runs on while it serves remaining processes of the program.
+// Close ends the connection. Close waits up to a second for the end of a private service, so that the next service
+// can use its addresses. A private service continues while processes of the program remain.
 func (c *Client) Close() error {
 	err := c.Client.Close()
 	if c.ended != nil {

@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestReplacesOtherVersion tests that a service of another protocol version is replaced if it yields. Otherwise the
-// client receives its refusal.
+// TestReplacesOtherVersion tests that a client replaces a service of another protocol version if that service
+// yields. If the service does not yield, the client receives the refusal.
 func TestReplacesOtherVersion(t *testing.T) {
 	for name, yields := range map[string]bool{"idle": true, "in use": false} {
 		t.Run(name, func(t *testing.T) {
@@ -52,20 +52,20 @@ func TestReplacesOtherVersion(t *testing.T) {
 			c, err := dialSame(loc)
 			if want := map[bool]error{true: ctl.ErrNotRunning, false: syscall.EPROTO}[yields]; c != nil ||
 				!errors.Is(err, want) {
-				t.Errorf("got %v, %v, want %v", c, err, want)
+				t.Errorf("dialSame: got %v, %v, want %v", c, err, want)
 			}
 		})
 	}
 	if _, err := dialSame(ctl.Location{Socket: filepath.Join(os.TempDir(), "no-such-socket-of-verbena")}); !errors.Is(err,
 		ctl.ErrNotRunning) {
-		t.Errorf("dialSame without a service: got %v", err)
+		t.Errorf("dialSame without a service: got %v, want ErrNotRunning", err)
 	}
 }
 
 // TestDaemonBesideAnotherUsers tests that Daemon starts no service at the location of another user's service, and does
 // not ask that service to yield.
 func TestDaemonBesideAnotherUsers(t *testing.T) {
-	testutil.NeedRoot(t, "to be another user")
+	testutil.NeedRoot(t, "to act as another user")
 	dir := t.TempDir()
 	testutil.Searchable(t, dir)
 	if err := os.Chmod(dir, 0o777); err != nil {
@@ -104,11 +104,11 @@ func TestDaemonBesideAnotherUsers(t *testing.T) {
 	}
 	l.Close()
 	if n := <-asked; n != 0 {
-		t.Errorf("bytes sent to the service of another user: got %d, want none", n)
+		t.Errorf("bytes received by the service of another user: got %d, want none", n)
 	}
 }
 
-// TestStartWhileRefused tests that a user with too many connections gets that error also from Start.
+// TestStartWhileRefused tests that Start returns the reason of the refusal to a user with too many connections.
 func TestStartWhileRefused(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: loc.Socket, Net: "unix"})
@@ -134,7 +134,7 @@ func TestStartWhileRefused(t *testing.T) {
 		t.Error("Start: got a client, want an error")
 	}
 	if !errors.Is(err, syscall.EAGAIN) || !strings.Contains(err.Error(), "holds 256 connections") {
-		t.Errorf("got %v, want the reason of the refusal", err)
+		t.Errorf("Start: got %v, want the reason of the refusal", err)
 	}
 	if err := <-refused; err != nil {
 		t.Error(err)

@@ -25,13 +25,14 @@ import (
 )
 
 const (
-	// firstMessage limits the wait for a client's first request. The verbena command sends it at once.
+	// firstMessage limits the wait for a client's first request. The verbena command sends its first request at
+	// once.
 	firstMessage = 10 * time.Second
-	// restOfMessage limits the time from the first byte of a message to its last, in both directions.
+	// restOfMessage limits the time from the first byte of a sent or received message to its last byte.
 	restOfMessage = 10 * time.Second
-	// requestTimeout limits the time of a request; see bounded.
+	// requestTimeout limits the time of a request, as described at bounded.
 	requestTimeout = CloseTimeout
-	// maxRequests limits the number of requests of one user in progress. Managers are exempt.
+	// maxRequests limits the number of pending requests of one user. Managers are exempt.
 	maxRequests = 8
 )
 
@@ -42,7 +43,7 @@ func (s *Service) Serve(l *Listener) error {
 		s.stop()
 		l.Close()
 	}()
-	var logged time.Time // time of the last message about failed accepts
+	var logged time.Time // time of the last log message about failed accepts
 	defer s.spare.begin()()
 	for {
 		s.spare.fill()
@@ -62,7 +63,7 @@ func (s *Service) Serve(l *Listener) error {
 			s.acceptWithSpare(l, err)
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept clients: %w", err)
-		default: // no memory, or a lack of another resource counted by the kernel
+		default: // lack of memory or of another resource that the kernel limits
 			if now := time.Now(); now.Sub(logged) >= time.Minute {
 				logged = now
 				s.log.Error("accept failed", "err", err)
@@ -76,17 +77,17 @@ func (s *Service) Serve(l *Listener) error {
 const acceptPause = 100 * time.Millisecond
 
 const (
-	// maxUnheard limits the number of refused clients of one user that have not read the reason. Further clients get no
-	// reason.
+	// maxUnheard limits the number of refused clients of one user that have not read the reason. Further refused
+	// clients receive no reason.
 	maxUnheard = 64
-	// maxRefusing limits the number of refused clients that the service waits for at a time.
+	// maxRefusing limits the number of refused clients that the service waits for at the same time.
 	maxRefusing = 64
-	// refusalTime is the time that a refused client has to read the answer and close its end.
+	// refusalTime limits the time for a refused client to read the answer and close its end.
 	refusalTime = time.Second
 )
 
-// refuse sends the error to a client without service, and closes the connection. It starts a goroutine for this and
-// does not sleep.
+// refuse sends the error to a client that is not served, and closes the connection. refuse starts a goroutine for
+// this and does not sleep.
 func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
 	user := s.quota.Account(who.Account)
 	c := ctl.Conn{UnixConn: uc, Rights: s.rights.Of(user)}
@@ -99,8 +100,8 @@ func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
 	}()
 }
 
-// end closes a connection. It calls ended, which ends a charge, when the client has read all data or closed its end.
-// Until then the data takes memory of the service's control group.
+// end closes a connection. end calls ended, which ends a charge, when the client has read all data or closed its
+// end. Until then the unread data takes memory of the service's control group.
 func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
 	fd, err := rights.Duplicate(c)
 	c.End()
@@ -111,8 +112,8 @@ func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
 	s.kept.Of(user).Keep(kept.Unread(fd), ended)
 }
 
-// sayWhy sends a refused client the reason, and waits until the client closes its end. If an unread request remained at
-// the close, the kernel would reset the connection and discard the answer.
+// sayWhy sends a refused client the reason, and waits until the client closes its end. If the service closed the
+// connection with an unread request, the kernel would reset the connection and discard the answer.
 func (s *Service) sayWhy(c ctl.Conn, why error) {
 	c.SetDeadline(time.Now().Add(refusalTime))
 	if c.Send(failure(why), nil) != nil {
@@ -135,48 +136,48 @@ func (s *Service) sayWhy(c ctl.Conn, why error) {
 	}
 }
 
-// admissions holds accepted connections until their clients are identified. It identifies the clients of a user one at
-// a time, at a limited rate. A user who connects in a loop therefore costs the accepting thread only one accept(2) for
-// each connection.
+// admissions holds accepted connections until their clients are identified. admissions identifies the clients of a
+// user one at a time, at a limited rate. A user who connects in a loop therefore costs the accepting thread only
+// one accept(2) for each connection.
 //
-// The kernel reports the user ID of a client at once. The account of a user ID is known only after one of its clients
-// was identified. Until then few clients of the ID may wait; afterwards they are queued for the account. For root and
-// the service's own user, add first looks up the pid namespace, so that a container with user ID 0 cannot fill the
-// queue of managers.
+// The kernel reports the user ID of a client at once. The account of a user ID is known only after one of its
+// clients was identified. Before the first identification, few clients of the ID may wait; afterwards its clients
+// are queued for the account. For root and the service's own user, add first looks up the pid namespace, so that a
+// container with user ID 0 cannot fill the queue of managers.
 type admissions struct {
 	mu       sync.Mutex
 	of       map[quota.ID]*admission
-	accounts map[quota.ID]quota.ID // accounts of user IDs that differ from their account
-	total    int                   // waiting clients
+	accounts map[quota.ID]quota.ID // accounts of user IDs, where the account has another ID
+	total    int                   // number of waiting clients
 }
 
-// admission is the queue of one user.
+// admission is the queue of one user's clients.
 type admission struct {
 	waiting []*net.UnixConn
-	known   bool      // a client of the id was identified
-	busy    bool      // a goroutine identifies the clients
-	tokens  float64   // clients that can be identified without a pause
+	known   bool      // at least one client of the ID was identified
+	busy    bool      // a goroutine is identifying clients of this queue
+	tokens  float64   // number of clients that can be identified without a pause
 	at      time.Time // time of the last change of tokens
 }
 
 const (
-	// maxAdmissions is the number of waiting clients of one user; further clients are disconnected.
+	// maxAdmissions limits the number of waiting clients of one user; the service disconnects further clients.
 	maxAdmissions = 256
-	// maxUnknown is the number of waiting clients of an ID without an identified client.
+	// maxUnknown limits the number of waiting clients of an ID without an identified client.
 	maxUnknown = 16
-	// maxAllAdmissions is the number of waiting clients of all users.
+	// maxAllAdmissions limits the number of waiting clients of all users.
 	maxAllAdmissions = 2048
-	// maxQueues is the number of remembered users and subordinate IDs.
+	// maxQueues limits the number of remembered users and subordinate IDs.
 	maxQueues = 1 << 16
-	// admissionRate is the number of clients per user and second, beyond a burst.
+	// admissionRate is the number of clients identified per second for one user after a burst.
 	admissionRate  = 500
 	admissionBurst = 1000
-	// surplusPause is the time for which a client of a full queue delays the accepting thread. Most of it is not processor
-	// time.
+	// surplusPause is the time that the accepting thread pauses after a client of a full queue. The thread sleeps
+	// for most of that time.
 	surplusPause = 200 * time.Microsecond
 )
 
-// add queues a client, or disconnects it and reports false. It does not sleep.
+// add queues a client, or disconnects the client and returns false. add does not sleep.
 func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 	pid, uid, err := ctl.PeerCredentials(c)
 	if err != nil {
@@ -188,12 +189,12 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 	privileged := uid == 0 || uid == os.Geteuid()
 	closing := s.rights.Of(s.quota.User(uid))
 	if privileged && pid != 0 {
-		if id.Container, err = s.authority.PIDNamespace(pid); err != nil { // the process has ended
+		if id.Container, err = s.authority.PIDNamespace(pid); err != nil { // the client's process has ended
 			go closing.End(c)
 			return false
 		}
 	}
-	privileged = privileged && id.Container == 0 // may be a manager, which other users must not lock out
+	privileged = privileged && id.Container == 0 // a client that may be a manager: other users must not fill its queue
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	q := a.queue(id)
@@ -217,7 +218,7 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 	return true
 }
 
-// queue returns the queue of a user. It removes idle users if there are too many.
+// queue returns the queue of a user. queue removes idle users if there are too many.
 //
 //verbena:held mu
 func (a *admissions) queue(id quota.ID) *admission {
@@ -249,7 +250,7 @@ func (a *admissions) identified(id, account quota.ID) {
 		if a.accounts == nil || len(a.accounts) >= maxQueues {
 			a.accounts = map[quota.ID]quota.ID{}
 		}
-		a.accounts[id] = account // the queue of the ID ends with its waiting clients
+		a.accounts[id] = account // the queue of the ID remains until its waiting clients were served
 	}
 	a.queue(account).known = true
 }
@@ -268,7 +269,8 @@ func (a *admissions) admit(s *Service, id quota.ID, q *admission) {
 	}
 }
 
-// next takes a client from a queue, and returns the time to wait first. It returns nil if the queue is empty.
+// next removes a client from a queue, and returns the time to wait before the client is served. next returns nil if
+// the queue is empty.
 func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -287,10 +289,10 @@ func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
 	return c, pause
 }
 
-// admit serves a client if its user may have another connection. It returns the account of the user, if known.
+// admit serves a client if its user may have another connection. admit returns the account of the user, if known.
 func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 	who, err := s.peerOf(c)
-	if noDescriptor(err) { // the client took the last one
+	if noDescriptor(err) { // the client used the last descriptor
 		s.spare.warn(s.log, err)
 		s.spare.release()
 		who, err = s.peerOf(c)
@@ -298,7 +300,7 @@ func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 		return who.Account, err == nil
 	}
 	if err != nil {
-		s.log.Debug("client", uidKey, who.uid, "err", err) // normally the client has disconnected
+		s.log.Debug("client", uidKey, who.uid, "err", err) // the usual cause is a disconnected client
 		s.rights.Of(s.quota.User(who.uid)).End(c)
 		return quota.ID{}, false
 	}
@@ -326,7 +328,7 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	}()
 }
 
-// ServeConn answers a client that is already known, until it closes the connection.
+// ServeConn answers a client with known credentials until the client closes the connection.
 func (s *Service) ServeConn(c *net.UnixConn) {
 	who, err := s.peerOf(c)
 	if err != nil {
@@ -343,8 +345,8 @@ func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 	s.answerAll(c, who, within)
 }
 
-// answerAll answers a client until the client closes the connection. The caller closes it here. The first request must
-// arrive within the time, unless that is 0.
+// answerAll answers a client until the client closes the connection. The caller closes the service's end. The first
+// request must arrive within the given time, unless the time is 0.
 func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 	defer s.connected(c)()
 	defer func() {
@@ -369,7 +371,7 @@ func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 		}
 		if r.Op == ctl.OpOpen && r.Protocol == ctl.Protocol && fd == nil {
 			strays := s.open(c, who, r.Name)
-			c.CloseRead() // a program must not wait for an answer to its next request
+			c.CloseRead() // makes a program's wait for an answer to its next request fail
 			c.CloseWrite()
 			c.Rights.CloseAll(strays)
 			return
@@ -404,8 +406,8 @@ func (s *Service) connected(c ctl.Conn) (done func()) {
 	}
 }
 
-// disconnect closes all connections. The kernel would close them only at the end of the process, which a thread that
-// waits for a program's memory can delay.
+// disconnect closes all connections. The kernel would close the connections only at the end of the process. A
+// thread that waits for a program's memory can delay that end.
 func (s *Service) disconnect() {
 	s.connections.Lock()
 	defer s.connections.Unlock()
@@ -427,8 +429,9 @@ func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
 	return c.Send(a, fd)
 }
 
-// request answers all requests except the attachment of a program. It closes fd. The caller calls sent after it sent
-// the answer or failed to; until then the request counts for its user, since the answer takes memory.
+// request answers every request except the attachment of a program. It closes fd. The caller calls sent after it
+// sent the answer or failed to send the answer. Until then the request counts against its user, since the answer
+// takes memory.
 func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ *ctl.Response, sent func(), err error) {
 	sent = func() {}
 	if err := who.authorize(r.Op); err != nil {
@@ -446,8 +449,8 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 			return nil, sent, fmt.Errorf("user %v has %d requests in progress, which is the limit: %w", who.Account,
 				maxRequests, syscall.EBUSY)
 		}
-		// The request ends when it was carried out and its answer was sent. A request may be carried out long after the
-		// client got ETIMEDOUT.
+		// The request ends when it was executed and its answer was sent. A request may be executed long after the
+		// client received ETIMEDOUT.
 		var both atomic.Int32
 		made = func() {
 			if both.Add(1) == 2 {
@@ -463,8 +466,8 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 	return a, sent, err
 }
 
-// bounded returns the result of f, or ETIMEDOUT after requestTimeout. After a timeout f continues; it may wait for the
-// memory of a program.
+// bounded returns the result of f, or ETIMEDOUT after requestTimeout. After a timeout f continues, and may be
+// waiting for the memory of a program.
 func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl.Response, error) {
 	type result struct {
 		a   *ctl.Response
@@ -499,7 +502,7 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 	case res := <-done:
 		return res.a, res.err
 	case <-timer.C:
-		return nil, fmt.Errorf("%s: not done after %v, since a program's memory does not answer; it continues, and `verbena dev show` shows its progress: %w",
+		return nil, fmt.Errorf("%s: not complete after %v, because access to a program's memory blocks; the request continues, and `verbena dev show` shows its progress: %w",
 			ctl.Clip(string(r.Op)), limit, syscall.ETIMEDOUT)
 	}
 }
@@ -510,8 +513,8 @@ type userCount struct {
 	users map[quota.ID]int
 }
 
-// begin counts an item of a user until the call of done. It returns false if the user already has most
-// of them.
+// begin counts an item of a user until the caller calls done. begin returns false if the user already has most of
+// them.
 func (q *userCount) begin(id quota.ID, most int) (done func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -613,8 +616,8 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 	return nil, fmt.Errorf("malformed request %q: %w", ctl.Clip(string(r.Op)), syscall.EINVAL)
 }
 
-// attach supervises a program until all its processes have ended. The open connection shows the launcher that the
-// service runs. The end of the launcher does not end its program.
+// attach supervises a program until all its processes have ended. The launcher detects the end of the service by
+// the close of the connection. The program continues if its launcher ends.
 func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File) {
 	process, err := who.process(c.UnixConn)
 	if err != nil {
@@ -655,7 +658,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 		&ctl.Response{Attached: &ctl.Attached{Dir: session.Name(), Helped: session.Helped(),
 			Traced: session.Traced()}}, theirs)
 	if theirs != nil {
-		theirs.Close() // the trace then ends when the launcher closes its end
+		theirs.Close() // the trace ends when the launcher closes its own end
 	}
 	if err != nil {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
@@ -667,8 +670,8 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	log.Debug("program ended", "args", ctl.CutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 
-// open serves a device file to a program until it closes the connection. It returns descriptors that the program has
-// sent, for the caller to close.
+// open serves a device file to a program until it closes the connection. open returns descriptors that the program
+// has sent, for the caller to close.
 func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 	fail := func(err error) { _ = s.reply(c, failure(err)) }
 	process, err := who.process(c.UnixConn)
@@ -709,7 +712,7 @@ func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 	return f.Strays()
 }
 
-// openFile counts an open file. It returns false if the service is ending.
+// openFile counts an open file. openFile returns false if the service is ending.
 func (s *Service) openFile() bool {
 	s.programs.Lock()
 	defer s.programs.Unlock()
@@ -729,7 +732,8 @@ func commandOf(pid int) string {
 	return strings.TrimSpace(string(b))
 }
 
-// session describes an attached program. IDs come from the kernel; only text for display comes from the launcher.
+// session describes an attached program. The process and user IDs come from the kernel. The launcher provides only
+// text for display.
 func (p peer) session(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
 	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Account: p.Account, Pidfd: process,
 		Args: ctl.CutArgs(a.Args), Helper: h}

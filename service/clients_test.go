@@ -39,19 +39,19 @@ func message(t *testing.T, v any) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 
-// closes checks that the other end closes the connection, and returns the data received before.
+// closes checks that the other end closes the connection, and returns the data received before the close.
 func closes(t *testing.T, c *net.UnixConn, what string) []byte {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(timeout))
 	b, err := io.ReadAll(c)
 	if err != nil && !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("%s: got an open connection: %v", what, err)
+		t.Errorf("%s: got %v, want a closed connection", what, err)
 	}
 	return b
 }
 
-// TestSilentClients tests that a client that sends nothing, or half a message, is disconnected. An answered client may
-// stay connected.
+// TestSilentClients tests that a client that sends nothing, or half a message, is disconnected. A client that was
+// answered may stay connected.
 func TestSilentClients(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
 	const within = 100 * time.Millisecond
@@ -78,7 +78,7 @@ func TestSilentClients(t *testing.T) {
 		}
 		ends[1].SetReadDeadline(time.Time{})
 	}
-	// A later message must be completed within the time as well.
+	// The rest of a later message must arrive within the time too.
 	ends = testutil.UnixPair(t)
 	got := make(chan error, 1)
 	go func() {
@@ -87,21 +87,22 @@ func TestSilentClients(t *testing.T) {
 	}()
 	select {
 	case err := <-got:
-		t.Fatalf("got %v before the first byte of a message", err)
+		t.Fatalf("before the first byte of a message: got %v, want the connection open", err)
 	case <-time.After(2 * within):
 	}
 	ends[1].Write([]byte{100, 0})
 	select {
 	case err := <-got:
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("got %v, want ErrDeadlineExceeded", err)
+			t.Errorf("half a message: got %v, want ErrDeadlineExceeded", err)
 		}
 	case <-time.After(timeout):
-		t.Error("the service waits for the rest of a message")
+		t.Error("half a message: got no disconnection in time, want one")
 	}
 }
 
-// TestMessageBounds tests that the size of a request, and of a launcher's answer, is checked before any of it is read.
+// TestMessageBounds tests that the service checks the size of a request, and of a launcher's answer, before it
+// reads the rest.
 func TestMessageBounds(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
 	for _, size := range []uint32{ctl.MaxRequest + 1, 12 << 20, 1<<32 - 1} {
@@ -109,14 +110,14 @@ func TestMessageBounds(t *testing.T) {
 		go s.ServeConn(ends[0])
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, size))
 		if b := closes(t, ends[1], fmt.Sprint(size)); len(b) != 0 {
-			t.Errorf("a message of %d bytes: got answer %q", size, b)
+			t.Errorf("message of %d bytes: got answer %q, want none", size, b)
 		}
 	}
 	ends := testutil.UnixPair(t)
 	go s.ServeConn(ends[0])
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo, Name: strings.Repeat("x", ctl.MaxRequest-200)}); err != nil {
-		t.Errorf("a large request: %v", err)
+		t.Errorf("large request: got %v, want success", err)
 	}
 	ends = testutil.UnixPair(t)
 	go func() {
@@ -125,11 +126,11 @@ func TestMessageBounds(t *testing.T) {
 	}()
 	if _, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
 		!strings.Contains(err.Error(), "longer than") {
-		t.Errorf("an oversized answer of a launcher: got %v", err)
+		t.Errorf("oversized answer of a launcher: got %v, want an error", err)
 	}
 }
 
-// descriptors returns the number of descriptors of this process that refer to a file.
+// descriptors counts the descriptors of this process that refer to a file.
 func descriptors(t *testing.T, to string) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -144,8 +145,8 @@ func descriptors(t *testing.T, to string) (n int) {
 	return n
 }
 
-// TestDescriptorsDoNotLeak tests that descriptors sent with a message are closed, whether the request uses one, is
-// malformed or is refused.
+// TestDescriptorsDoNotLeak tests that the service closes descriptors sent with a message, whether the request uses
+// a descriptor, is malformed or is refused.
 func TestDescriptorsDoNotLeak(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.12"}})
 	path := filepath.Join(t.TempDir(), "passed")
@@ -182,14 +183,14 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 			closes(t, ends[1], what)
 			<-served
 			if got := descriptors(t, path); got != 1 {
-				t.Fatalf("%s with %d descriptors: %d are still open", what, n, got-1)
+				t.Fatalf("%s with %d descriptors: got %d open descriptors, want 0", what, n, got-1)
 			}
 		}
 	}
 }
 
-// TestAttachBelievesTheKernel tests that the attached process is the one reported by the kernel, not the one named by
-// the client.
+// TestAttachBelievesTheKernel tests that the attached process is the process reported by the kernel, not a process
+// named by the client.
 func TestAttachBelievesTheKernel(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.13"}})
 	f, err := os.Open(os.DevNull)
@@ -215,7 +216,7 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 		var a ctl.Response
 		if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil ||
 			!strings.Contains(a.Error, want) {
-			t.Errorf("process %d: got %q, %v, want %q", pid, a.Error, err, want)
+			t.Errorf("attach process %d: got %q, %v, want %q", pid, a.Error, err, want)
 		}
 	}
 }
@@ -226,7 +227,7 @@ func TestSessionInfo(t *testing.T) {
 		&launcher{})
 	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil ||
 		len(got.Args) != 1 || len(got.Args[0]) > ctl.MaxArgs+3 {
-		t.Errorf("got %+v", got)
+		t.Errorf("session: got %+v, want the kernel's values and limited arguments", got)
 	}
 }
 
@@ -240,16 +241,16 @@ func TestVisible(t *testing.T) {
 	}
 	if got := s.Users(userPeer(1001).Sees); len(got) != 1 || got[0].UID != 1001 ||
 		got[0].Holds[quota.QPs] != (ctl.UsageInfo{Kind: "qps", Held: 2, Limit: 5}) {
-		t.Errorf("user 1001: got %+v", got)
+		t.Errorf("resources visible to user 1001: got %+v, want only the user's own", got)
 	}
 	if got := s.Users(manager().Sees); len(got) != 3 || got[2].UID != -1 ||
 		got[2].Holds[quota.QPs] != (ctl.UsageInfo{Kind: "qps", Held: 4, Limit: 9}) {
-		t.Errorf("root: got %+v", got)
+		t.Errorf("resources visible to root: got %+v, want those of all users", got)
 	}
 }
 
-// TestConnectionsPerUser tests the limit of connections per user. The next connection gets an error; managers are
-// exempt; closed connections do not count.
+// TestConnectionsPerUser tests the limit of connections per user. The service refuses one more connection, exempts
+// managers, and does not count closed connections.
 func TestConnectionsPerUser(t *testing.T) {
 	var log testutil.Buffer
 	limits := DefaultLimits(true)
@@ -283,21 +284,21 @@ func TestConnectionsPerUser(t *testing.T) {
 	}
 	if err := ask(connect(4242)); !errors.Is(err, syscall.EAGAIN) ||
 		!strings.Contains(err.Error(), "--limit connections=") {
-		t.Errorf("one connection beyond the limit: got %v, want EAGAIN", err)
+		t.Errorf("connection beyond the limit: got %v, want EAGAIN", err)
 	}
 	testutil.Eventually(t, "the log to name the limit", func() bool {
 		return countLines(&log, "user 4242 holds 3 connections") > 0
 	})
 	if err := ask(connect(4243)); err != nil {
-		t.Errorf("another user: %v", err)
+		t.Errorf("connection of another user: got %v, want success", err)
 	}
 	for range 5 {
 		if err := ask(connect(0)); err != nil {
-			t.Errorf("root: %v", err)
+			t.Errorf("connection of root: got %v, want success", err)
 		}
 	}
 	first[0].Close()
-	testutil.Eventually(t, "a connection after another was closed", func() bool { return ask(connect(4242)) == nil })
+	testutil.Eventually(t, "a connection to succeed after another was closed", func() bool { return ask(connect(4242)) == nil })
 }
 
 // TestRequestsPerUser tests that pending requests of a user delay no requests of other users, and that their number is
@@ -308,7 +309,7 @@ func TestRequestsPerUser(t *testing.T) {
 	for range maxRequests {
 		d, ok := q.begin(quota.ID{UID: 4242}, maxRequests)
 		if !ok {
-			t.Fatal("refused")
+			t.Fatal("begin below the limit: got a refusal, want success")
 		}
 		done = append(done, d)
 	}
@@ -353,7 +354,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 			var a ctl.Response
 			if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil ||
 				a.Error == "" || len(a.Error) > 1000 {
-				t.Errorf("%.20s: got an error of %d bytes, %v", r.Op, len(a.Error), err)
+				t.Errorf("%.20s: got an error of %d bytes and %v, want 1 to 1000 bytes", r.Op, len(a.Error), err)
 			}
 		}
 	}
@@ -362,14 +363,14 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
 	closes(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
-		t.Errorf("log: got %d bytes", n)
+		t.Errorf("log: got %d bytes, want 1 to 4000", n)
 	}
 	if got := strings.Join(ctl.CutArgs([]string{"a", long, "b"}), " "); len(got) > ctl.MaxArgs+10 ||
 		!strings.HasPrefix(got, "a yyy") || !strings.HasSuffix(got, "y...") {
-		t.Errorf("arguments: %d bytes", len(got))
+		t.Errorf("long arguments: got %d bytes, want a limited number and their beginning", len(got))
 	}
 	if got := ctl.CutArgs([]string{"a", "b"}); len(got) != 2 {
-		t.Errorf("arguments: got %q", got)
+		t.Errorf("short arguments: got %q, want both arguments", got)
 	}
 }
 
@@ -382,7 +383,7 @@ func TestPanicOfARequest(t *testing.T) {
 	b := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
 		if _, err := b.Do(&ctl.Request{Op: ctl.OpResShow}); !errors.Is(err, syscall.EIO) {
-			t.Errorf("got %v, want EIO", err)
+			t.Errorf("request that panics: got %v, want EIO", err)
 		}
 	}
 	f, err := os.Open(os.DevNull)
@@ -391,15 +392,15 @@ func TestPanicOfARequest(t *testing.T) {
 	}
 	defer f.Close()
 	if _, err := b.Attach(ctl.Attach{}, f); err == nil {
-		t.Error("attach without a program: got success")
+		t.Error("attach without a program: got success, want an error")
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
-		t.Errorf("another client: %v", err)
+		t.Errorf("another client: got %v, want success", err)
 	}
 }
 
-// TestStuckDevice tests that the removal of a device that waits for a program's memory delays neither other requests
-// nor the end of the service.
+// TestStuckDevice tests that the removal of a device that is blocked on a program's memory delays neither other
+// requests nor the end of the service.
 func TestStuckDevice(t *testing.T) {
 	f := fakeNothing{make(chan struct{})}
 	s, err := newService(Options{Interfaces: f,
@@ -444,7 +445,7 @@ func TestStuckDevice(t *testing.T) {
 		{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.8.19"}}},
 	} {
 		if err := do(r); err != nil {
-			t.Errorf("%s: %v", r.Op, err)
+			t.Errorf("%s beside the stuck device: got %v, want success", r.Op, err)
 		}
 	}
 	go s.LinkDel("rxe0")
@@ -455,21 +456,21 @@ func TestStuckDevice(t *testing.T) {
 		return s.all()[0].spec.Name != "rxe0"
 	})
 	if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
-		t.Errorf("link show during the removal: %v", err)
+		t.Errorf("link show during the removal: got %v, want success", err)
 	}
 	began := time.Now()
 	ended := s.Close()
 	if d := time.Since(began); d > 2*timeout {
 		t.Errorf("duration of Close: got %v, want at most %v", d, 2*timeout)
 	}
-	// The removal is still in progress. The service has dropped that device, and the rest has ended.
+	// The removal is still in progress. The service no longer lists that device, and everything else has ended.
 	if ended != nil && !errors.Is(ended, syscall.ETIMEDOUT) {
 		t.Errorf("Close: got %v, want success or ETIMEDOUT", ended)
 	}
 	close(stuck)
 }
 
-// TestBounded tests that a request is answered after a timeout, and counts until it ends.
+// TestBounded tests that a request is answered after a timeout, and counts against its user until it ends.
 func TestBounded(t *testing.T) {
 	s := &Service{log: slog.New(slog.DiscardHandler), requestTimeout: 20 * time.Millisecond}
 	stuck := make(chan struct{})
@@ -480,7 +481,7 @@ func TestBounded(t *testing.T) {
 		return nil, nil
 	})
 	if !errors.Is(err, syscall.ETIMEDOUT) {
-		t.Errorf("got %v, want ETIMEDOUT", err)
+		t.Errorf("bounded: got %v, want ETIMEDOUT", err)
 	}
 	close(stuck)
 	<-ended
@@ -488,11 +489,12 @@ func TestBounded(t *testing.T) {
 	if a, err := s.bounded(&ctl.Request{}, func() (*ctl.Response, error) {
 		return &ctl.Response{ID: 7}, nil
 	}); err != nil || a.ID != 7 {
-		t.Errorf("got %+v, %v", a, err)
+		t.Errorf("bounded after the end: got %+v, %v, want the answer", a, err)
 	}
 }
 
-// TestStuckEnd tests that a blocked Close names the obstacle, and that Abandon removes the directory on /dev/shm.
+// TestStuckEnd tests that the error of a blocked Close names the blocked step, and that Abandon removes the
+// directory on /dev/shm.
 func TestStuckEnd(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.20"}}}})
 	if err != nil {
@@ -513,19 +515,19 @@ func TestStuckEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.Close(); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "device rxe0") {
-		t.Errorf("got %v, want ETIMEDOUT", err)
+		t.Errorf("Close: got %v, want ETIMEDOUT", err)
 	}
 	s.Abandon()
 	closes(t, ends[1], "a launcher")
 	if _, err := os.Stat(s.dir.path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the directory: got %v, want ErrNotExist", err)
+		t.Errorf("directory after Abandon: got %v, want ErrNotExist", err)
 	}
 	close(stuck)
 	<-gone
 }
 
-// TestYield tests that a service yields once, if it was started by a client and is not in use. After that no program
-// can attach.
+// TestYield tests that a service yields once, if a client started the service and it is not in use. After the yield
+// no program can attach.
 func TestYield(t *testing.T) {
 	made := func(onDemand bool) *Service {
 		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}},
@@ -537,7 +539,7 @@ func TestYield(t *testing.T) {
 	}
 	s := made(false)
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("a service started by a user: got %v, want EBUSY", err)
+		t.Errorf("yield of a service started by a user: got %v, want EBUSY", err)
 	}
 	s.Close()
 
@@ -549,7 +551,7 @@ func TestYield(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("with a program: got %v, want EBUSY", err)
+		t.Errorf("yield with a program attached: got %v, want EBUSY", err)
 	}
 	done()
 	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5}}); err != nil {
@@ -559,7 +561,7 @@ func TestYield(t *testing.T) {
 	kept := s.byHandLocked()
 	s.mu.Unlock()
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) || !kept {
-		t.Errorf("with a fault rule: got %v, want EBUSY; kept when idle: %v", err, kept)
+		t.Errorf("yield with a fault rule: got %v, want EBUSY; kept when idle: %v", err, kept)
 	}
 	if err := s.FaultClear("", 0); err != nil {
 		t.Fatal(err)
@@ -574,31 +576,31 @@ func TestYield(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("with a device added: got %v, want EBUSY", err)
+		t.Errorf("yield with a device added: got %v, want EBUSY", err)
 	}
 	s.mu.Lock()
 	s.configured = false
 	s.mu.Unlock()
 	if err := userPeer(os.Geteuid() + 1).authorize(ctl.OpYield); !errors.Is(err, syscall.EPERM) {
-		t.Errorf("for another user: got %v, want EPERM", err)
+		t.Errorf("yield for another user: got %v, want EPERM", err)
 	}
 	if err := s.yield(); err != nil {
-		t.Errorf("idle: got %v", err)
+		t.Errorf("yield while idle: got %v, want success", err)
 	}
 	if _, err := s.attached(ctl.Conn{UnixConn: ends[0]}); !errors.Is(err, syscall.ESHUTDOWN) || !ctl.Ending(err) {
 		t.Errorf("attach after the yield: got %v, want ESHUTDOWN", err)
 	}
 }
 
-// fakeNothing provides interfaces that never change.
+// fakeNothing provides network interfaces that never change.
 type fakeNothing struct{ closed chan struct{} }
 
 func (f fakeNothing) All() ([]netdev.Interface, error) { return nil, errors.New("none") }
 func (f fakeNothing) Wait() error                      { <-f.closed; return os.ErrClosed }
 func (f fakeNothing) Close() error                     { close(f.closed); return nil }
 
-// TestNoDescriptors tests the service without free descriptors. It still serves managers, does not spin, and does not
-// flood the log.
+// TestNoDescriptors tests a service without free descriptors. TestNoDescriptors still serves managers, does not
+// spin, and does not flood the log.
 func TestNoDescriptors(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{
@@ -622,7 +624,7 @@ func TestNoDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	warm.Close()
-	// The clients open their descriptors before fill takes the others.
+	// The clients open their descriptors before fill allocates the others.
 	const clients = 6
 	var fds [clients]int
 	for i := range fds {
@@ -650,7 +652,7 @@ func TestNoDescriptors(t *testing.T) {
 			unix.Close(fd)
 		}
 	}()
-	// fill takes all descriptors, including descriptors that the service closes meanwhile.
+	// fill allocates all free descriptors, including descriptors that the service closes meanwhile.
 	fill := func() {
 		for quiet := 0; quiet < 5; quiet++ {
 			time.Sleep(10 * time.Millisecond)
@@ -668,7 +670,7 @@ func TestNoDescriptors(t *testing.T) {
 		unix.Getrusage(unix.RUSAGE_SELF, &r)
 		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 	}
-	for free, fd := range fds { // a client can take the last descriptor, or one of the last
+	for free, fd := range fds { // a client can use the last descriptor, or one of the last few
 		testutil.Eventually(t, "the descriptors for managers", func() bool {
 			s.spare.mu.Lock()
 			defer s.spare.mu.Unlock()
@@ -684,13 +686,13 @@ func TestNoDescriptors(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := unix.Write(fd, message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpLinkShow})); err != nil {
-			t.Fatalf("with %d free descriptors: %v", free, err)
+			t.Fatalf("client with %d free descriptors: got %v, want success", free, err)
 		}
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
 		b := make([]byte, 4096)
 		n, err := unix.Read(fd, b)
 		if err != nil || !bytes.Contains(b[:max(n, 0)], []byte("rxe0")) {
-			t.Errorf("a manager, with %d free descriptors: got %q, %v", free, b[:max(n, 0)], err)
+			t.Errorf("manager with %d free descriptors: got %q, %v, want an answer", free, b[:max(n, 0)], err)
 		}
 		unix.Close(fd)
 		fds[free] = -1
@@ -699,18 +701,18 @@ func TestNoDescriptors(t *testing.T) {
 		}
 		time.Sleep(500 * time.Millisecond)
 		if d := used() - before; d > 300*time.Millisecond {
-			t.Errorf("processor time: got %v", d)
+			t.Errorf("processor time: got %v, want at most 300ms", d)
 		}
 		if n := strings.Count(log.String(), "serving managers only"); n != 1 {
-			t.Errorf("the lack of descriptors was logged %d times, want once:\n%s", n, log.String())
+			t.Errorf("messages about the lack of descriptors: got %d, want 1:\n%s", n, log.String())
 		}
 		if n := strings.Count(log.String(), "\n"); n > 3 {
-			t.Errorf("log: got %d lines:\n%s", n, log.String())
+			t.Errorf("log: got %d lines, want at most 3:\n%s", n, log.String())
 		}
 	}
 }
 
-// TestTakeOver tests that TakeOver ends a service with a program that ended a moment ago, but not a service in use.
+// TestTakeOver tests that TakeOver ends a service after its program ended a moment ago, and keeps a service in use.
 func TestTakeOver(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, OnDemand: true})
 	if err != nil {
@@ -734,11 +736,11 @@ func TestTakeOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := TakeOver(loc); !errors.Is(err, syscall.EADDRINUSE) {
-		t.Errorf("in use: got %v, want EADDRINUSE", err)
+		t.Errorf("TakeOver of a service in use: got %v, want EADDRINUSE", err)
 	}
 	time.AfterFunc(endNotice/5, done)
 	if err := TakeOver(loc); err != nil {
-		t.Errorf("a service in use for another moment: got %v", err)
+		t.Errorf("TakeOver of a service that is in use for a short time: got %v, want success", err)
 	}
 	<-ended
 }

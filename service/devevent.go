@@ -57,7 +57,7 @@ func EventNames() (names []string) {
 	return names
 }
 
-// DevEvent raises an asynchronous event, as the driver does, without a cause.
+// DevEvent raises an asynchronous event in the same way as the driver, but without a cause.
 func (s *Service) DevEvent(r ctl.DevEvent) error {
 	l, err := s.devLink(r.Name)
 	if err != nil {

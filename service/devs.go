@@ -15,7 +15,7 @@ import (
 	"verbena/uverbs"
 )
 
-// devLink returns the link of a name.
+// devLink returns the link with a name.
 func (s *Service) devLink(name string) (*rdmaLink, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,16 +26,16 @@ func (s *Service) devLink(name string) (*rdmaLink, error) {
 	return l, nil
 }
 
-// altered reports whether a command has put the device into a state that ends only by another command or an event: it
-// is unplugged, or its hardware hangs or does not answer, or a reset is armed.
+// altered reports whether a command has put the device into a state that only another command or an event ends. In such
+// a state the device is unplugged, its hardware hangs or does not respond, or a reset is armed.
 func (l *rdmaLink) altered() bool {
 	st := l.slot.Status()
 	return st.State != slot.Running || st.Armed != "" || l.hw.State() != driver.Running
 }
 
-// DevReset resets a device, and returns when the recovered device is usable. With a moment, or with hardware that stays
-// unreachable, it returns at once. User contexts of the device become zombies. DevReset returns EBUSY while the
-// hardware does not answer.
+// DevReset resets a device, and returns when consumers can use the recovered device. If the reset is armed for a
+// moment, or the hardware stays unreachable, DevReset returns at once. The reset turns the user contexts of the
+// device into zombies. DevReset returns EBUSY while the hardware does not answer.
 func (s *Service) DevReset(r ctl.DevReset) error {
 	l, err := s.devLink(r.Name)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 		return nil
 	}
 	if l.slot.Status().State == slot.Recovering && l.hw.State() == driver.Unreachable {
-		return fmt.Errorf("dev reset %s: a reset waits for its hardware, which does not answer; `verbena dev plug %s` makes it answer: %w",
+		return fmt.Errorf("dev reset %s: a reset is waiting for the hardware, which does not respond; `verbena dev plug %s` makes it respond: %w",
 			r.Name, r.Name, syscall.EBUSY)
 	}
 	if err := l.plugged("dev reset"); err != nil {
@@ -98,7 +98,7 @@ func (s *Service) reset(l *rdmaLink) error {
 	return err
 }
 
-// plugged returns an error unless there is a device or a reset is in progress.
+// plugged returns an error if there is no device and no reset is in progress.
 func (l *rdmaLink) plugged(doing string) error {
 	if l.slot.Device() != nil || l.slot.Status().State == slot.Recovering {
 		return nil
@@ -110,11 +110,11 @@ func (l *rdmaLink) plugged(doing string) error {
 // outage is the duration for which hardware does not answer.
 type outage struct {
 	mu  sync.Mutex
-	end *time.Timer // nil: no outage, or one without an end
+	end *time.Timer // nil if there is no outage, or an outage without an end
 }
 
-// begin disconnects the hardware for d. If d is 0, the outage lasts until a call of finish. The timer of an earlier
-// outage does not end this one.
+// begin makes the hardware unreachable for d. If d is 0, the outage lasts until the caller calls finish. The timer
+// of an earlier outage does not end the new outage.
 func (o *outage) begin(hw driver.Hardware, d time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -125,7 +125,7 @@ func (o *outage) begin(hw driver.Hardware, d time.Duration) {
 	}
 }
 
-// finish reconnects the hardware.
+// finish makes the hardware reachable.
 func (o *outage) finish(hw driver.Hardware) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -140,7 +140,7 @@ func (o *outage) stopLocked() {
 	}
 }
 
-// DevUnplug removes a device as by hot unplug, until DevPlug.
+// DevUnplug removes a device like a hot unplug, until DevPlug adds it again.
 func (s *Service) DevUnplug(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {
@@ -152,8 +152,8 @@ func (s *Service) DevUnplug(name string) error {
 	return l.slot.UnplugContext(s.ended)
 }
 
-// DevPlug plugs a device in again. If a reset waits for the hardware, DevPlug makes the hardware answer. It returns
-// when the device is usable.
+// DevPlug plugs a device in again. If a reset is waiting for the hardware, DevPlug makes the hardware respond.
+// DevPlug returns when the device is usable.
 func (s *Service) DevPlug(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {
@@ -182,7 +182,8 @@ func (s *Service) DevPlug(name string) error {
 	return l.slot.Status().Err
 }
 
-// DevHang makes a device hang: it accepts work requests and executes none, until it is reset or plugged in again.
+// DevHang makes a device hang. The device then accepts work requests and executes none, until it is reset or
+// plugged in again.
 func (s *Service) DevHang(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {
@@ -198,7 +199,7 @@ func (s *Service) DevHang(name string) error {
 	return nil
 }
 
-// Devs describes the devices, and counts the contexts of users for which sees returns true.
+// Devs describes the devices, and counts the contexts of the users for whom sees returns true.
 func (s *Service) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
 	contexts, zombies := map[string]int{}, map[string]int{}
 	for _, c := range s.uverbs.Resources() {

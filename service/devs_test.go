@@ -71,7 +71,7 @@ func TestDevMistakes(t *testing.T) {
 	for _, x := range steps {
 		err := x.do()
 		if x.want == 0 && err != nil || x.want != 0 && (!errors.Is(err, x.want) || !strings.Contains(err.Error(), x.says)) {
-			t.Errorf("%s: %v, want %v and %q", x.what, err, x.want, x.says)
+			t.Errorf("%s: got %v, want %v and %q", x.what, err, x.want, x.says)
 		}
 	}
 }
@@ -87,7 +87,7 @@ func TestOutageEndsOnce(t *testing.T) {
 		Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Stays(t, 2*short, "the device is out of reach", func() bool {
+	testutil.Stays(t, 2*short, "the device to stay unreachable", func() bool {
 		return s.Devs(manager().Sees)[0].Hardware == "unreachable"
 	})
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"}); err != nil {
@@ -113,13 +113,13 @@ func TestDevCancel(t *testing.T) {
 		}
 	}
 	if a := armed(); a != "work request 7, completion handler" {
-		t.Errorf("armed moment: got %q", a)
+		t.Errorf("armed moment: got %q, want the requested one", a)
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe0", Cancel: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if a := armed(); a != "" {
-		t.Errorf("armed moment: got %q", a)
+		t.Errorf("armed moment after the cancellation: got %q, want none", a)
 	}
 }
 
@@ -129,22 +129,22 @@ func TestDevShowOfOthers(t *testing.T) {
 	other := userPeer(4242)
 	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow} {
 		if err := other.authorize(op); err != nil {
-			t.Errorf("%s: %v", op, err)
+			t.Errorf("%s: got %v, want success", op, err)
 		}
 	}
 	for _, op := range []ctl.Op{ctl.OpDevReset, ctl.OpDevPlug, ctl.OpDevUnplug, ctl.OpDevHang, ctl.OpDevEvent,
 		ctl.OpLinkSet, ctl.OpFaultAdd, ctl.OpFaultClear, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpStop} {
 		if err := other.authorize(op); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("%s: %v", op, err)
+			t.Errorf("%s: got %v, want EPERM", op, err)
 		}
 	}
 	if !other.Sees(quota.ID{UID: 4242}) || other.Sees(quota.ID{}) {
-		t.Error("Devs: got contexts of other users, or too few of the user's own")
+		t.Error("Sees: got true for root or false for the user itself, want the opposite")
 	}
 }
 
-// TestOtherVersion tests that a command of another version can end the service, or replace an idle service, and nothing
-// else. The error names the older version and the remedy.
+// TestOtherVersion tests that a command of another version can end the service or replace an idle service, and can
+// do nothing else. The error names the older version and the remedy.
 func TestOtherVersion(t *testing.T) {
 	defer func(b string) { ctl.Build = b }(ctl.Build)
 	ctl.Build = "verbena v2"
@@ -171,10 +171,10 @@ func TestOtherVersion(t *testing.T) {
 	}
 	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpYield}); !errors.Is(err,
 		syscall.EBUSY) {
-		t.Errorf("Yield: %v", err)
+		t.Errorf("Yield: got %v, want EBUSY", err)
 	}
 	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpStop}); err != nil {
-		t.Errorf("Stop: %v", err)
+		t.Errorf("Stop: got %v, want success", err)
 	}
 }
 

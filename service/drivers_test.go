@@ -11,12 +11,12 @@ import (
 	"verbena/internal/ctl"
 )
 
-// otherDriver is the rxe driver under another type.
+// otherDriver is the rxe driver registered under another device type.
 type otherDriver struct{ rxe.Driver }
 
 func (*otherDriver) Type() string { return "soft" }
 
-// TestDrivers tests that a service finds the driver of a device by the type in the device's name.
+// TestDrivers tests that a service selects the driver of a device by the type at the start of the device's name.
 func TestDrivers(t *testing.T) {
 	other := &otherDriver{}
 	s, err := New(Options{Drivers: []driver.Driver{other, &rxe.Driver{}}})

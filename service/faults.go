@@ -12,7 +12,7 @@ import (
 // FaultAdd adds a fault rule and returns its ID, which is unique in the service. While a device has rules, all its
 // packets take the full path.
 //
-// A rule for a verb acts on the programs of one device, or of all devices if the rule names none.
+// A rule for a verb applies to the programs of one device, or of all devices if the rule names none.
 func (s *Service) FaultAdd(r ctl.FaultRule) (id int, err error) {
 	if r.Verb != nil {
 		return s.verbFaultAdd(&r)

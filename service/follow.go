@@ -10,9 +10,9 @@ import (
 
 // Interfaces provides the host's network interfaces, which the devices follow.
 type Interfaces interface {
-	// All lists the interfaces, by index.
+	// All returns the interfaces, ordered by index.
 	All() ([]netdev.Interface, error)
-	// Wait blocks until an interface may have changed since the last return of Wait. It returns an error after Close.
+	// Wait blocks until an interface may have changed since Wait last returned. Wait returns an error after Close.
 	Wait() error
 	// Close ends Wait.
 	Close() error
@@ -43,7 +43,7 @@ func (s *Service) refresh(from Interfaces) {
 		s.log.Warn("read the interfaces of the devices", "err", err)
 		return
 	}
-	for _, l := range s.all() { // in order, so that an address can move from one device to another
+	for _, l := range s.all() { // in order, so an address can move from one device to another
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -53,18 +53,18 @@ func (s *Service) refresh(from Interfaces) {
 		timer := time.NewTimer(followTimeout)
 		select {
 		case <-done:
-		case <-timer.C: // the receive path of the device waits for the memory of a program
+		case <-timer.C: // the receive path of the device is waiting for the memory of a program
 			s.log.Warn("the update of a device to its interface is delayed", "dev", l.spec.Name)
 		}
 		timer.Stop()
 	}
 }
 
-// followTimeout limits the time for which the update of one device delays that of the next one.
+// followTimeout limits the time for which the update of one device delays the update of the next device.
 const followTimeout = 2 * time.Second
 
-// bringUp applies pending news to a device. If another call is already applying them, bringUp leaves the news to that
-// call.
+// bringUp applies pending interface changes to a device. If another call is already applying the changes, bringUp
+// leaves them to that call.
 func (s *Service) bringUp(l *rdmaLink) {
 	for l.news.Load() != nil && l.following.TryLock() {
 		if news := l.news.Swap(nil); news != nil {

@@ -23,7 +23,7 @@ func addrs(list ...string) (a []netip.Addr) {
 	return a
 }
 
-// TestLinkNow tests the interface and the addresses that a link takes from a list of interfaces.
+// TestLinkNow tests which interface and addresses a link selects from a list of interfaces.
 func TestLinkNow(t *testing.T) {
 	eth := netdev.Interface{Name: "eth0", Index: 2, MTU: 1500, Up: true, Running: true,
 		MAC:   net.HardwareAddr{2, 0, 0, 0, 0, 1},
@@ -65,14 +65,14 @@ func TestLinkNow(t *testing.T) {
 		host, got := l.now(c.list)
 		if !slices.Equal(got, c.want) || host.Index != c.index || (host.Up && host.Running) != c.up ||
 			host.MAC.String() != c.host.MAC.String() {
-			t.Errorf("%s: %+v with %v, want %v", c.name, host, got, c.want)
+			t.Errorf("%s: got %+v with %v, want %v", c.name, host, got, c.want)
 		}
 	}
 }
 
-// fakeInterfaces are interfaces that the test changes.
+// fakeInterfaces is a list of interfaces that the test changes.
 type fakeInterfaces struct {
-	list    []netdev.Interface // not changed while the service may read it
+	list    []netdev.Interface // the test must not change the list while the service may read it
 	changes chan []netdev.Interface
 	closed  chan struct{}
 	waiting chan struct{} // the service has read all interfaces
@@ -99,7 +99,7 @@ func (f *fakeInterfaces) Close() error {
 	return nil
 }
 
-// TestFollow tests that devices follow their interfaces: the port, the GID table, and the files that programs see.
+// TestFollow tests that the port, the GID table, and the files shown to programs follow the interfaces.
 func TestFollow(t *testing.T) {
 	all, err := netdev.All()
 	if err != nil {
@@ -126,7 +126,7 @@ func TestFollow(t *testing.T) {
 		select {
 		case <-f.waiting:
 		case <-time.After(20 * time.Second):
-			t.Fatal("the service does not read the interfaces")
+			t.Fatal("read of the interfaces by the service: got none in time, want one")
 		}
 	}
 	wait()
@@ -140,7 +140,7 @@ func TestFollow(t *testing.T) {
 			select {
 			case e := <-events:
 				if e != w {
-					t.Errorf("event %v, want %v", e, w)
+					t.Errorf("event: got %v, want %v", e, w)
 				}
 			case <-time.After(20 * time.Second):
 				t.Fatalf("event %v: got none in 20 s, want one", w)
@@ -164,7 +164,7 @@ func TestFollow(t *testing.T) {
 
 	down := lo
 	down.Up, down.Running = false, false
-	down.Addrs = addrs("127.91.7.1") // 127.91.7.2 is not implied by the state of the loopback interface
+	down.Addrs = addrs("127.91.7.1") // a loopback interface with other addresses does not imply 127.91.7.2
 	step(down, ib.EventPortErr, ib.EventGIDChange)
 	file("state", "1: DOWN\n")
 	gid2("::")
@@ -178,12 +178,12 @@ func TestFollow(t *testing.T) {
 
 	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); !errors.Is(err, syscall.EADDRINUSE) ||
 		!strings.Contains(err.Error(), "127.91.7.2 is an address of link rxe0") {
-		t.Errorf("a second link with the same address: got %v, want EADDRINUSE", err)
+		t.Errorf("second link with the same address: got %v, want EADDRINUSE", err)
 	}
 }
 
-// TestProbedLate tests that the news of a device may be processed after those of its successor, when resets follow each
-// other closely.
+// TestProbedLate tests that changes for a replaced device may be processed after the changes for its successor,
+// when resets follow each other closely.
 func TestProbedLate(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
 	if err != nil {
@@ -201,6 +201,6 @@ func TestProbedLate(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.dev != second {
-		t.Error("the service applied the news of the interface to a removed device")
+		t.Error("interface change: got an update of a removed device, want none")
 	}
 }

@@ -10,15 +10,15 @@ import (
 	"verbena/internal/ctl"
 )
 
-// helpTimeout limits the wait for a launcher, which may be stopped. A running launcher answers in well under a
-// millisecond.
+// helpTimeout limits the wait for a launcher, which may be a stopped process. A running launcher answers within a
+// fraction of a millisecond.
 const helpTimeout = 10 * time.Second
 
-// launcher is the supervisor.Helper at the other end of a connection.
+// launcher implements supervisor.Helper for the launcher at the other end of a connection.
 type launcher struct {
-	mu   sync.Mutex // one request at a time
+	mu   sync.Mutex // serialises requests
 	c    ctl.Conn
-	gone error // set once an answer is missing; a later answer could belong to another request
+	gone error // set after a missing answer, because a later answer could belong to another request
 }
 
 func (l *launcher) OpenMem(tid int) (*os.File, error) {
@@ -36,7 +36,7 @@ func (l *launcher) notice(text string) error {
 	return err
 }
 
-// ask returns the descriptor of the answer, or nil.
+// ask returns the descriptor in the launcher's answer, or nil.
 func (l *launcher) ask(h *ctl.Help) (*os.File, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,17 +19,17 @@ import (
 	"verbena/link"
 )
 
-// machine holds the resources of this process. The limits are shares of them.
+// machine lists the resources of this process, from which the limits are derived.
 type machine struct {
 	descriptors uint64        // RLIMIT_NOFILE
 	mappings    uint64        // vm.max_map_count
-	memory      uint64        // in bytes, of the machine or of the cgroup; 0: unknown
-	tasks       uint64        // threads and processes; 0: unknown
-	cgroup      cgroup.Limits // the part of memory and tasks that comes from a cgroup
+	memory      uint64        // memory of the machine or of the cgroup in bytes; 0 if unknown
+	tasks       uint64        // number of threads and processes; 0 if unknown
+	cgroup      cgroup.Limits // the limits of memory and tasks that come from a cgroup
 }
 
-// thisMachine raises RLIMIT_NOFILE as far as possible, and reads the current resources. It does not notice a limit of
-// the cgroup that is lowered later.
+// thisMachine raises RLIMIT_NOFILE to its maximum, and reads the available resources. thisMachine does not notice a
+// limit of the cgroup that is lowered later.
 func thisMachine() machine {
 	m := machine{descriptors: 1024, mappings: 65530}
 	var l unix.Rlimit
@@ -52,7 +52,7 @@ func thisMachine() machine {
 			m.tasks = lowest(m.tasks, n)
 		}
 	}
-	// the kernel does not enforce RLIMIT_NPROC for root
+	// The kernel does not enforce RLIMIT_NPROC for root.
 	if unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil {
 		m.tasks = lowest(m.tasks, l.Cur)
 	}
@@ -76,7 +76,7 @@ func readNumber(file string) (n uint64, ok bool) {
 	return n, err == nil
 }
 
-// lowest returns the lower of two limits; 0: no limit.
+// lowest returns the lower of two limits, where 0 means no limit.
 func lowest(a, b uint64) uint64 {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -84,26 +84,27 @@ func lowest(a, b uint64) uint64 {
 	return a
 }
 
-// users is the number of shares of the total of all users. Three full shares reach the reserve of package quota, which
-// is for users who hold little.
+// users is the divisor that yields one user's share of the total of all users. Three full shares reach the reserve
+// of package quota, which is for users with few resources.
 const users = 4
 
 const (
-	// maxRingBytes limits the queues of one user of a shared service, independent of the memory.
+	// maxRingBytes limits the queues of one user of a shared service, regardless of the amount of memory.
 	maxRingBytes = 1000 << 20
-	// maxThreads exceeds the sum of all limits of threads. The runtime ends the service beyond it.
+	// maxThreads is greater than the sum of all limits of threads. With more than maxThreads threads, the Go
+	// runtime ends the service.
 	maxThreads = 30000
 	// userThreads limits the threads that all users together can cause.
 	userThreads = 4096
-	// threadBytes is the memory of a thread: its stacks in the kernel and in the runtime.
+	// threadBytes is the memory of a thread's stacks in the kernel and in the runtime.
 	threadBytes = 64 << 10
-	// objectBytes is the measured memory of the service with as many objects as the tables of the devices hold.
+	// objectBytes is the measured memory of a service with full device tables.
 	objectBytes = 1280 << 20
-	// fewest is the number of threads that each limit of threads leaves to all users at least.
+	// fewest is the minimum number of threads that each limit of threads allows all users together.
 	fewest = 8
 )
 
-// The shares of memory in sixteenths. The remaining eighth is for the service itself.
+// The shares of memory are in sixteenths. The remaining eighth is for the service itself.
 const (
 	bufferShare = 6 // shared memory of buffers
 	ringShare   = 3 // shared memory of queues
@@ -112,28 +113,31 @@ const (
 	allShares   = 16
 )
 
-// DefaultLimits returns the limits of a service on this machine, shared with other users or private to this user. In a
-// private service, the user may use all resources of the service, and the tables of the devices limit the objects.
+// DefaultLimits returns the limits of a service on this machine, which is either shared with other users or private
+// to this user. In a private service, the user may use all resources of the service, and the tables of the devices
+// limit the objects.
 //
-// Buffers, queues, objects and threads of users are charged to the service's cgroup. The limits are therefore shares of
-// the memory and threads of the cgroup, or of the machine if it has less. The limits leave an eighth of the memory and
-// half of the threads to the service, even if all users are at their limits. The limits of the cgroup are read once,
-// here. If an administrator lowers them later, the service must be restarted.
+// Buffers, queues, objects and threads of users are charged to the service's cgroup. The limits are therefore
+// shares of the memory and threads of the cgroup, or of the machine if the machine has less. The limits leave an
+// eighth of the memory and half of the threads to the service, even if all users are at their limits. The limits of
+// the cgroup are read once, here. If an administrator lowers the cgroup's limits later, the service must be
+// restarted.
 //
 // With two users at their limits and 4 GiB of memory, a third user still gets 10,000 queue pairs and their related
-// objects. All descriptors together stay below seven eighths of RLIMIT_NOFILE, and all mappings below half of
-// vm.max_map_count.
+// objects. The descriptors of all users together stay below seven eighths of RLIMIT_NOFILE, and the mappings below
+// half of vm.max_map_count.
 func DefaultLimits(shared bool) quota.Limits { return thisMachine().limits(shared) }
 
 func (m machine) limits(shared bool) (l quota.Limits) {
 	fds := min(m.descriptors, 1<<20)
 	threads := m.threads()
-	// A connection takes one descriptor, a session about four.
+	// A connection uses one descriptor, and a session about four.
 	l[quota.Connections] = bounded(min(2048, fds/8, threads/2), 256)
 	l[quota.Sessions] = bounded(min(1024, fds/16, threads/4), 128)
 	l[quota.Workers] = bounded(threads/2, 512)
 	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / users, Total: fds / 2}
-	// The kernel counts them against the service's user ID, and refuses other processes of that ID beyond RLIMIT_NOFILE.
+	// The kernel counts the descriptors against the service's user ID, and refuses other processes of that ID
+	// beyond RLIMIT_NOFILE.
 	l[quota.InFlight] = bounded(max(min(512, fds/16), 32), 64)
 	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / users, Total: m.mappings / 2}
 	rings := m.memory / allShares * ringShare
@@ -142,22 +146,22 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.BufferBytes] = quota.Limit{PerUser: buffers / users, Total: buffers}
 	if !shared {
 		for k := range l {
-			l[k] = quota.Limit{PerUser: l[k].Total} // without a reserve for others
+			l[k] = quota.Limit{PerUser: l[k].Total} // no reserve for other users
 		}
 		return l
 	}
 	l[quota.Contexts] = quota.Limit{PerUser: l[quota.Descriptors].PerUser / 2, Total: l[quota.Descriptors].Total / 2}
-	for k, total := range map[quota.Kind]uint64{ // somewhat less than the capacity of a device's table
+	for k, total := range map[quota.Kind]uint64{ // slightly less than the capacity of a device's table
 		quota.PDs: 64000, quota.MRs: 480000, quota.MWs: 480000, quota.AHs: 32000, quota.CQs: 128000, quota.QPs: 65000,
 		quota.SRQs: 64000, quota.XRCDs: 16000,
-		quota.CMIDs: 28000, // fewer than the number of usable ports, so that some ports remain free
+		quota.CMIDs: 28000, // fewer than the usable ports, so some ports stay free
 	} {
 		if room := m.memory / allShares * objectShare; room != 0 && room < objectBytes {
 			total = total * (room >> 10) / (objectBytes >> 10)
 		}
 		l[k] = bounded(total, total)
 	}
-	// A group takes a descriptor, and a kernel buffer for each address of the device.
+	// A multicast group uses a descriptor, and a kernel buffer for each address of the device.
 	l[quota.Multicast] = bounded(lowest(min(256, fds/16), m.memory/allShares*threadShare/link.GroupMemory), 64)
 	return l
 }
@@ -168,14 +172,14 @@ func (m machine) threads() uint64 {
 	return lowest(lowest(userThreads, m.tasks/2), m.memory/allShares*threadShare/threadBytes)
 }
 
-// bounded returns a limit with a minimum for all users.
+// bounded returns a limit for one user and a limit for all users that is not below the minimum.
 func bounded(total, mostPerUser uint64) quota.Limit {
 	total = max(total, fewest)
 	return quota.Limit{PerUser: min(total/users, mostPerUser), Total: total}
 }
 
-// heap returns the memory that the limits leave to the service, including the objects of users, and at least an eighth
-// of all; 0: unknown.
+// heap returns the memory that the limits leave to the service, including the objects of users. The result is at
+// least an eighth of the memory, or 0 if the memory is unknown.
 func (m machine) heap(l quota.Limits) uint64 {
 	if m.memory == 0 {
 		return 0
@@ -187,15 +191,15 @@ func (m machine) heap(l quota.Limits) uint64 {
 	return max(m.memory-min(shared, m.memory), m.memory/8)
 }
 
-// limitHeap makes the runtime collect garbage before the heap exceeds the share of the service. By default the heap may
-// grow to twice the live memory. GOMEMLIMIT takes precedence.
+// limitHeap makes the runtime collect garbage before the heap exceeds the service's share of memory. By default the
+// heap may grow to twice the live memory. GOMEMLIMIT takes precedence.
 func (m machine) limitHeap(l quota.Limits) {
 	if n := m.heap(l); n != 0 && os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(int64(n)) // a negative number is beyond any memory, and the runtime ignores it
+		debug.SetMemoryLimit(int64(n)) // the runtime ignores a negative number, which exceeds any memory
 	}
 }
 
-// ParseLimit parses KIND=PER-USER[/TOTAL] into limits. Numbers may end in K, M, G or T; 0 means no limit.
+// ParseLimit parses KIND=PER-USER[/TOTAL] into limits. Numbers may end in K, M, G or T, and 0 means no limit.
 func ParseLimit(text string, into *quota.Limits) error {
 	fail := func(err error) error { return fmt.Errorf("limit %q: %w", text, err) }
 	name, value, ok := strings.Cut(text, "=")
@@ -224,7 +228,7 @@ func ParseLimit(text string, into *quota.Limits) error {
 	return nil
 }
 
-// checkRingBytes returns an error for a limit below the size of one queue pair of a driver.
+// checkRingBytes returns an error if the limit is below the size of one queue pair of a driver.
 func (m machine) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
 	most, least := l.Most(), uint64(0)
 	for _, d := range drivers {
@@ -237,12 +241,12 @@ func (m machine) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
 		return fmt.Errorf("the queues of programs do not fit into the memory of this machine or control group, %d bytes: %w",
 			m.memory, syscall.ENOMEM)
 	}
-	return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, which one queue pair takes; "+
+	return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, the size of one queue pair; "+
 		"raise --limit ring-bytes=: %w", most, least, syscall.EINVAL)
 }
 
-// fewEntries is less than the depth of queues in programs that do not check the device's limits: perftest has 512
-// WRITEs in flight, ibv_rc_pingpong posts 500 receives, and others post a few thousand.
+// fewEntries is less than the queue depth of programs that ignore the device's limits. perftest has 512 WRITEs in
+// flight, ibv_rc_pingpong posts 500 receives, and other programs post a few thousand.
 const fewEntries = 4000
 
 // warnOfShortQueues logs a warning if the limit allows only short queues.
@@ -252,7 +256,7 @@ func warnOfShortQueues(log *slog.Logger, l quota.Limit, drivers []driver.Driver)
 		if err != nil || min(work, completions) >= fewEntries {
 			continue
 		}
-		log.Warn("queues are short; programs that ask for longer ones fail with EINVAL", "work_requests", work, "completions",
+		log.Warn("queues are short; programs that request longer ones fail with EINVAL", "work_requests", work, "completions",
 			completions,
 			"bytes", l.Most(), "remedy", "raise --limit ring-bytes=, or the memory of the control group")
 	}
@@ -274,10 +278,10 @@ func parseAmount(text string) (uint64, error) {
 
 func raiseThreadLimit() { debug.SetMaxThreads(maxThreads) }
 
-// refusals queues refused requests of users for the log. logRefusals writes them.
+// refusals queues users' refused requests for the log. logRefusals writes them.
 type refusals chan *quota.Error
 
-// add queues a refusal. It does not sleep; if the queue is full, the refusal is not logged.
+// add queues a refused request. add does not sleep; if the queue is full, the refusal is not logged.
 func (r refusals) add(e *quota.Error) {
 	select {
 	case r <- e:

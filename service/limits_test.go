@@ -17,7 +17,7 @@ import (
 )
 
 // TestDefaultLimits tests that a shared service with two users at their limits has room for 10,000 queue pairs of a
-// third one, and stays within the kernel's limits for a process.
+// third user, and stays within the kernel's limits for a process.
 func TestDefaultLimits(t *testing.T) {
 	for _, m := range []machine{
 		{descriptors: 20000, mappings: 65530, memory: 48 << 30},
@@ -33,7 +33,7 @@ func TestDefaultLimits(t *testing.T) {
 					t.Errorf("limits of %+v: got none of %v, want one", m, k)
 				}
 				if err := ledger.User(uid).Take(k, l[k].PerUser); err != nil {
-					t.Errorf("%+v: user %d: %v", m, uid, err)
+					t.Errorf("%+v: charge user %d: got %v, want success", m, uid, err)
 				}
 			}
 		}
@@ -47,7 +47,7 @@ func TestDefaultLimits(t *testing.T) {
 		}
 		for k, n := range needs {
 			if err := third.Take(k, n); err != nil {
-				t.Errorf("%+v: the third user: %v", m, err)
+				t.Errorf("%+v: charge the third user: got %v, want success", m, err)
 			}
 		}
 		const perSession, perConnection = 4, 1
@@ -68,7 +68,7 @@ func TestDefaultLimits(t *testing.T) {
 			t.Errorf("%+v: got %d threads in total, want at most %d", m, n, maxThreads/4)
 		}
 		if l[quota.Workers].Total < l[quota.Sessions].Total {
-			t.Errorf("%+v: workers: got fewer than sessions", m)
+			t.Errorf("%+v: worker limit: got less than the session limit", m)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func TestDefaultLimits(t *testing.T) {
 func TestContainerLimits(t *testing.T) {
 	big := machine{descriptors: 20000, mappings: 65530, memory: 24 << 30, tasks: 32768}
 	with := func(memory, tasks uint64) machine { return big.within(cgroup.Limits{Memory: memory, Tasks: tasks}) }
-	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // totals of all users
+	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // limits of all users together
 	for _, c := range []struct {
 		name string
 		m    machine
@@ -89,7 +89,7 @@ func TestContainerLimits(t *testing.T) {
 		{"256 MiB", with(256<<20, 0), want{128, 64, 128, 48 << 20, 96 << 20, 3250}},
 		{"pids.max 900", with(0, 900), want{225, 112, 225, 4608 << 20, 9 << 30, 65000}},
 		{"both", with(256<<20, 900), want{128, 64, 128, 48 << 20, 96 << 20, 3250}},
-		{"hardly a thread", with(0, 10), want{8, 8, 8, 4608 << 20, 9 << 30, 65000}},
+		{"few threads", with(0, 10), want{8, 8, 8, 4608 << 20, 9 << 30, 65000}},
 	} {
 		for _, shared := range []bool{true, false} {
 			l := c.m.limits(shared)
@@ -98,18 +98,18 @@ func TestContainerLimits(t *testing.T) {
 				total(quota.BufferBytes),
 				total(quota.QPs)}
 			if !shared {
-				got.qps = c.want.qps // the device's tables are the limit
+				got.qps = c.want.qps // here the device's tables set the limit
 			}
 			if got != c.want {
 				t.Errorf("%s, shared %v: got %+v, want %+v", c.name, shared, got, c.want)
 			}
 			if shared && l[quota.QPs].PerUser != c.want.qps/users {
-				t.Errorf("%s: one user may have %d queue pairs, want %d", c.name, l[quota.QPs].PerUser, c.want.qps/users)
+				t.Errorf("%s: queue pairs of one user: got %d, want %d", c.name, l[quota.QPs].PerUser, c.want.qps/users)
 			}
 			if shared {
 				for k := range quota.NumKinds {
 					if l[k].PerUser == 0 || l[k].Total == 0 {
-						t.Errorf("%s: got no limit of %v, want one", c.name, k)
+						t.Errorf("%s: limit of %v: got none, want one", c.name, k)
 					}
 				}
 			}
@@ -119,28 +119,28 @@ func TestContainerLimits(t *testing.T) {
 			}
 			threads := got.workers + got.connections
 			if n := got.rings + got.buffers + objects + threads*threadBytes; n > c.m.memory/8*7 {
-				t.Errorf("%s: got %d bytes for users of a memory of %d, want at most 7/8", c.name, n, c.m.memory)
+				t.Errorf("%s: memory of users: got %d of %d bytes, want at most 7/8", c.name, n, c.m.memory)
 			}
 			if threads > max(c.m.tasks/2, 2*fewest) {
-				t.Errorf("%s: got %d threads for users of %d, want at most half", c.name, threads, c.m.tasks)
+				t.Errorf("%s: threads of users: got %d of %d, want at most half", c.name, threads, c.m.tasks)
 			}
 			if n := c.m.heap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
-				t.Errorf("%s: %d bytes of heap beside %d of users, of %d", c.name, n, got.rings+got.buffers, c.m.memory)
+				t.Errorf("%s: heap: got %d bytes beside %d bytes of users, want at most %d together", c.name, n, got.rings+got.buffers, c.m.memory)
 			}
 		}
 	}
 	l := big.limits(true)
-	l[quota.BufferBytes] = quota.Limit{PerUser: 1 << 63, Total: 1 << 63} // --limit
+	l[quota.BufferBytes] = quota.Limit{PerUser: 1 << 63, Total: 1 << 63} // as set by --limit
 	if got := big.heap(l); got != big.memory/8 {
 		t.Errorf("heap with more buffers than memory: got %d bytes, want an eighth", got)
 	}
 }
 
-// TestOwnLimits tests that the user of a private service may use all of its resources.
+// TestOwnLimits tests that the user of a private service may use all resources of that service.
 func TestOwnLimits(t *testing.T) {
 	l := machine{descriptors: 20000, mappings: 65530, memory: 8 << 30}.limits(false)
 	if l[quota.QPs].PerUser != 0 || l[quota.RingBytes].PerUser == 0 || l[quota.Workers].PerUser == 0 {
-		t.Errorf("got %+v", l)
+		t.Errorf("limits of a private service: got %+v, want limits of ring-bytes and workers and none of qps", l)
 	}
 	user := quota.New(l).User(1001)
 	for k := range quota.NumKinds {
@@ -159,7 +159,7 @@ func TestTooFewRingBytes(t *testing.T) {
 	}{
 		{quota.Limit{PerUser: least}, nil}, {quota.Limit{}, nil}, {quota.Limit{PerUser: least, Total: 2 * least}, nil},
 		{quota.Limit{PerUser: least - 1}, syscall.EINVAL},
-		{quota.Limit{PerUser: least, Total: least}, syscall.EINVAL}, // a quarter of it is the reserve
+		{quota.Limit{PerUser: least, Total: least}, syscall.EINVAL}, // a quarter of the total is the reserve
 	} {
 		limits := quota.Limits{quota.RingBytes: c.limit}
 		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.32"}}}, Limits: &limits})
@@ -172,8 +172,8 @@ func TestTooFewRingBytes(t *testing.T) {
 	}
 }
 
-// TestCheckRingBytes tests that the error names the memory if the limit derives from too little memory, and otherwise
-// the limit.
+// TestCheckRingBytes tests that the error names the memory if too little memory caused the low limit, and otherwise
+// names the limit.
 func TestCheckRingBytes(t *testing.T) {
 	least := new(rxe.Driver).MinQueueMemory()
 	for _, c := range []struct {
@@ -199,7 +199,7 @@ func TestShortQueues(t *testing.T) {
 		var log strings.Builder
 		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: most}, testDrivers())
 		if got := log.String(); (got != "") != says || says && !strings.Contains(got, "raise --limit ring-bytes=") {
-			t.Errorf("%d bytes: %q", most, got)
+			t.Errorf("warning for %d bytes: got %q, want one with the remedy: %v", most, got, says)
 		}
 	}
 }
@@ -213,18 +213,18 @@ func TestParseLimit(t *testing.T) {
 	} {
 		l := defaults
 		if err := ParseLimit(text, &l); err != nil || l[quota.QPs] != want {
-			t.Errorf("%s: got %+v, %v, want %+v", text, l[quota.QPs], err, want)
+			t.Errorf("ParseLimit %s: got %+v, %v, want %+v", text, l[quota.QPs], err, want)
 		}
 	}
 	l := defaults
 	if err := ParseLimit("ring-bytes=16G", &l); err != nil || l[quota.RingBytes] != (quota.Limit{PerUser: 16 << 30}) {
-		t.Errorf("got %+v, %v", l[quota.RingBytes], err)
+		t.Errorf("ParseLimit of ring-bytes: got %+v, %v", l[quota.RingBytes], err)
 	}
 	for _, text := range []string{"", "qps", "qps=", "qps=x", "qps=-1", "qps=1/", "qps=41",
 		"qps=0", "qps=5/4", "things=4", "qps=99999999999999999999", "qps=99999999999T", "qps=K"} {
 		l := defaults
 		if err := ParseLimit(text, &l); !errors.Is(err, syscall.EINVAL) || l != defaults {
-			t.Errorf("%q: got %v, want EINVAL", text, err)
+			t.Errorf("ParseLimit %q: got %v, want EINVAL", text, err)
 		}
 	}
 	const want = `limit "qps": write KIND=PER-USER or KIND=PER-USER/TOTAL: invalid argument`
@@ -233,9 +233,9 @@ func TestParseLimit(t *testing.T) {
 	}
 }
 
-// TestTasksOfUser tests that RLIMIT_NPROC limits the threads of a service of a user other than root.
+// TestTasksOfUser tests that RLIMIT_NPROC limits the threads of a service that does not run as root.
 func TestTasksOfUser(t *testing.T) {
-	testutil.NeedRoot(t, "to be another user")
+	testutil.NeedRoot(t, "to act as another user")
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &old); err != nil {
 		t.Fatal(err)
@@ -247,11 +247,11 @@ func TestTasksOfUser(t *testing.T) {
 	defer unix.Setrlimit(unix.RLIMIT_NPROC, &old)
 	all := thisMachine().tasks
 	if all == limit {
-		t.Errorf("root: got %d tasks, want no limit of users", all)
+		t.Errorf("tasks of root: got %d, want no limit by user", all)
 	}
 	var got uint64
 	testutil.AsUser(t, 65533, func() { got = thisMachine().tasks })
 	if want := lowest(all, limit); got != want {
-		t.Errorf("user 65533: got %d tasks, want %d", got, want)
+		t.Errorf("tasks of user 65533: got %d, want %d", got, want)
 	}
 }

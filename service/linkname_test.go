@@ -23,7 +23,7 @@ func TestDeviceNames(t *testing.T) {
 	} {
 		_, err := service.ParseLinkSpec(name+"=127.0.0.1", []driver.Driver{&rxe.Driver{}})
 		if (err == nil) != good || err != nil && !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%q: got %v", name, err)
+			t.Errorf("device name %q: got %v, want valid: %v", name, err, good)
 		}
 	}
 }

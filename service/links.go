@@ -22,8 +22,8 @@ import (
 	"verbena/netdev"
 )
 
-// ParseLinkSpec parses NAME=ADDR[,ADDR...], NAME=NETDEV or NAME. NAME must be a name for a device of one of the
-// drivers; there is at least one driver.
+// ParseLinkSpec parses NAME=ADDR[,ADDR...], NAME=NETDEV or NAME. NAME must begin with the type of one of the
+// drivers. The list of drivers must not be empty.
 func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	name, rest, _ := strings.Cut(s, "=")
 	l := ctl.LinkSpec{Name: name}
@@ -50,7 +50,7 @@ func driverOf(name string, drivers []driver.Driver) (driver.Driver, error) {
 		ctl.Clip(name), types(drivers, " or "), maxName-len(like), like, syscall.EINVAL)
 }
 
-// maxName is the maximum length of a device name: IBV_SYSFS_NAME_MAX without its zero byte.
+// maxName is the maximum length of a device name, IBV_SYSFS_NAME_MAX without the zero byte.
 const maxName = 63
 
 // types returns the link types of drivers.
@@ -71,14 +71,14 @@ type rdmaLink struct {
 	faults *link.Faults
 	port   port
 	taps   *link.Taps
-	addrs  []netip.Addr // addresses of the device; nil: all addresses of the interface
+	addrs  []netip.Addr // addresses of the device, or nil for all addresses of the interface
 
-	following sync.Mutex                         // one change of interface at a time
-	news      atomic.Pointer[[]netdev.Interface] // changes of the interfaces not yet applied to the device
+	following sync.Mutex                         // held while one change of the interface is applied
+	news      atomic.Pointer[[]netdev.Interface] // interface changes that are not yet applied to the device
 
-	// Under Service.mu, once addLink was called.
-	dev  driver.Device     // the latest device
-	host *netdev.Interface // last known state
+	// Service.mu guards the following fields after addLink.
+	dev  driver.Device     // the current device
+	host *netdev.Interface // last known state of the interface
 }
 
 // openLink makes a device and registers it.
@@ -94,8 +94,8 @@ func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
 	return s.openLinkOn(d, spec, host, addrs, len(spec.Addrs) > 0)
 }
 
-// openLinkOn makes a device on addresses of an interface. If fixed is false, the device follows the addresses of the
-// interface.
+// openLinkOn makes a device on given addresses of an interface. If fixed is false, the device follows the addresses
+// of the interface.
 func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr,
 	fixed bool) (*rdmaLink, error) {
 	for _, a := range addrs {
@@ -126,13 +126,13 @@ func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.In
 		Logf:        func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
 	if s.log.Enabled(context.Background(), slog.LevelDebug) {
-		// QPFailed is called with locks held. Records of this level are queued for a goroutine.
+		// The caller of QPFailed holds locks. The log queues records of this level for a goroutine.
 		cfg.QPFailed = func(num uint32, why string) {
 			//verbena:allow nosleep a goroutine of the log's writes what has this level
 			s.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
 		}
 	}
-	first := true // first call; the slot serialises the calls, and the link is not shared yet
+	first := true // true in the first call; the slot serialises the calls, and no other goroutine has the link yet
 	cfg.Probed = func(dev driver.Device) {
 		if first {
 			first, l.dev = false, dev
@@ -151,8 +151,8 @@ func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.In
 	return l, nil
 }
 
-// freeLoopback returns a loopback address without an RDMA service, from 127.0.0.2 on, or the zero Addr if there is
-// none.
+// freeLoopback returns a loopback address that no RDMA service uses, from 127.0.0.2 on, or the zero Addr if all are
+// in use.
 func freeLoopback() netip.Addr {
 	for a := netip.AddrFrom4([4]byte{127, 0, 0, 2}); a.Less(netip.AddrFrom4([4]byte{127, 0, 0, 255})); a = a.Next() {
 		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, link.Port)))
@@ -176,12 +176,12 @@ func (s *Service) probed(l *rdmaLink, d driver.Device) {
 	s.mu.Unlock()
 	l.port.renewed()
 	s.log.Debug("new device after a reset or a plug", "dev", l.spec.Name)
-	// The interface may have changed while there was no device.
+	// The interface may have changed while the link had no device.
 	l.news.CompareAndSwap(nil, &list)
 	s.bringUp(l)
 }
 
-// resolve returns the interface and the addresses of a device.
+// resolve returns the interface and the addresses for a device.
 func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err error) {
 	if len(l.Addrs) == 0 {
 		if l.Netdev != "" {
@@ -215,9 +215,10 @@ func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err e
 	return host, addrs, nil
 }
 
-// openDefaultLink makes a device of the first driver, such as rxe0, on the host's first usable interface. If another
-// service or the kernel's rdma_rxe uses port 4791 there, it takes the first loopback address with a free port. So
-// services of several users, and private services, can run side by side and reach each other.
+// openDefaultLink makes a device of the first driver, such as rxe0, on the host's first usable interface. If
+// another service or the kernel's rdma_rxe uses port 4791 on that interface, openDefaultLink uses the first
+// loopback address with a free port. The services of several users, and private services, can therefore run side by
+// side and reach each other.
 func (s *Service) openDefaultLink() (*rdmaLink, error) {
 	d := s.opts.Drivers[0]
 	spec := ctl.LinkSpec{Name: d.Type() + "0", Wire: s.opts.Wire, NoProbe: s.opts.NoProbe}
@@ -278,7 +279,7 @@ func (s *Service) linkAdd(spec ctl.LinkSpec) error {
 	return nil
 }
 
-// linksOf changes links for programs (supervisor.Links).
+// linksOf implements supervisor.Links for programs that change links.
 type linksOf struct{ s *Service }
 
 func (l linksOf) AddLink(name, linkType, netdev string) error {
@@ -296,7 +297,7 @@ func (l linksOf) AddLink(name, linkType, netdev string) error {
 
 func (l linksOf) DeleteLink(name string) error { return l.s.LinkDel(name) }
 
-// reserve reserves a name for a new link. release frees the name.
+// reserve reserves a name for a new link, and release frees the name.
 func (s *Service) reserve(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -362,7 +363,7 @@ func (s *Service) all() []*rdmaLink {
 	return slices.Clone(s.links)
 }
 
-// find returns the link of a name, or nil.
+// find returns the link with a name, or nil.
 //
 //verbena:held s.mu
 func (s *Service) find(name string) *rdmaLink {

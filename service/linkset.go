@@ -13,28 +13,28 @@ import (
 	"verbena/roce"
 )
 
-// port is the state that LinkSet has given a link.
+// port is the state of a link as set by LinkSet.
 //
 //	       down, flap, moment
 //	up ------------------------> down
 //	  <-------------------------
 //	       up, end of the flap
 type port struct {
-	change sync.Mutex // held while the state changes, for as long as the device takes
+	change sync.Mutex // held during a change of state, for as long as the device needs
 
 	mu    sync.Mutex
-	state ctl.LinkState // "" is LinkUp
-	// turn counts the changes of state. A flap ends only if no later change has replaced it.
+	state ctl.LinkState // "" means LinkUp
+	// turn counts the changes of state. A flap ends only if no later change has replaced the flap.
 	turn   uint64
-	ended  chan struct{} // closed at the end of the flap, or when a change replaces it; nil: no flap
+	ended  chan struct{} // closed at the end of the flap, or when a later change replaces it; nil without a flap
 	timer  *time.Timer   // ends the flap
-	mtu    int           // limit of the active MTU; 0: none
+	mtu    int           // limit of the active MTU, or 0 for none
 	armed  string        // description of the armed moment
-	ofWR   bool          // the moment counts work requests, and ends with the device
+	ofWR   bool          // the armed moment counts work requests, and is cleared when the device is replaced
 	moment uint64        // number of moments armed so far
 }
 
-// shown returns the interface with the changes of LinkSet, for the device.
+// shown returns the interface as changed by LinkSet, for the device.
 func (p *port) shown(host netdev.Interface) netdev.Interface {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,7 +68,7 @@ func (p *port) enter(state ctl.LinkState) (turn uint64, ended <-chan struct{}) {
 	return p.turn, p.ended
 }
 
-// disarm clears the moment. It reports whether the moment was the n-th one; 0: any.
+// disarm clears the armed moment. disarm reports whether the moment was the n-th one; 0: any.
 func (p *port) disarm(n uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *port) disarm(n uint64) bool {
 	return true
 }
 
-// arm records a moment and returns its number.
+// arm records an armed moment and returns its number.
 func (p *port) arm(what string, ofWR bool) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,7 +89,7 @@ func (p *port) arm(what string, ofWR bool) uint64 {
 	return p.moment
 }
 
-// renewed clears a moment of work requests, since the new device does not count for it.
+// renewed clears a moment that counts work requests, because the replaced device did the counting.
 func (p *port) renewed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -188,7 +188,8 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	return nil
 }
 
-// setLink sets the state of a link. It returns a channel that is closed at the end of a flap, or nil for other states.
+// setLink sets the state of a link. setLink returns a channel that is closed at the end of a flap, or nil for other
+// states.
 func (s *Service) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
 	turn, ended := l.port.enter(state)
 	s.followPort(l)
@@ -234,7 +235,7 @@ func (s *Service) followPort(l *rdmaLink) {
 	s.log.Debug("link set", "dev", l.spec.Name, "up", !down)
 }
 
-// relink updates the device to its interface, with the changes of LinkSet.
+// relink updates the device to its interface as changed by LinkSet.
 func (s *Service) relink(l *rdmaLink) {
 	l.following.Lock()
 	s.mu.Lock()
@@ -242,7 +243,7 @@ func (s *Service) relink(l *rdmaLink) {
 	s.mu.Unlock()
 	s.setInterface(l, list)
 	l.following.Unlock()
-	s.bringUp(l) // changes of the interface in the meantime
+	s.bringUp(l) // applies changes of the interface that arrived in the meantime
 }
 
 // linkAt arms the change of state for a moment.
@@ -258,7 +259,7 @@ func (s *Service) linkAt(l *rdmaLink, r *ctl.LinkSet) error {
 			if l.port.disarm(n) {
 				s.setLink(l, r.State, r.Down)
 			} else {
-				s.followPort(l) // the moment was cancelled too late for the network
+				s.followPort(l) // the moment was cancelled after the network had used it
 			}
 		}()
 	}

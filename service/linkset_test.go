@@ -23,7 +23,7 @@ func portEvents(l *rdmaLink) <-chan ib.EventType {
 	events := make(chan ib.EventType, 10_000)
 	l.dev.Handle().Device().OnEvent(func(e ib.Event) {
 		if e.Port != 1 {
-			events <- ib.EventDeviceFatal // the event is for another port
+			events <- ib.EventDeviceFatal // the event is for the wrong port
 		}
 		events <- e.Type
 	})
@@ -36,7 +36,7 @@ func wantEvents(t *testing.T, events <-chan ib.EventType, want ...ib.EventType) 
 		select {
 		case e := <-events:
 			if e != w {
-				t.Errorf("event %v, want %v", e, w)
+				t.Errorf("event: got %v, want %v", e, w)
 			}
 		case <-time.After(20 * time.Second):
 			t.Fatalf("event %v: got none in 20 s, want one", w)
@@ -47,18 +47,18 @@ func wantEvents(t *testing.T, events <-chan ib.EventType, want ...ib.EventType) 
 	}
 }
 
-// portFile checks a file of the port in the tree of programs.
+// portFile checks the content of a file of the port in the tree shown to programs.
 func portFile(t *testing.T, s *Service, name, want string) {
 	t.Helper()
-	// The file changes shortly after the event.
+	// The file changes shortly after the event, so portFile waits.
 	testutil.Eventually(t, fmt.Sprintf("%s of the port to be %q", name, want), func() bool {
 		b, err := os.ReadFile(s.dir.path + "/trees/1/sys/class/infiniband/rxe0/ports/1/" + name)
 		return err == nil && string(b) == want
 	})
 }
 
-// TestLinkDown tests that a link that is down looks like a link without a carrier, to consumers and programs, also
-// after a reset.
+// TestLinkDown tests that consumers and programs see a link that is down as a link without a carrier, also after a
+// reset.
 func TestLinkDown(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links[0]
@@ -75,21 +75,21 @@ func TestLinkDown(t *testing.T) {
 	portFile(t, s, "state", "1: DOWN\n")
 	portFile(t, s, "phys_state", "2: Polling\n")
 	if !l.faults.Active() {
-		t.Error("packets pass on a link that is down")
+		t.Error("path of packets on a link that is down: got the shortcut, want the full path")
 	}
 	if g, err := l.dev.Handle().Device().QueryGID(1, 1); err != nil || g.GID.IsZero() {
 		t.Errorf("GID: got %v, %v, want no change", g, err)
 	}
-	set(ctl.LinkSet{State: ctl.LinkDown}) // a repeated state changes nothing
+	set(ctl.LinkSet{State: ctl.LinkDown}) // repeating the state changes nothing
 	wantEvents(t, events)
-	s.setInterface(l, []netdev.Interface{*l.host}) // a change of the interface does not change the state either
+	s.setInterface(l, []netdev.Interface{*l.host}) // a change of the interface keeps the state
 	wantEvents(t, events)
 
 	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := l.hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown {
-		t.Errorf("port state after a reset: got %v, %v", p.State, err)
+		t.Errorf("port state after a reset: got %v and error %v, want down", p.State, err)
 	}
 	testutil.Eventually(t, "the link to have the new device", func() bool {
 		s.mu.Lock()
@@ -105,11 +105,12 @@ func TestLinkDown(t *testing.T) {
 	portFile(t, s, "state", "4: ACTIVE\n")
 	portFile(t, s, "phys_state", "5: LinkUp\n")
 	if l.faults.Active() {
-		t.Error("packets still take the full path")
+		t.Error("path of packets on a link that is up: got the full path, want the shortcut")
 	}
 }
 
-// TestLinkFlap tests that a flap raises both events, returns when the link is up, and is replaced by another change.
+// TestLinkFlap tests that a flap raises both events, returns when the link is up, and ends when another change
+// replaces it.
 func TestLinkFlap(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links[0]
@@ -128,7 +129,7 @@ func TestLinkFlap(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := <-done; err != nil {
-			t.Errorf("a flap that %s replaces: %v", by, err)
+			t.Errorf("flap replaced by %s: got %v, want success", by, err)
 		}
 		want := map[ctl.LinkState]ctl.LinkState{ctl.LinkUp: ctl.LinkUp, ctl.LinkDown: ctl.LinkDown,
 			ctl.LinkFlap: ctl.LinkUp}[by]
@@ -140,7 +141,7 @@ func TestLinkFlap(t *testing.T) {
 		}
 		wantEvents(t, events, ib.EventPortActive)
 	}
-	// After concurrent changes, the state is that of the last change.
+	// After concurrent changes, the link has the state of the last change.
 	var wg sync.WaitGroup
 	for i := range 6 {
 		wg.Go(func() {
@@ -161,7 +162,7 @@ func TestLinkFlap(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p, err := l.dev.Handle().Device().QueryPort(1); err != nil || p.State != ib.PortActive || l.faults.Active() {
-		t.Errorf("after concurrent changes: got %v, %v, full path %v", p.State, err, l.faults.Active())
+		t.Errorf("concurrent changes: got %v, %v, full path %v, want an active port", p.State, err, l.faults.Active())
 	}
 	// LinkSet with a flap returns when the service ends or the link is deleted.
 	done := make(chan error)
@@ -169,7 +170,7 @@ func TestLinkFlap(t *testing.T) {
 	testutil.Eventually(t, "the link to go down", func() bool { return l.faults.Active() })
 	s.Stop()
 	if err := <-done; !errors.Is(err, syscall.ESHUTDOWN) {
-		t.Errorf("a flap at the end of the service: %v", err)
+		t.Errorf("flap at the end of the service: got %v, want ESHUTDOWN", err)
 	}
 }
 
@@ -190,11 +191,11 @@ func TestLinkMTU(t *testing.T) {
 // TestLinkSetBounds tests the longest flap, and the largest MTU for an interface.
 func TestLinkSetBounds(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.2"}})
-	// not a link of the service, so the service does not update it
+	// This link is not in the service's list, so the service does not update it.
 	l := &rdmaLink{host: &netdev.Interface{Name: "eth7", MTU: 1500}}
 	for _, tt := range []struct {
 		r    ctl.LinkSet
-		want string // "": no error
+		want string // "" means no error
 	}{
 		{ctl.LinkSet{State: ctl.LinkFlap, Down: -1}, "a flap of -1ns is not from 0 to 1h0m0s: invalid argument"},
 		{ctl.LinkSet{State: ctl.LinkFlap}, ""},
@@ -249,19 +250,19 @@ func TestLinkSetMistakes(t *testing.T) {
 		}
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpLinkSet}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("an empty request: %v", err)
+		t.Errorf("empty request: got %v, want EINVAL", err)
 	}
 	list, err := s.Links()
 	if err != nil || list[0].Shape != nil || list[0].MaxMTU != 0 || list[0].Armed != "" || list[0].Link != ctl.LinkUp {
-		t.Errorf("link after refused requests: got %+v, %v", list, err)
+		t.Errorf("link after refused requests: got %+v and error %v, want no change", list, err)
 	}
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("a moment without a device: %v", err)
+		t.Errorf("moment without a device: got %v, want ENODEV", err)
 	}
-	// A link without a device can be set. The next device starts in the new state.
+	// LinkSet accepts a link that has no device. The next device starts in the new state.
 	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +278,8 @@ func TestLinkSetMistakes(t *testing.T) {
 	}
 }
 
-// TestLinkMoments tests that a moment is shown until it is reached or cancelled, or the device is replaced.
+// TestLinkMoments tests that a link shows its armed moment until the moment is reached or cancelled, or the device
+// is replaced.
 func TestLinkMoments(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	armed := func() string {
@@ -297,23 +299,23 @@ func TestLinkMoments(t *testing.T) {
 	}
 	set(ctl.LinkSet{State: ctl.LinkDown, AtWR: 17})
 	if got := armed(); got != "down at send work request 17" {
-		t.Errorf("got %q", got)
+		t.Errorf("armed moment: got %q, want down at send work request 17", got)
 	}
 	set(ctl.LinkSet{State: ctl.LinkFlap, AtPacket: 1 << 63})
 	if got := armed(); got != "flap at packet 9223372036854775808" {
-		t.Errorf("got %q", got)
+		t.Errorf("armed moment: got %q, want flap at packet 9223372036854775808", got)
 	}
 	if !s.links[0].faults.Active() {
-		t.Error("packets do not take the full path")
+		t.Error("path of packets with an armed moment: got the shortcut, want the full path")
 	}
 	set(ctl.LinkSet{Cancel: true})
 	if got := armed(); got != "" || s.links[0].faults.Active() {
-		t.Errorf("got %q after the end", got)
+		t.Errorf("armed moment after its end: got %q, want none", got)
 	}
 	set(ctl.LinkSet{State: ctl.LinkDown, AtWR: 3})
 	set(ctl.LinkSet{State: ctl.LinkUp}) // replaces the armed moment
 	if got := armed(); got != "" {
-		t.Errorf("got %q after a change", got)
+		t.Errorf("armed moment after another change: got %q, want none", got)
 	}
 	set(ctl.LinkSet{State: ctl.LinkDown, AtWR: 3})
 	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {

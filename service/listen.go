@@ -18,27 +18,30 @@ import (
 	"verbena/supervisor"
 )
 
-// Listener is a location claimed by this process. A location has at most one owner, from Listen to Release:
+// Listener is a location that this process has locked for its service. A location has at most one owner, from
+// Listen to Release:
 //
 //	Listen: lock -> no service answers -> socket --Close--> no socket, still locked --Release--> free
 type Listener struct {
 	*net.UnixListener
 	dir    *os.File // directory of the socket
 	name   string   // name of the socket in dir
-	socket *os.File // the socket; the open file prevents a reuse of its inode
+	socket *os.File // the socket; while the file is open, the kernel does not reuse its inode
 	lock   *os.File
 	once   sync.Once
 }
 
-// listenTimeout limits the wait of Listen for an ending service. It exceeds the time that a service takes to end.
+// listenTimeout limits the time that Listen waits for an ending service. listenTimeout exceeds the time that a
+// service takes to end.
 const listenTimeout = CloseTimeout + 2*time.Second
 
-// Listen claims the location. Users with write access under shared's owner and mode may connect; nil: only this user,
-// and root.
+// Listen acquires the location for this process. Users with write access under shared's owner and mode may connect.
+// If shared is nil, only this user and root may connect.
 //
-// Listen replaces a socket without a listener. It leaves any other file unchanged. It returns EADDRINUSE if a service
-// or another program answers or the lock is held, EEXIST if the path is not a socket, and EPERM if the socket belongs
-// to another user or others may rename files in the directory. Listen waits for an ending service. It may sleep.
+// Listen replaces a socket without a listener. Listen leaves any other file unchanged. Listen returns EADDRINUSE if
+// a service or another program answers or the lock is held, EEXIST if the path is not a socket, and EPERM if the
+// socket belongs to another user or others may rename files in the directory. Listen waits for an ending service.
+// It may sleep.
 func Listen(loc ctl.Location, shared *supervisor.Node) (_ *Listener, err error) {
 	return listen(loc, shared, listenTimeout)
 }
@@ -67,7 +70,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("lock the control socket: %w", err)
 		}
-		// The holder serves, is about to serve, or is ending.
+		// The holder of the lock serves, is about to serve, or is ending.
 		if answers(loc) || time.Now().After(deadline) {
 			return nil, fmt.Errorf("a service is running already at %s: %w", loc.Socket, syscall.EADDRINUSE)
 		}
@@ -81,7 +84,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 	return l, nil
 }
 
-// trusted returns an error if users other than the directory's owner can rename files in it.
+// trusted returns an error if users other than the directory's owner can rename files in the directory.
 func (l *Listener) trusted() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(l.dir.Fd()), &st); err != nil {
@@ -103,8 +106,8 @@ func answers(loc ctl.Location) bool {
 	return err == nil
 }
 
-// clear removes a dead socket. The caller holds the lock, so the socket does not belong to a service that is about to
-// listen.
+// clear removes a socket without a listener. The caller holds the lock, so no other service is about to listen on
+// the socket.
 func (l *Listener) clear(loc ctl.Location) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(l.dir.Fd()), l.name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -114,10 +117,10 @@ func (l *Listener) clear(loc ctl.Location) error {
 	case err != nil:
 		return fmt.Errorf("listen on the control socket: %w", &fs.PathError{Op: "stat", Path: loc.Socket, Err: err})
 	case st.Mode&unix.S_IFMT != unix.S_IFSOCK:
-		return fmt.Errorf("%s exists and is no socket: it is left as it is; choose another path for the control socket: %w",
+		return fmt.Errorf("%s exists and is not a socket: it is left unchanged; choose another path for the control socket: %w",
 			loc.Socket, syscall.EEXIST)
 	case int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%s is a socket of user %d: it is left as it is; choose another path for the control socket: %w",
+		return fmt.Errorf("%s is a socket of user %d: it is left unchanged; choose another path for the control socket: %w",
 			loc.Socket, st.Uid, syscall.EPERM)
 	}
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: procPath(l.dir, l.name), Net: "unix"})
@@ -125,7 +128,7 @@ func (l *Listener) clear(loc ctl.Location) error {
 		c.Close()
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%s is in use by another program: it is left as it is: %w", loc.Socket, syscall.EADDRINUSE)
+		return fmt.Errorf("%s is in use by another program: it is left unchanged: %w", loc.Socket, syscall.EADDRINUSE)
 	}
 	if err := unix.Unlinkat(int(l.dir.Fd()), l.name, 0); err != nil {
 		return fmt.Errorf("remove the control socket of a service that has ended: %w",
@@ -134,10 +137,10 @@ func (l *Listener) clear(loc ctl.Location) error {
 	return nil
 }
 
-// bind makes the socket. No other user can connect before the socket has its owner and mode.
+// bind creates the socket. No other user can connect before the socket has its final owner and mode.
 func (l *Listener) bind(shared *supervisor.Node) error {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		// The new path gets the mode that the socket has at bind(2). (unix_bind_bsd)
+		// (unix_bind_bsd)
 		if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
 			return cerr
 		}
@@ -164,7 +167,8 @@ func (l *Listener) bind(shared *supervisor.Node) error {
 	return l.share(shared)
 }
 
-// share gives the socket the owner and the mode of shared. It returns EPERM if another file has replaced the socket.
+// share sets the owner and the mode of the socket to those of shared. share returns EPERM if another file has
+// replaced the socket.
 func (l *Listener) share(shared *supervisor.Node) error {
 	fd := int(l.socket.Fd())
 	var st unix.Stat_t
@@ -183,11 +187,11 @@ func (l *Listener) share(shared *supervisor.Node) error {
 	return nil
 }
 
-// Close removes the socket, if the path still refers to it, and makes Accept return. The location stays claimed. Close
-// may be called repeatedly.
+// Close removes the socket, if the path still refers to it, and makes Accept return. The location stays locked.
+// Close may be called repeatedly.
 func (l *Listener) Close() (err error) {
 	l.once.Do(func() {
-		patiently(l.unlink) // after a timeout the next service finds a socket that refuses connections
+		patiently(l.unlink) // after a timeout, the next service finds a socket that refuses connections
 		err = l.UnixListener.Close()
 	})
 	return err
@@ -202,7 +206,7 @@ func (l *Listener) unlink() {
 	}
 }
 
-// Release ends the claim. The caller must have released all resources that another service would need.
+// Release unlocks the location. The caller must first release all resources that another service would need.
 func (l *Listener) Release() {
 	l.Close()
 	l.closeFiles()

@@ -20,7 +20,7 @@ import (
 
 const soon = 200 * time.Millisecond
 
-// TestListenLeavesAlone tests that Listen leaves any file unchanged that is not a dead control socket of this user.
+// TestListenLeavesAlone tests that Listen changes no file other than a socket of this user without a listener.
 func TestListenLeavesAlone(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
@@ -56,11 +56,11 @@ func TestListenLeavesAlone(t *testing.T) {
 			l.Release()
 		}
 		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
-			t.Errorf("%s: the file was replaced: %v", name, err)
+			t.Errorf("%s: stat of the file: got another file or error %v, want the same file", name, err)
 		}
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "text")); err != nil || string(b) != "dear" {
-		t.Errorf("the text file: got %q, %v", b, err)
+		t.Errorf("content of the text file: got %q and error %v, want no change", b, err)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestListenOtherUsersSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := listen(ctl.Location{Socket: path}, nil, soon); !errors.Is(err, syscall.EPERM) {
-		t.Errorf("got %v, want EPERM", err)
+		t.Errorf("Listen: got %v, want EPERM", err)
 	}
 	if _, err := os.Lstat(path); err != nil {
 		t.Error(err)
@@ -90,8 +90,8 @@ func deadSocket(t *testing.T, path string) {
 	l.Close()
 }
 
-// TestListenReplacesDeadSocket tests that Listen replaces a dead socket, and that the new one has its owner and mode
-// from the start.
+// TestListenReplacesDeadSocket tests that Listen replaces a socket without a listener, and that the new socket has
+// its owner and mode from the start.
 func TestListenReplacesDeadSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	deadSocket(t, path)
@@ -103,7 +103,7 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	}
 	defer l.Release()
 	if fi, err := os.Lstat(path); err != nil || fi.Mode() != fs.ModeSocket|0o600 {
-		t.Errorf("got %v, %v", fi.Mode(), err)
+		t.Errorf("socket: got %v and error %v, want mode 0600", fi.Mode(), err)
 	}
 	if c, err := ctl.Dial(ctl.Location{Socket: path}); err != nil {
 		t.Error(err)
@@ -112,11 +112,11 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	}
 	l.Close()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("after the end: got %v, want ErrNotExist", err)
+		t.Errorf("socket after Close: got %v, want ErrNotExist", err)
 	}
 }
 
-// TestShareOwnSocketOnly tests that only a socket of this user is given the owner and the mode of the device files.
+// TestShareOwnSocketOnly tests that share changes the owner and the mode only of this user's sockets.
 func TestShareOwnSocketOnly(t *testing.T) {
 	testutil.NeedRoot(t, "to give a socket to another user")
 	dir := t.TempDir()
@@ -136,15 +136,15 @@ func TestShareOwnSocketOnly(t *testing.T) {
 		err = l.share(&supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o666})
 		l.socket.Close()
 		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "it has been replaced") {
-			t.Errorf("%s: got %v, want %v", path, err, want)
+			t.Errorf("share %s: got %v, want %v", path, err, want)
 		}
 		if after, _ := os.Lstat(path); want != nil && after.Mode() != before.Mode() {
-			t.Errorf("%s: got mode %v, want %v", path, after.Mode(), before.Mode())
+			t.Errorf("share %s: got mode %v, want %v", path, after.Mode(), before.Mode())
 		}
 	}
 }
 
-// TestListenLongPath tests that a path too long for connect(2) is refused, and that no lock remains.
+// TestListenLongPath tests that Listen refuses a path too long for connect(2), and leaves no lock file.
 func TestListenLongPath(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "listen")
 	if err != nil {
@@ -155,14 +155,14 @@ func TestListenLongPath(t *testing.T) {
 		path := filepath.Join(dir, strings.Repeat("x", n-len(dir)-1))
 		l, err := listen(ctl.Location{Socket: path}, nil, soon)
 		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "108 bytes exceed 107") {
-			t.Errorf("%d bytes: got %v, want %v", n, err, want)
+			t.Errorf("Listen at a path of %d bytes: got %v, want %v", n, err, want)
 		}
 		if err == nil {
 			l.Release()
 		}
 	}
 	if left, err := filepath.Glob(dir + "/" + strings.Repeat("x", 108-len(dir)-1) + "*"); len(left) > 0 || err != nil {
-		t.Errorf("remaining files: got %q, %v", left, err)
+		t.Errorf("remaining files: got %q and error %v, want none", left, err)
 	}
 }
 
@@ -174,12 +174,12 @@ func TestListenShared(t *testing.T) {
 	}
 	defer l.Release()
 	if fi, err := os.Lstat(path); err != nil || fi.Mode() != fs.ModeSocket|0o660 {
-		t.Errorf("got %v, %v", fi.Mode(), err)
+		t.Errorf("socket: got %v and error %v, want the shared mode", fi.Mode(), err)
 	}
 }
 
-// TestListenOnce tests that exactly one of several concurrent services claims a location, and that the end of another
-// one does not remove its socket.
+// TestListenOnce tests that exactly one of several concurrent services locks a location, and that the end of
+// another service does not remove its socket.
 func TestListenOnce(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	for round := range 30 {
@@ -192,7 +192,7 @@ func TestListenOnce(t *testing.T) {
 			go func() {
 				l, err := Listen(loc, nil)
 				if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
-					t.Errorf("got %v, want EADDRINUSE", err)
+					t.Errorf("Listen: got %v, want EADDRINUSE", err)
 				}
 				results <- l
 			}()
@@ -206,7 +206,7 @@ func TestListenOnce(t *testing.T) {
 					won = append(won, l)
 				}
 			case <-late.C:
-				t.Error("Listen waits although a service answers")
+				t.Error("Listen while a service answers: got a wait, want an immediate return")
 				for _, l := range won {
 					l.Release()
 				}
@@ -220,17 +220,17 @@ func TestListenOnce(t *testing.T) {
 		}
 		late.Stop()
 		if len(won) != 1 {
-			t.Fatalf("%d services have the location, want 1", len(won))
+			t.Fatalf("services with the location: got %d, want 1", len(won))
 		}
 		if !answers(loc) {
-			t.Fatal("the owner of the location does not answer")
+			t.Fatal("owner of the location: got no answer, want one")
 		}
 		won[0].Release()
 	}
 }
 
-// TestListenerCloseOwnOnly tests that Close does not remove a socket that another process has put in place of the
-// service's own.
+// TestListenerCloseOwnOnly tests that Close keeps a socket that another process has put in place of the service's
+// own socket.
 func TestListenerCloseOwnOnly(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := Listen(loc, nil)
@@ -245,7 +245,7 @@ func TestListenerCloseOwnOnly(t *testing.T) {
 	}
 	l.Release()
 	if b, err := os.ReadFile(loc.Socket); err != nil || string(b) != "dear" {
-		t.Errorf("got %q, %v", b, err)
+		t.Errorf("file of another process after Close: got %q and error %v, want no change", b, err)
 	}
 }
 
@@ -265,12 +265,12 @@ func TestListenWaits(t *testing.T) {
 	}
 	second.Release()
 	if d := time.Since(began); d < soon/2 {
-		t.Errorf("Listen at a claimed location: got a return after %v, want at least %v", d, soon/2)
+		t.Errorf("Listen at a claimed location: got a wait of %v, want at least %v", d, soon/2)
 	}
 }
 
-// TestListenDirectory tests that Listen refuses a directory in which others can rename files. They could place their
-// own service there.
+// TestListenDirectory tests that Listen refuses a directory in which other users can rename files, since they could
+// replace the service.
 func TestListenDirectory(t *testing.T) {
 	for mode, want := range map[os.FileMode]error{
 		0o777: syscall.EPERM, 0o770: syscall.EPERM, 0o707: syscall.EPERM, 0o755: nil, 0o777 | fs.ModeSticky: nil,
@@ -281,7 +281,7 @@ func TestListenDirectory(t *testing.T) {
 		}
 		l, err := listen(ctl.Location{Socket: filepath.Join(dir, "sock")}, nil, soon)
 		if !errors.Is(err, want) {
-			t.Errorf("%v: got %v, want %v", mode, err, want)
+			t.Errorf("Listen in a directory of mode %v: got %v, want %v", mode, err, want)
 		}
 		if err == nil {
 			l.Release()
@@ -299,14 +299,14 @@ func TestDefaultLocation(t *testing.T) {
 	}
 	control := filepath.Join(dir, "verbena")
 	if l, err := ctl.DefaultLocation(); err != nil || filepath.Dir(l.Socket) != control {
-		t.Fatalf("got %v, %v", l, err)
+		t.Fatalf("DefaultLocation: got %v, %v", l, err)
 	}
 	for _, mode := range []os.FileMode{0o777, 0o770, 0o702, 0o777 | fs.ModeSticky} {
 		if err := os.Chmod(control, mode); err != nil {
 			t.Fatal(err)
 		}
 		if l, err := ctl.DefaultLocation(); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("directory of mode %v: got %v, %v, want EPERM", mode, l, err)
+			t.Errorf("DefaultLocation with a directory of mode %v: got %v, %v, want EPERM", mode, l, err)
 		}
 	}
 	if err := os.Chmod(control, 0o700); err != nil {
@@ -317,12 +317,12 @@ func TestDefaultLocation(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l, err := ctl.DefaultLocation(); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("another user's directory: got %v, %v, want EPERM", l, err)
+			t.Errorf("DefaultLocation in another user's directory: got %v, %v, want EPERM", l, err)
 		}
 	}
 }
 
-// TestOpenOwn tests that a lock or a log in a directory shared with others does not damage their files.
+// TestOpenOwn tests that opening a lock or log file in a shared directory does not damage other users' files.
 func TestOpenOwn(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(dir, "victim")
@@ -335,7 +335,7 @@ func TestOpenOwn(t *testing.T) {
 		"fifo":      func(p string) error { return unix.Mkfifo(p, 0o600) },
 		"of another user": func(p string) error {
 			if os.Geteuid() != 0 {
-				return os.Symlink(victim, p) // tried before
+				return os.Symlink(victim, p) // this symbolic link is tried first
 			}
 			return errors.Join(os.WriteFile(p, []byte("theirs"), 0o666), os.Chown(p, 65533, -1))
 		},
@@ -355,19 +355,19 @@ func TestOpenOwn(t *testing.T) {
 		os.Remove(path)
 	}
 	if b, err := os.ReadFile(victim); err != nil || string(b) != "dear" {
-		t.Errorf("the victim: got %q, %v", b, err)
+		t.Errorf("content of the victim's file: got %q and error %v, want no change", b, err)
 	}
-	f, err := openLog(victim) // the second name was removed
+	f, err := openLog(victim) // the file has one name again
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	if fi, err := f.Stat(); err != nil || fi.Size() != 0 {
-		t.Errorf("new log: got %v bytes, %v, want an empty file", fi.Size(), err)
+		t.Errorf("new log: got %v bytes and error %v, want an empty file", fi.Size(), err)
 	}
 }
 
-// TestFlockFollowsPath tests that the lock is on the file that has the path.
+// TestFlockFollowsPath tests that flock locks the file that the path refers to when flock returns.
 func TestFlockFollowsPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := flock(path, unix.LOCK_EX|unix.LOCK_NB)
@@ -376,7 +376,7 @@ func TestFlockFollowsPath(t *testing.T) {
 	}
 	defer first.Close()
 	if _, err := flock(path, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
-		t.Errorf("got %v, want EWOULDBLOCK", err)
+		t.Errorf("flock of a locked file: got %v, want EWOULDBLOCK", err)
 	}
 	got := make(chan *os.File, 1)
 	testutil.Block(t, func() {

@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// logLimit limits the rate of log lines: the size of a burst, and the average.
+// logLimit limits the rate of log lines to a burst size and an average.
 type logLimit struct {
 	burst     int
 	perSecond float64
 }
 
-// The limits of the lines about one user, and of all lines together.
+// There is a limit for the lines about one user, and a limit for all lines together.
 var (
 	userLogLimit  = logLimit{burst: 20, perSecond: 2}
 	totalLogLimit = logLimit{burst: 200, perSecond: 50}
 )
 
-// maxLogUsers is the number of users with separate limits; further users share one.
+// maxLogUsers is the number of users with separate limits; further users share one limit.
 const maxLogUsers = 1024
 
-// uidKey is the attribute that names the user of a log line.
+// uidKey is the log attribute that names the user.
 const uidKey = "uid"
 
 // Records below Info have separate limits, so that they cannot suppress warnings.
@@ -32,8 +32,8 @@ var (
 )
 
 // limitLog returns a logger with a limited rate. Suppressed lines are counted, and the count is logged shortly
-// afterwards. Records below Info are written by debugQueue.run, which the caller starts. So a thread that answers
-// programs does not wait for the reader of the log.
+// afterwards. The method debugQueue.run, which the caller starts, writes the records below Info. A thread that
+// answers programs therefore does not wait for the reader of the log.
 func limitLog(l *slog.Logger) (*slog.Logger, *debugQueue) {
 	q := &debugQueue{records: make(chan debugRecord, maxDebugRecords), over: make(chan struct{}),
 		done: make(chan struct{})}
@@ -41,7 +41,7 @@ func limitLog(l *slog.Logger) (*slog.Logger, *debugQueue) {
 		state: newLogState(userLogLimit, totalLogLimit), debug: newLogState(userDebugLimit, totalDebugLimit)}), q
 }
 
-// maxDebugRecords is the number of queued records below Info. Further records are suppressed.
+// maxDebugRecords is the number of queued records below Info. The log suppresses further records below Info.
 const maxDebugRecords = 1024
 
 // debugQueue holds the records below Info that are not written yet.
@@ -78,7 +78,7 @@ func (q *debugQueue) run() {
 	}
 }
 
-// close ends run after the last queued record was written, and waits for its return.
+// close ends run after it has written the last queued record, and waits for its return.
 func (q *debugQueue) close() {
 	if q != nil {
 		q.once.Do(func() { close(q.over) })
@@ -86,7 +86,7 @@ func (q *debugQueue) close() {
 	}
 }
 
-// limitedLog is the handler of limitLog.
+// limitedLog is the slog.Handler that limitLog installs.
 type limitedLog struct {
 	to    slog.Handler
 	uid   int64 // from WithAttrs
@@ -109,13 +109,13 @@ func newLogState(perUser, all logLimit) *logState {
 	return &logState{perUser: perUser, all: all, users: map[int64]*logBucket{}}
 }
 
-// logBucket counts the lines that a source may still write.
+// logBucket counts the lines that may still be written for one source.
 type logBucket struct {
 	left float64
-	at   time.Time // time of the last change of left; zero: no line yet
+	at   time.Time // time of the last change of left; zero before the first line
 }
 
-// take takes one line from the bucket. It returns false if the bucket is empty.
+// take removes one line from the bucket. take returns false if the bucket is empty.
 func (b *logBucket) take(l logLimit, now time.Time) bool {
 	if b.at.IsZero() {
 		b.left = float64(l.burst)
@@ -178,7 +178,7 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// allow reports whether a line may be written. For the first suppressed line, it schedules report.
+// allow reports whether a line may be written. For the first suppressed line, allow schedules report.
 func (s *logState) allow(uid int64, known bool, now time.Time, report func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +202,7 @@ func (s *logState) suppressLocked(report func()) {
 	}
 }
 
-// reportSuppressed is the time after which the number of suppressed lines is logged.
+// reportSuppressed is the delay until the number of suppressed lines is logged.
 const reportSuppressed = 5 * time.Second
 
 func (s *logState) user(uid int64) *logBucket {

@@ -21,8 +21,8 @@ func countLines(b *testutil.Buffer, with string) (n int) {
 	return n
 }
 
-// TestLogLimit tests that the lines of one user neither fill the log nor suppress those of others, and that the number
-// of suppressed lines is logged once.
+// TestLogLimit tests that the lines of one user neither fill the log nor suppress those of other users, and that
+// the number of suppressed lines is logged once.
 func TestLogLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
@@ -36,7 +36,7 @@ func TestLogLimit(t *testing.T) {
 			t.Errorf("lines of one user in a burst: got %d, want %d", n, userLogLimit.burst)
 		}
 		if countLines(&b, "other") != 1 || countLines(&b, "itself") != 1 {
-			t.Error("the lines of others are missing")
+			t.Error("lines of other users: got none, want all")
 		}
 		testutil.Advance(2 * reportSuppressed)
 		if want := fmt.Sprintf("lines=%d", 10000-userLogLimit.burst); countLines(&b, want) != 1 ||
@@ -45,12 +45,13 @@ func TestLogLimit(t *testing.T) {
 		}
 		l.Warn("again", "uid", 1001)
 		if countLines(&b, "again") != 1 {
-			t.Error("a line of a user with suppressed lines is still missing after a while")
+			t.Error("new line of a user with suppressed lines: got none after the pause, want one")
 		}
 	})
 }
 
-// TestLogLimitTotal tests the limit of all users together, and that the state kept about users is bounded.
+// TestLogLimitTotal tests the limit of all users together, and that the log keeps state for a limited number of
+// users.
 func TestLogLimitTotal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
@@ -68,8 +69,8 @@ func TestLogLimitTotal(t *testing.T) {
 	})
 }
 
-// TestLogLimitDebug tests the limits of debug records, which suppress no warning. A goroutine writes the records in
-// order, and close writes all queued records.
+// TestLogLimitDebug tests the limits of debug records, which suppress no warnings. A goroutine writes the records
+// in order, and close waits until all queued records are written.
 func TestLogLimitDebug(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
@@ -82,7 +83,7 @@ func TestLogLimitDebug(t *testing.T) {
 		}
 		l.Warn("of the same user", "uid", 1001)
 		if countLines(&b, "of the same user") != 1 {
-			t.Error("the warning is missing")
+			t.Error("warning beside debug records: got none, want one")
 		}
 		go q.run()
 		q.close()
@@ -96,7 +97,7 @@ func TestLogLimitDebug(t *testing.T) {
 	})
 }
 
-// TestLogLimitDebugStuck tests that a log without a reader blocks no thread that logs debug records.
+// TestLogLimitDebugStuck tests that a log without a reader does not block a thread that logs debug records.
 func TestLogLimitDebugStuck(t *testing.T) {
 	r, w := io.Pipe()
 	defer r.Close()
@@ -112,7 +113,7 @@ func TestLogLimitDebugStuck(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
-		t.Fatal("logging has not returned after 20 s")
+		t.Fatal("logging without a reader: got no return after 20 s, want one")
 	}
 	r.Close()
 	q.close()

@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openOwn opens a file of this user for writing, and creates it with mode 0600 if it is missing. The directory may be
-// writable for others, such as /tmp. openOwn refuses a symbolic link, a file of another user, a file with a second
-// name, and any file that is not regular. It leaves such a file unchanged and returns an error that wraps EPERM.
+// openOwn opens a file of this user for writing, and creates it with mode 0600 if it is missing. The directory may
+// be writable for others, such as /tmp. openOwn refuses a symbolic link, a file of another user, a file with a
+// second hard link, and any file that is not regular. openOwn leaves such a file unchanged and returns an error
+// that wraps EPERM.
 func openOwn(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_NONBLOCK, 0o600)
 	if errors.Is(err, unix.ELOOP) {
-		return nil, fmt.Errorf("%s is a symbolic link, and will not be followed: %w", path, syscall.EPERM)
+		return nil, fmt.Errorf("%s is a symbolic link, which is not followed: %w", path, syscall.EPERM)
 	}
 	if err != nil {
 		return nil, err
@@ -29,7 +30,7 @@ func openOwn(path string) (*os.File, error) {
 	return f, nil
 }
 
-// ordinary returns an error unless the file is a regular file of this user with one name.
+// ordinary returns an error unless the file is a regular file of this user with one hard link.
 func ordinary(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -56,14 +57,14 @@ func openLog(path string) (*os.File, error) {
 }
 
 // flock takes an advisory lock on a file, and creates the file if necessary. how is unix.LOCK_EX or LOCK_SH. With
-// LOCK_NB, flock does not wait: it returns EWOULDBLOCK if another holder has the lock. When flock returns, the path
-// refers to the locked file.
+// LOCK_NB, flock does not wait, and returns EWOULDBLOCK if another process holds the lock. When flock returns, the
+// path refers to the locked file.
 func flock(path string, how int) (*os.File, error) {
-	const attempts = 100 // an attempt fails if the file was replaced meanwhile
+	const attempts = 100 // an attempt fails if another process replaced the file meanwhile
 	for range attempts {
 		f, err := openOwn(path)
 		if errors.Is(err, syscall.EPERM) && gone(path) {
-			continue // its last name was removed meanwhile
+			continue // the last link of the file was removed meanwhile
 		}
 		if err != nil {
 			return nil, err
@@ -107,7 +108,7 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
-// openDirectory opens a directory, to access its files also after the directory was renamed.
+// openDirectory opens a directory, so that its files stay accessible after the directory is renamed.
 func openDirectory(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -2,12 +2,12 @@ package service
 
 import "time"
 
-// directoryTimeout is the maximum wait for a change in a directory. A program can hold the kernel's lock of a
-// directory by listing the directory into memory that does not answer.
+// directoryTimeout limits the wait for a change in a directory. A program can hold the kernel's lock of a directory
+// by listing the directory into memory that blocks access.
 const directoryTimeout = 2 * time.Second
 
-// patiently makes a change in a directory, and reports whether it was complete in time. Otherwise a goroutine continues
-// until the lock of the directory is free.
+// patiently makes a change in a directory, and reports whether the change was complete in time. After a timeout, a
+// goroutine continues the change until the lock of the directory is free.
 func patiently(change func()) bool {
 	done := make(chan struct{})
 	go func() {

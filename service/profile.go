@@ -16,15 +16,15 @@ import (
 	"verbena/internal/ctl"
 )
 
-// maxProfile is the maximum size of a profile in bytes. Its encoded form fits into ctl.MaxResponse.
-var maxProfile = 32 << 20 // smaller in tests
+// maxProfile is the maximum size of a profile in bytes. maxProfile's encoded form fits into ctl.MaxResponse.
+var maxProfile = 32 << 20 // tests use a smaller value
 
-// profiling is held while a profile is made. The runtime makes one at a time.
+// profiling is held while a profile is collected. The runtime collects one profile at a time.
 var profiling sync.Mutex
 
-// Profile makes a profile of this process and returns it. It ends early if the service ends. It returns EBUSY while
-// another profile is being made, EINVAL for an unknown kind or an invalid time, and EFBIG for a profile of more than 32
-// MiB.
+// Profile collects a profile of this process and returns it. Profile ends early if the service ends. Profile
+// returns EBUSY while another profile is being made, EINVAL for an unknown kind or an invalid time, and EFBIG for a
+// profile of more than 32 MiB.
 func (s *Service) Profile(p ctl.Profile) ([]byte, error) {
 	timed := p.Kind == ctl.ProfileCPU || p.Kind == ctl.ProfileTrace
 	switch {
@@ -32,20 +32,20 @@ func (s *Service) Profile(p ctl.Profile) ([]byte, error) {
 		return nil, fmt.Errorf("debug pprof %s: the kinds are %s, %s, %s and %s: %w",
 			ctl.Clip(p.Kind), ctl.ProfileHeap, ctl.ProfileGoroutines, ctl.ProfileCPU, ctl.ProfileTrace, syscall.EINVAL)
 	case timed && (p.Duration <= 0 || p.Duration > ctl.MaxProfileTime):
-		return nil, fmt.Errorf("debug pprof %s: %v is not above 0 and at most %v: %w", p.Kind, p.Duration, ctl.MaxProfileTime,
-			syscall.EINVAL)
+		return nil, fmt.Errorf("debug pprof %s: duration %v is not between 0 and %v: %w", p.Kind, p.Duration,
+			ctl.MaxProfileTime, syscall.EINVAL)
 	case !timed && p.Duration != 0:
-		return nil, fmt.Errorf("debug pprof %s: it is a snapshot, and takes no duration: %w", p.Kind, syscall.EINVAL)
+		return nil, fmt.Errorf("debug pprof %s: a snapshot has no duration: %w", p.Kind, syscall.EINVAL)
 	}
 	if !profiling.TryLock() {
-		return nil, fmt.Errorf("debug pprof %s: another profile is being made: wait until it is done: %w", p.Kind,
+		return nil, fmt.Errorf("debug pprof %s: another profile is being collected: wait until it is complete: %w", p.Kind,
 			syscall.EBUSY)
 	}
 	defer profiling.Unlock()
 	to := &boundedBuffer{most: maxProfile}
 	err := writeProfile(s.ended, to, p)
 	if to.full() {
-		return nil, fmt.Errorf("debug pprof %s: it has more than %d MiB: take it for a shorter time: %w", p.Kind,
+		return nil, fmt.Errorf("debug pprof %s: the profile exceeds %d MiB: choose a shorter duration: %w", p.Kind,
 			maxProfile>>20, syscall.EFBIG)
 	}
 	if err != nil {

@@ -25,31 +25,31 @@ func TestProfile(t *testing.T) {
 	} {
 		r, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ok.p})
 		if err != nil || !bytes.HasPrefix(r.Profile, ok.begins) {
-			t.Errorf("%+v: got %d bytes, %v", ok.p, len(r.Profile), err)
+			t.Errorf("profile %+v: got %d bytes and error %v, want a profile", ok.p, len(r.Profile), err)
 		}
 	}
 	for _, bad := range []ctl.Profile{{Kind: "x"}, {Kind: ctl.ProfileHeap, Duration: 1}, {Kind: ctl.ProfileCPU},
 		{Kind: ctl.ProfileTrace, Duration: -1},
 		{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime + 1}} {
 		if _, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &bad}); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%+v: got %v, want EINVAL", bad, err)
+			t.Errorf("profile %+v: got %v, want EINVAL", bad, err)
 		}
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpProfile}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("no profile: got %v, want EINVAL", err)
+		t.Errorf("request without a profile: got %v, want EINVAL", err)
 	}
 	profiling.Lock()
 	_, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ctl.Profile{Kind: ctl.ProfileHeap}})
 	profiling.Unlock()
 	if !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("a second profile: got %v, want EBUSY", err)
+		t.Errorf("second profile at the same time: got %v, want EBUSY", err)
 	}
 	whole := maxProfile
 	maxProfile = 10
 	_, err = c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ctl.Profile{Kind: ctl.ProfileHeap}})
 	maxProfile = whole
 	if !errors.Is(err, syscall.EFBIG) {
-		t.Errorf("a profile above the bound: got %v, want EFBIG", err)
+		t.Errorf("profile above the size limit: got %v, want EFBIG", err)
 	}
 	// The end of the service ends a profile early.
 	s.Stop()
@@ -61,24 +61,24 @@ func TestProfile(t *testing.T) {
 	select {
 	case err := <-done:
 		if err != nil {
-			t.Errorf("a profile of a service that ends: %v", err)
+			t.Errorf("profile of a service that ends: got %v, want success", err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("a profile delays the end of the service")
+		t.Error("end of the service during a profile: got a delay, want none")
 	}
 }
 
 // TestProfileIsForManagers tests that only managers get profiles, since a profile shows data of all users.
 func TestProfileIsForManagers(t *testing.T) {
 	if err := (userPeer(4242)).authorize(ctl.OpProfile); !errors.Is(err, syscall.EPERM) {
-		t.Errorf("a user: got %v, want EPERM", err)
+		t.Errorf("profile for a user: got %v, want EPERM", err)
 	}
 	if err := (manager()).authorize(ctl.OpProfile); err != nil {
-		t.Errorf("root: %v", err)
+		t.Errorf("profile for root: got %v, want success", err)
 	}
 }
 
-// TestProfileBounded tests that a larger profile is refused and not kept.
+// TestProfileBounded tests that boundedBuffer refuses data beyond its limit and does not keep it.
 func TestProfileBounded(t *testing.T) {
 	b := boundedBuffer{most: 10}
 	if n, err := b.Write(make([]byte, 6)); n != 6 || err != nil || b.full() {

@@ -10,8 +10,8 @@ import (
 	"verbena/roce"
 )
 
-// QPs lists the queue pairs of a device, or of all devices, except the one of general services (QP 1), which belongs to
-// the connection manager.
+// QPs lists the queue pairs of a device, or of all devices. QPs omits the general services queue pair (QP 1), which
+// belongs to the connection manager.
 func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 	links, err := s.named(dev)
 	if err != nil {
@@ -33,7 +33,7 @@ func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 	return list, nil
 }
 
-// QPTrace returns the latest protocol events of a queue pair, and starts or stops its trace.
+// QPTrace returns the latest protocol events of a queue pair, and starts or stops the recording of events.
 func (s *Service) QPTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 	links, err := s.named(r.Dev)
 	if err != nil {
@@ -56,13 +56,13 @@ func (s *Service) QPTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 		err = d.TraceQP(r.Num, !r.End)
 	}
 	began := err == nil && !t.On && !r.End
-	if t.Events == nil { // after an error; JSON needs a list
+	if t.Events == nil { // after an error the list is nil, but JSON needs a list
 		t.Events = []qpinfo.Event{}
 	}
 	return ctl.QPTraceInfo{Device: l.spec.Name, Num: r.Num, Began: began, Trace: t}, err
 }
 
-// latest returns a link's device, or nil while it has none.
+// latest returns a link's current device, or nil if the link has none.
 func (s *Service) latest(l *rdmaLink) driver.Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,16 +9,16 @@ import (
 	"verbena/internal/ctl"
 )
 
-// TestQPTraceMistakes tests that the error of an invalid request names the cause, and that a device without queue pairs
-// has an empty list.
+// TestQPTraceMistakes tests that the error of an invalid request names the cause, and that a device without queue
+// pairs has an empty list.
 func TestQPTraceMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.9"}})
 	r, err := c.Do(&ctl.Request{Op: ctl.OpQPShow})
 	if err != nil || len(r.QPs) != 0 {
-		t.Errorf("qp show without a queue pair: got %+v, %v", r, err)
+		t.Errorf("qp show without a queue pair: got %+v and error %v, want an empty list", r, err)
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpQPTrace}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("an empty qp trace: got %v, want EINVAL", err)
+		t.Errorf("empty qp trace request: got %v, want EINVAL", err)
 	}
 	trace := func(q ctl.QPTrace) error {
 		_, err := c.Do(&ctl.Request{Op: ctl.OpQPTrace, Trace: &q})
@@ -42,7 +42,7 @@ func TestQPTraceMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := trace(ctl.QPTrace{Num: 77}); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "--dev") {
-		t.Errorf("a qp trace that names none of two devices: got %v", err)
+		t.Errorf("qp trace without a name of one of two devices: got %v, want EINVAL", err)
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevUnplug, Name: "rxe0"}); err != nil {
 		t.Fatal(err)
@@ -56,10 +56,10 @@ func TestQPTraceMistakes(t *testing.T) {
 		}
 		err := trace(ctl.QPTrace{Num: 77})
 		if !errors.Is(err, syscall.ENODEV) || !strings.Contains(err.Error(), "no device") {
-			t.Errorf("without a device: got %v, want ENODEV", err)
+			t.Errorf("qp trace without a device: got %v, want ENODEV", err)
 		}
 	}()
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpQPShow}); err != nil {
-		t.Errorf("qp show with another device unplugged: %v", err)
+		t.Errorf("qp show with another device unplugged: got %v, want success", err)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// sharedSocket returns a listener at a socket for all users.
+// sharedSocket returns a listener on a socket that all users may connect to.
 func sharedSocket(t *testing.T) (*Listener, ctl.Location) {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,9 +36,10 @@ func sharedSocket(t *testing.T) (*Listener, ctl.Location) {
 	return l, loc
 }
 
-// TestContextsOfOthers tests that users see their own open devices, and managers those of all users.
+// TestContextsOfOthers tests that users see their own open devices, and that managers see the open devices of all
+// users.
 func TestContextsOfOthers(t *testing.T) {
-	testutil.NeedRoot(t, "to be several users")
+	testutil.NeedRoot(t, "to act as several users")
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.36"}}}})
 	if err != nil {
 		t.Fatal(err)
@@ -91,10 +92,11 @@ func TestContextsOfOthers(t *testing.T) {
 	}
 }
 
-// TestSpareDescriptorIsForManagers tests that a user gets an error, and no service, when there is no free descriptor.
+// TestSpareDescriptorIsForManagers tests that a user who is not a manager gets an error, and no other answer, when
+// no descriptor is free.
 func TestSpareDescriptorIsForManagers(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Skip("needs root to act as another user")
 	}
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
 	l, loc := sharedSocket(t)
@@ -105,7 +107,7 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 		}
 		defer c.Close()
 		accepted := make(chan struct{})
-		go func() { // on a thread of the service's user
+		go func() { // this goroutine runs on a thread of the service's user
 			defer close(accepted)
 			s.acceptWithSpare(l, syscall.EMFILE)
 		}()
@@ -114,17 +116,17 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 		return err
 	}
 	if err := ask(); err != nil {
-		t.Errorf("a manager: %v", err)
+		t.Errorf("manager: got %v, want success", err)
 	}
 	var err error
 	testutil.AsUser(t, 65533, func() { err = ask() })
 	if !errors.Is(err, syscall.EMFILE) {
-		t.Errorf("another user: got %v, want EMFILE", err)
+		t.Errorf("client of another user: got %v, want EMFILE", err)
 	}
 }
 
-// TestLateAnswerOfLauncher tests that after a missing or malformed answer of a launcher, no later answer is accepted,
-// since it could belong to another request.
+// TestLateAnswerOfLauncher tests that after a missing or malformed answer of a launcher, the service accepts no
+// later answer, since it could belong to another request.
 func TestLateAnswerOfLauncher(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	l := &launcher{c: ctl.Conn{UnixConn: ends[0]}}
@@ -148,16 +150,16 @@ func TestLateAnswerOfLauncher(t *testing.T) {
 		f.Close()
 	}
 	if err := l.notice("text"); err == nil {
-		t.Error("notice: got success, want an error")
+		t.Error("notice after a malformed answer: got success, want an error")
 	}
-	// The descriptor of the late answer is still in the socket.
+	// The descriptor of the late answer is still unread in the socket.
 	if f, err := (ctl.Conn{UnixConn: ends[0]}).Receive(new(ctl.HelpAnswer),
 		ctl.Limits{Size: ctl.MaxHelpAnswer}); err == nil && f != nil {
 		f.Close()
 	}
 }
 
-// TestClientsThatWait tests that the service does not wait for clients that send no request or read no answers.
+// TestClientsThatWait tests that the service disconnects clients that send no request or read no answers.
 func TestClientsThatWait(t *testing.T) {
 	t.Parallel()
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
@@ -182,20 +184,20 @@ func TestClientsThatWait(t *testing.T) {
 	silent[1].SetReadDeadline(began.Add(most))
 	if n, err := silent[1].Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) &&
 		!errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a client that asks nothing: got %d bytes, %v, want the end of the connection", n, err)
+		t.Errorf("client without a request: got %d bytes and error %v, want the end of the connection", n, err)
 	} else if d := time.Since(began); d < least {
 		t.Errorf("silent client: got a disconnection after %v, want at least %v", d, least)
 	}
 	if err := <-ended; !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a client that reads nothing: got %v, want the end of the connection", err)
+		t.Errorf("client that reads no answers: got %v, want the end of the connection", err)
 	}
 }
 
-// TestPeerProcessOfAnother tests that before Linux 6.5 the process with the peer's number is accepted only if it
-// belongs to the peer's user or to root.
+// TestPeerProcessOfAnother tests that on Linux before 6.5 the process with the peer's process ID is accepted only
+// if it belongs to the peer's user or to root.
 func TestPeerProcessOfAnother(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Skip("needs root to act as another user")
 	}
 	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "60"},
 		&os.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65533, Gid: 65533}}})
@@ -207,7 +209,7 @@ func TestPeerProcessOfAnother(t *testing.T) {
 	for uid, ok := range map[int]bool{65533: true, 65532: false, 0: false} {
 		fd, err := (peer{pid: child.Pid, uid: uid}).openProcess()
 		if (err == nil) != ok || err != nil && !errors.Is(err, syscall.EPERM) {
-			t.Errorf("user %d: got %v, want success: %v", uid, err, ok)
+			t.Errorf("process of the peer of user %d: got %v, want success: %v", uid, err, ok)
 		}
 		if err == nil {
 			unix.Close(fd)
@@ -226,7 +228,7 @@ func TestLauncherAnswersNothing(t *testing.T) {
 	}(ends[1])
 	if f, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
 		!strings.Contains(err.Error(), "without a descriptor") {
-		t.Errorf("an answer without a descriptor: got %v, %v, want an error", f, err)
+		t.Errorf("launcher's answer without a descriptor: got %v, %v, want an error", f, err)
 	}
 }
 
@@ -259,13 +261,13 @@ func TestAcceptGoesOn(t *testing.T) {
 	select {
 	case err = <-answered:
 		if err != nil {
-			t.Errorf("a client after the failures: %v", err)
+			t.Errorf("client after the failed accepts: got %v, want success", err)
 		}
 		s.Stop()
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
 	case err := <-served:
-		t.Errorf("Serve: %v", err)
+		t.Errorf("Serve: got a return with %v, want none before Stop", err)
 	}
 }

@@ -38,7 +38,7 @@ func removals(t *testing.T, root, path string) (found []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	packages := map[string]string{} // by the local name in the file
+	packages := map[string]string{} // maps the local name of a package in the file to its path
 	for _, i := range file.Imports {
 		path := strings.Trim(i.Path.Value, `"`)
 		name := path[strings.LastIndexByte(path, '/')+1:]
@@ -107,11 +107,11 @@ func TestRemovalsAreDocumented(t *testing.T) {
 		return nil
 	})
 	if err != nil || files < 50 {
-		t.Fatalf("%d source files: %v", files, err)
+		t.Fatalf("source files: got %d and error %v, want at least 50", files, err)
 	}
 	for r, found := range listed {
 		if !found {
-			t.Errorf("docs/results/removals.md: got a row for %s, want none for a missing call", r)
+			t.Errorf("docs/results/removals.md: got a row for the missing call %s, want none", r)
 		}
 	}
 }

@@ -14,17 +14,17 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestResolve tests that a device must have one interface with an address. The test has a network namespace with two
-// interfaces.
+// TestResolve tests that a device must have one interface with an address. The test creates a network namespace
+// with two interfaces.
 func TestResolve(t *testing.T) {
-	testutil.NeedRoot(t, "for a network namespace")
+	testutil.NeedRoot(t, "to create a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("needs ip: apt-get install iproute2")
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // without an unlock, so that the thread and its namespace end with the goroutine
+		runtime.LockOSThread() // without an unlock, the thread and its namespace end with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 			return
@@ -40,7 +40,7 @@ func resolveHere(t *testing.T) {
 		"addr add 10.9.8.8/24 dev d0", "addr add 10.9.9.7/24 dev d1",
 	} {
 		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-			t.Errorf("ip %s: %v %s", args, err, out)
+			t.Errorf("ip %s: got %v, want success: %s", args, err, out)
 			return
 		}
 	}

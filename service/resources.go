@@ -8,8 +8,8 @@ import (
 	"verbena/uverbs"
 )
 
-// Resources lists the objects of programs by device and process, for the users for whom sees returns true. Keys and
-// numbers of objects are not for other users.
+// Resources lists the objects of programs by device and process, for the users for whom sees returns true.
+// Resources does not show keys and numbers of objects of other users.
 func (s *Service) Resources(sees func(quota.ID) bool) []ctl.ContextInfo {
 	list := []ctl.ContextInfo{}
 	for _, c := range s.uverbs.Resources() {

@@ -18,11 +18,11 @@ import (
 const shmRoot = "/dev/shm"
 
 // runDir is the service's own directory on /dev/shm, which holds the trees that programs see. The service holds a
-// shared lock on it. A directory without a lock is stale, and the next service removes it.
+// shared lock on it. A directory without a lock is stale, and the next service removes that directory.
 type runDir struct {
 	path string
 	hold *os.File
-	root *os.Root // root of shmRoot, which a confined process cannot open
+	root *os.Root // root of shmRoot, because a confined process cannot open shmRoot
 }
 
 const runDirLock = "lock"
@@ -40,7 +40,7 @@ func newRunDir() (*runDir, error) {
 		d, err := makeRunDir()
 		end <- made{d, err}
 	}) {
-		return nil, fmt.Errorf("make the service's directory in %s: not done after %v: %w; a program may keep it locked "+
+		return nil, fmt.Errorf("make the service's directory in %s: not complete after %v: %w; a program may keep the directory locked "+
 			"(`fuser -v %[1]s` lists processes that have it open): end that program and start again",
 			shmRoot, directoryTimeout, syscall.ETIMEDOUT)
 	}
@@ -53,7 +53,7 @@ func makeRunDir() (*runDir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the service's directory: %w", err)
 	}
-	const attempts = 10 // an attempt is lost to the sweep of a service that starts at the same time
+	const attempts = 10 // an attempt fails if a service that starts at the same time sweeps the new directory
 	for i := 1; ; i++ {
 		path, err := os.MkdirTemp(shmRoot, runDirPrefix(os.Geteuid()))
 		if err != nil {
@@ -73,7 +73,7 @@ func makeRunDir() (*runDir, error) {
 	}
 }
 
-// close removes the directory. If a program keeps it locked, the next service removes it.
+// close removes the directory. If a program keeps the directory locked, the next service removes it.
 func (d *runDir) close() {
 	d.hold.Close()
 	patiently(func() {
@@ -82,12 +82,13 @@ func (d *runDir) close() {
 	})
 }
 
-// remove removes the directory even if it is locked. It is for a process that is about to end by force.
+// remove removes the directory even if it is locked. remove is for a process that is about to end by force.
 func (d *runDir) remove() {
 	patiently(func() { _ = d.root.RemoveAll(filepath.Base(d.path)) })
 }
 
-// removeIfUnheld removes a directory of this user's services, by its name in shmRoot, unless a service holds it.
+// removeIfUnheld removes a directory of this user's services, by its name in shmRoot, unless a service holds its
+// lock.
 func removeIfUnheld(name string) {
 	if root, err := os.OpenRoot(shmRoot); err == nil {
 		defer root.Close()
@@ -110,12 +111,13 @@ func removeIfUnheldIn(root *os.Root, name string) {
 		return
 	}
 	defer f.Close()
-	// The sticky bit of shmRoot keeps other users from reusing the name meanwhile.
+	// The sticky bit of shmRoot prevents other users from reusing the name meanwhile.
 	_ = root.RemoveAll(name)
 }
 
-// sweep removes the directories of killed services. A program can block the removing thread in the kernel by holding
-// the lock of a directory. Callers must confine the process first, which needs each thread to answer.
+// sweep removes the directories of services that were killed. A program can block the removing thread in the kernel
+// by holding the lock of a directory. Callers must confine the process before sweep, because confinement requires
+// every thread to respond.
 func (d *runDir) sweep() {
 	shm, err := d.root.OpenFile(".", os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -128,14 +130,14 @@ func (d *runDir) sweep() {
 	}
 }
 
-// The forms of the names of services' directories and sessions.
+// These are the forms of the names of services' directories and sessions.
 var (
 	runDirNames  = regexp.MustCompile(`^verbena-[0-9]+-[0-9]+$`)
 	sessionNames = regexp.MustCompile(`^run/[0-9]+-[0-9]+$`)
 )
 
-// SessionName returns the name of a program's session, which is the prefix of its queue files. It returns EPERM for a
-// name that no service of its user would choose.
+// SessionName returns the name of a program's session, which is the prefix of its queue files. SessionName returns
+// EPERM for a name that no service of its user would choose.
 func (c *Client) SessionName(a *ctl.Attached) (string, error) { return sessionName(a.Dir, c.UID()) }
 
 func sessionName(name string, uid int) (string, error) {
@@ -143,13 +145,13 @@ func sessionName(name string, uid int) (string, error) {
 	dir, session, _ := strings.Cut(below, "/")
 	if !ok || !runDirNames.MatchString(dir) || !strings.HasPrefix(dir, runDirPrefix(uid)) ||
 		!sessionNames.MatchString(session) {
-		return "", fmt.Errorf("the service of user %d names the session %.200q, which is not one of its own: %w", uid, name,
+		return "", fmt.Errorf("the service of user %d sent the session name %.200q, which is not a name of its sessions: %w", uid, name,
 			syscall.EPERM)
 	}
 	return name, nil
 }
 
-// openUserDir opens a directory of a user without following a symbolic link. at is nil for a path.
+// openUserDir opens a directory of a user without following a symbolic link. If at is nil, name is a path.
 func openUserDir(at *os.File, name string, uid int) (*os.File, error) {
 	fd := unix.AT_FDCWD
 	if at != nil {
@@ -167,7 +169,7 @@ func openUserDir(at *os.File, name string, uid int) (*os.File, error) {
 	}
 	if int(st.Uid) != uid || st.Mode&0o022 != 0 {
 		f.Close()
-		return nil, fmt.Errorf("directory %s is not one that only user %d can write to: %w", name, uid, syscall.EPERM)
+		return nil, fmt.Errorf("directory %s may be writable for users other than %d: %w", name, uid, syscall.EPERM)
 	}
 	return f, nil
 }

@@ -39,7 +39,7 @@ func TestRunDirsAtOnce(t *testing.T) {
 				if _, err := os.Stat(d.path); err != nil {
 					t.Error(err)
 				}
-				d.close() // or the sweep of another one removes it
+				d.close() // otherwise the sweep of another service removes it
 				mu.Lock()
 				closed = append(closed, d.path)
 				mu.Unlock()
@@ -49,7 +49,7 @@ func TestRunDirsAtOnce(t *testing.T) {
 	wg.Wait()
 	for _, path := range closed {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("after close: got %v, want ErrNotExist", err)
+			t.Errorf("directory after close: got %v, want ErrNotExist", err)
 		}
 	}
 }
@@ -59,7 +59,7 @@ func TestRemoveIfUnheld(t *testing.T) {
 	d := testRunDir(t)
 	removeIfUnheld(filepath.Base(d.path))
 	if _, err := os.Stat(d.path); err != nil {
-		t.Errorf("a locked directory: %v", err)
+		t.Errorf("locked directory: got %v, want it kept", err)
 	}
 	home := t.TempDir()
 	if err := os.WriteFile(filepath.Join(home, "dear"), nil, 0o600); err != nil {
@@ -95,16 +95,16 @@ func TestRemoveIfUnheld(t *testing.T) {
 		defer os.Remove(path)
 		removeIfUnheld(other.name)
 		if _, err := os.Stat(path); err != nil {
-			t.Errorf("%s of user %d: %v", other.name, other.uid, err)
+			t.Errorf("directory %s of user %d: got %v, want it kept", other.name, other.uid, err)
 		}
 	}
 }
 
-// TestSessionName tests that a launcher accepts the names of sessions from its service only.
+// TestSessionName tests that a launcher accepts a session name from its service only in the form of that service.
 func TestSessionName(t *testing.T) {
 	const good = "/dev/shm/verbena-7-123/run/4-56"
 	if got, err := sessionName(good, 7); err != nil || got != good {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("SessionName: got %q and error %v, want the name", got, err)
 	}
 	for _, name := range []string{
 		"", "/", "/dev/shm", "/dev/shm/verbena-7-123/run/", "/dev/shm/verbena-7-123/run", "/dev/shm/verbena-7-123",
@@ -115,7 +115,7 @@ func TestSessionName(t *testing.T) {
 		"/tmp/verbena-7-123/run/4-56", "verbena-7-123/run/4-56", good + "\n",
 	} {
 		if got, err := sessionName(name, 7); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("%q: got %q, %v, want EPERM", name, got, err)
+			t.Errorf("SessionName of %q: got %q, %v, want EPERM", name, got, err)
 		}
 	}
 }

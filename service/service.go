@@ -32,13 +32,13 @@ import (
 	"verbena/uverbs/poller"
 )
 
-// Options configures a service. With Drivers alone, the service makes the default device and never ends by itself.
+// Options configures a service. With Drivers alone, the service makes the default device and runs until Stop.
 type Options struct {
-	// Drivers make the devices. A driver is chosen by its type, with which the device's name begins. At least one driver
-	// is required. The service owns the drivers.
+	// Drivers are the drivers that make the devices. The service selects a driver by its type, which is the
+	// beginning of the device's name. At least one driver is required. The service closes the drivers at its end.
 	Drivers []driver.Driver
-	// Links describe the devices to make; nil: one device of the first driver, such as rxe0, on the host's first usable
-	// address.
+	// Links describes the devices to make. If Links is nil, the service makes one device of the first driver, such
+	// as rxe0, on the host's first usable address.
 	Links []ctl.LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
@@ -48,25 +48,28 @@ type Options struct {
 	Doorbells supervisor.Doorbells
 	// NoLoopback disables 127.0.0.1 and ::1 as aliases of a device, unless a device has the address.
 	NoLoopback bool
-	// Node is the owner and mode of the device files; the zero value: owned by root, accessible to all users.
+	// Node is the owner and mode of the device files. The zero value means owned by root and accessible to all
+	// users.
 	Node supervisor.Node
-	// AskLaunchers makes the service access programs through their launchers, as is necessary under Yama.
+	// AskLaunchers makes the service access programs through their launchers, which is necessary under Yama.
 	AskLaunchers bool
 	// Seed makes random choices repeatable.
 	Seed uint64
-	// Idle ends Serve after this time without attached programs, if no links or faults were configured; 0: never.
+	// Idle is the time without attached programs after which Serve ends, if no links or faults were configured by
+	// hand; 0 means never.
 	Idle time.Duration
-	// OnDemand marks a service started by a client instead of a user. While idle, such a service yields to one that a user
-	// starts.
+	// OnDemand marks a service that was started by a client and not by a user. While idle, an on-demand service
+	// yields to a service that a user starts.
 	OnDemand bool
-	// Managers are user IDs that may manage the service, in addition to those of package principal.
+	// Managers are additional user IDs that may manage the service, beside those defined by package principal.
 	Managers []int
-	// Limits limit the resources of users; nil: DefaultLimits of a service that is not shared.
+	// Limits limits the resources of users; nil means the DefaultLimits of a service that is not shared.
 	Limits *quota.Limits
-	// Confine permanently drops privileges that the service does not need after its start; see package privilege. This
-	// affects the whole process, so Confine is not for programs with other tasks.
+	// Confine permanently drops privileges that the service does not need after its start, as described in package
+	// privilege. Confine affects the whole process, so it is not for programs with other tasks.
 	Confine bool
-	// Interfaces are the network interfaces that the devices follow; nil: those of this network namespace.
+	// Interfaces provides the network interfaces that the devices follow; nil means the interfaces of this network
+	// namespace.
 	Interfaces Interfaces
 	Log        *slog.Logger
 }
@@ -78,10 +81,10 @@ const CloseTimeout = ctl.EndTimeout
 type Service struct {
 	opts       Options
 	log        *slog.Logger
-	debugLog   *debugQueue // nil: no Options.Log
+	debugLog   *debugQueue // nil without Options.Log
 	dir        *runDir
 	core       *ib.Core
-	made       atomic.Uint64 // number of devices made; gives each device a different random seed
+	made       atomic.Uint64 // number of devices made so far; each device gets a different random seed from it
 	faultIDs   atomic.Int64
 	uverbs     *uverbs.Server
 	cm         *rdmacm.Manager
@@ -89,38 +92,38 @@ type Service struct {
 	verbFaults verbFaults
 	guests     *supervisor.Supervisor
 	remote     *remote.Server
-	files      sync.WaitGroup // open device files of remote
+	files      sync.WaitGroup // counts the device files opened over the socket
 	quota      *quota.Ledger
 	admissions admissions
-	spare      spare     // descriptors for managers
-	requests   userCount // requests in progress
-	unheard    userCount // refused clients that have not read the reason
+	spare      spare     // reserve of descriptors for managers
+	requests   userCount // pending requests by user
+	unheard    userCount // refused clients, by user, that have not read the reason
 	authority  *principal.Authority
 	rights     rights.Queues // descriptors in transit from users
-	kept       *kept.Keeper  // resources that users' programs keep
-	refusing   chan struct{} // refused clients that the service waits for
+	kept       *kept.Keeper  // resources that users' programs keep in use
+	refusing   chan struct{} // one element for each refused client that the service waits for
 	stop       context.CancelFunc
-	ended      context.Context // done when the service is to stop
-	recorders  sync.WaitGroup  // captures in progress
-	interfaces Interfaces      // nil: no interfaces to follow
+	ended      context.Context // done when the service begins to stop
+	recorders  sync.WaitGroup  // counts captures in progress
+	interfaces Interfaces      // nil without interfaces to follow
 	follower   sync.WaitGroup
 
 	requestTimeout, closeTimeout time.Duration
 
-	// mu is never held during an operation that can block on a program's memory: a reset, the removal of a device, a
-	// change of its addresses, or an inspection of contexts.
+	// mu is never held during an operation that can block on a program's memory, such as a reset, the removal of a
+	// device, a change of its addresses, or an inspection of contexts.
 	mu         sync.Mutex
 	links      []*rdmaLink
-	names      map[string]bool // names of links in creation
-	making     sync.WaitGroup  // links in creation; grows with mu held, until the service ends
+	names      map[string]bool // names reserved for links in creation
+	making     sync.WaitGroup  // counts links in creation; only a holder of mu adds to it, and only until the service ends
 	recordings map[*recording]struct{}
-	configured bool // links were changed by hand; the changes would be lost at the end
+	configured bool // links were changed by hand, and the end of the service would lose the changes
 
 	programs struct {
 		sync.Mutex
 		n        int
-		yielded  bool      // no program may attach any more
-		since    time.Time // when n became 0
+		yielded  bool      // the service has yielded, so no program may attach
+		since    time.Time // time at which n became 0
 		attached map[*net.UnixConn]struct{}
 	}
 
@@ -130,12 +133,12 @@ type Service struct {
 	}
 }
 
-// New makes the devices and the files that programs need to see them.
+// New makes the devices and the files that programs need to access them.
 func New(opts Options) (_ *Service, err error) {
 	if len(opts.Drivers) == 0 {
 		return nil, fmt.Errorf("a service without drivers: %w", syscall.EINVAL)
 	}
-	m := thisMachine() // read before the process confines itself
+	m := thisMachine() // must be read before the process confines itself
 	limits := m.limits(false)
 	if opts.Limits != nil {
 		limits = *opts.Limits
@@ -165,7 +168,7 @@ func New(opts Options) (_ *Service, err error) {
 	s.kept = kept.New(s.log)
 	s.quota.OnShort(s.kept.Release)
 	raiseThreadLimit()
-	if opts.Confine { // the process runs only the service
+	if opts.Confine { // the process runs the service and nothing else
 		m.limitHeap(limits)
 	}
 	if m.cgroup != (cgroup.Limits{}) {
@@ -210,7 +213,7 @@ func New(opts Options) (_ *Service, err error) {
 		Pollers: pollers, Rights: &s.rights,
 		Kept: s.kept, Log: s.log})
 	if opts.Confine {
-		// The supervisor no longer needs its privileges, and no thread blocks signals yet.
+		// At this point the supervisor needs no more privileges, and no thread blocks signals yet.
 		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
 			s.log.Warn("capabilities are kept because this binary uses cgo", "err", err)
 		} else if err != nil {
@@ -237,16 +240,16 @@ func New(opts Options) (_ *Service, err error) {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
 	warnOfShortQueues(s.log, limits[quota.RingBytes], opts.Drivers)
-	if opts.Confine { // confined processes open files differently
+	if opts.Confine { // a confined process opens files in another way
 		if err := s.confine(); err != nil {
 			return nil, err
 		}
 	}
-	patiently(s.dir.sweep) // after a timeout the next service removes the rest
+	patiently(s.dir.sweep) // after a timeout, the next service removes the remaining directories
 	return s, nil
 }
 
-// confine reduces the process to the permissions it needs from here on; see package confine.
+// confine reduces the process to the permissions that it still needs, as described in package confine.
 func (s *Service) confine() error {
 	if err := confine.Opener(s.dir.path); errors.Is(err, syscall.ENOTSUP) {
 		s.log.Debug("files are reopened outside a Landlock domain", "err", err)
@@ -263,9 +266,9 @@ func (s *Service) confine() error {
 
 func (s *Service) logf(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...)) }
 
-// Close ends all sessions and removes all devices. Running programs find their device gone. Close returns within
-// CloseTimeout. If an error wraps ETIMEDOUT, a program's memory does not answer and the error names the blocked step.
-// The caller should then call Abandon and end the process.
+// Close ends all sessions and removes all devices. Running programs then see their devices as removed. Close
+// returns within CloseTimeout. If an error wraps ETIMEDOUT, access to a program's memory blocks, and the error
+// names the blocked step. In this case the caller should call Abandon and end the process.
 func (s *Service) Close() error {
 	s.stop()
 	var doing atomic.Pointer[string]
@@ -280,7 +283,7 @@ func (s *Service) Close() error {
 	case <-done:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("end the service: %s: not done after %v, since a program's memory does not answer: %w",
+		return fmt.Errorf("end the service: %s: not complete after %v, because access to a program's memory blocks: %w",
 			*doing.Load(), s.closeTimeout, syscall.ETIMEDOUT)
 	}
 }
@@ -294,7 +297,7 @@ func (s *Service) close(step func(string)) {
 		s.follower.Wait()
 	}
 	step("making a device")
-	s.mu.Lock() // later callers see that the service ends
+	s.mu.Lock() // later callers see that the service is ending
 	making := &s.making
 	s.mu.Unlock()
 	making.Wait()
@@ -341,8 +344,8 @@ func (s *Service) close(step func(string)) {
 	s.debugLog.close()
 }
 
-// Abandon leaves programs to their launchers, and removes the service's files on /dev/shm. It is for use after a failed
-// Close, when the process is about to end.
+// Abandon leaves the programs to their launchers, and removes the service's files on /dev/shm. Abandon is for use
+// after a failed Close, when the process is about to end.
 func (s *Service) Abandon() {
 	s.programs.Lock()
 	for c := range s.programs.attached {
@@ -354,7 +357,7 @@ func (s *Service) Abandon() {
 	s.disconnect()
 }
 
-// abandonTime is the time for launchers to complete pending calls of programs; see SessionDir.
+// abandonTime is the time in which launchers complete pending calls of programs, as described at SessionDir.
 const abandonTime = 500 * time.Millisecond
 
 // Stop makes Serve return.
@@ -388,7 +391,8 @@ func (s *Service) waitUntilOver() {
 	}
 }
 
-// attached counts a connection for a program until the call of done. It returns ESHUTDOWN if the service is ending.
+// attached counts a connection for a program until the caller calls done. attached returns ESHUTDOWN if the service
+// is ending.
 func (s *Service) attached(c ctl.Conn) (done func(), err error) {
 	s.programs.Lock()
 	defer s.programs.Unlock()
@@ -405,11 +409,11 @@ func (s *Service) attached(c ctl.Conn) (done func(), err error) {
 	}, nil
 }
 
-// errEnding is the error for a program that attaches too late.
+// errEnding is the error for a program that attaches while the service is ending.
 var errEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
 
-// yield makes the service refuse further programs, in favour of a service that a user starts. After success the caller
-// must call Stop. yield returns EBUSY if a user has started this service, or if it is in use.
+// yield makes the service refuse further programs, before a user starts another service at its location. After
+// success the caller must call Stop. yield returns EBUSY if a user started this service or if it is in use.
 func (s *Service) yield() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

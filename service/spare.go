@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spare holds descriptors in reserve for managers, for when no other descriptor is free.
+// spare is a reserve of descriptors for answers to managers when no other descriptor is free.
 type spare struct {
 	mu     sync.Mutex
 	wanted bool // a listener is being served
@@ -26,7 +26,7 @@ type spare struct {
 
 const spareDescriptors = 16
 
-// begin takes the descriptors until the call of end.
+// begin allocates the descriptors until the caller calls end.
 func (p *spare) begin() (end func()) {
 	want := func(yes bool) {
 		p.mu.Lock()
@@ -41,7 +41,7 @@ func (p *spare) begin() (end func()) {
 	}
 }
 
-// fill takes missing reserve descriptors, as far as possible.
+// fill allocates the missing descriptors of the reserve, as far as possible.
 func (p *spare) fill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,7 +54,7 @@ func (p *spare) fill() {
 	}
 }
 
-// release frees the descriptors.
+// release closes the descriptors of the reserve.
 func (p *spare) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +64,7 @@ func (p *spare) release() {
 	p.files = nil
 }
 
-// warn logs a lack of descriptors, at most once a minute.
+// warn logs that no descriptor is free, at most once a minute.
 func (p *spare) warn(log *slog.Logger, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,12 +74,12 @@ func (p *spare) warn(log *slog.Logger, err error) {
 	}
 }
 
-// noDescriptor reports whether an error means a lack of descriptors.
+// noDescriptor reports whether an error is a lack of descriptors.
 func noDescriptor(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// acceptWithSpare waits a short time for a client and answers it, after accept(2) found no free descriptor.
+// acceptWithSpare waits a short time for a client and answers the client, after accept(2) found no free descriptor.
 func (s *Service) acceptWithSpare(l *Listener, lack error) {
 	const pause = 50 * time.Millisecond
 	s.spare.warn(s.log, lack)
@@ -91,27 +91,28 @@ func (s *Service) acceptWithSpare(l *Listener, lack error) {
 	defer l.SetDeadline(time.Time{})
 	c, err := l.AcceptUnix()
 	if err != nil {
-		time.Sleep(pause) // no descriptor became free
+		time.Sleep(pause) // there is still no free descriptor
 		return
 	}
 	who, err := s.peerOf(c)
 	s.admitShort(c, who, err)
 }
 
-// admitShort answers a client while only spare descriptors are free. It serves managers normally. Others get an error
-// that tells them to retry.
+// admitShort answers a client while only the descriptors of the reserve are free. admitShort serves managers
+// normally. Other users receive an error that asks them to retry.
 func (s *Service) admitShort(c *net.UnixConn, who peer, err error) {
 	if err == nil && who.Manager {
 		s.admitPeer(c, who)
 		return
 	}
-	if err != nil { // the account is unknown
+	if err != nil { // an error means an unknown account
 		who.Account = quota.ID{UID: who.uid}
 	}
 	s.refuse(c, who, fmt.Errorf("the service has no file descriptor left (RLIMIT_NOFILE): %w", syscall.EMFILE))
 }
 
-// waiting reports whether a client is waiting, or arrives within the time. It takes no descriptor, and blocks a thread.
+// waiting reports whether a client is waiting or arrives within the time. waiting takes no descriptor, and blocks a
+// thread.
 func (l *Listener) waiting(within time.Duration) (yes bool) {
 	raw, err := l.SyscallConn()
 	if err != nil {

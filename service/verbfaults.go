@@ -22,20 +22,20 @@ import (
 	"verbena/uverbs"
 )
 
-// maxRules limits the fault rules for verbs of a service, and the rules for packets of a device. Each rule costs time
-// for each call or packet.
+// maxRules limits the number of fault rules for verbs of a service, and the number of rules for packets of a
+// device. Each rule costs time for each call or packet.
 const maxRules = 1024
 
-// cmPrefix is the prefix of the verbs of the connection manager, which do not belong to a device.
+// cmPrefix is the prefix of the connection manager's verbs, which do not belong to a device.
 const cmPrefix = "rdma_"
 
-// VerbNames returns the names of verbs for fault rules: those of libibverbs without ibv_, and those of the connection
-// manager with rdma_.
+// VerbNames returns the names of verbs for fault rules. These are the names of libibverbs without ibv_, and the
+// names of the connection manager with rdma_.
 func VerbNames() []string { return append(uverbs.Verbs(), ucma.Verbs()...) }
 
-const lastErrno = 133 // EHWPOISON
+const lastErrno = 133 // the number of EHWPOISON
 
-// ErrnoByName returns the number of an error such as ENOMEM. It returns false for an unknown name.
+// ErrnoByName returns the number of an error such as ENOMEM. ErrnoByName returns false for an unknown name.
 func ErrnoByName(name string) (syscall.Errno, bool) {
 	for e := syscall.Errno(1); e <= lastErrno; e++ {
 		if unix.ErrnoName(e) == name {
@@ -45,27 +45,27 @@ func ErrnoByName(name string) (syscall.Errno, bool) {
 	return 0, false
 }
 
-// verbFaults holds the rules for verbs.
+// verbFaults is the set of fault rules for verbs.
 type verbFaults struct {
 	mu    sync.Mutex
 	rules []*verbRule
 }
 
-// verbRule is a rule in force.
+// verbRule is a fault rule for a verb that is in effect.
 type verbRule struct {
 	ctl.VerbFault
 	id    int
 	dev   string
-	verb  string // name of the announced verb
-	state string // for modify_qp; empty: any state
+	verb  string // name of the verb as announced by the server
+	state string // state for modify_qp; empty for any state
 	errno syscall.Errno
-	pid   int           // Process as a number, if it is one
+	pid   int           // Process, if it is a number
 	ended chan struct{} // closed when the rule was removed
 
 	seen, hit uint64
 }
 
-// newVerbRule checks a rule. Its errors wrap EINVAL.
+// newVerbRule checks a rule. newVerbRule's errors wrap EINVAL.
 func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 	r := &verbRule{VerbFault: *f, dev: dev, ended: make(chan struct{})}
 	name, state, stated := strings.Cut(strings.TrimPrefix(f.Verb, "ibv_"), ":")
@@ -89,13 +89,13 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 	case f.Delay < 0 || f.Delay > ctl.MaxVerbDelay:
 		return bad("a delay of %v is not from 0 to %v", f.Delay, ctl.MaxVerbDelay)
 	case f.Errno == "" && f.Delay == 0:
-		return bad("it has no effect: give an errno, a delay or both")
+		return bad("the rule has no effect: give an errno, a delay or both")
 	case len(f.Process) > 64:
 		return bad("process name of %d bytes is too long", len(f.Process))
 	}
 	if f.Errno != "" {
 		if r.errno, ok = ErrnoByName(f.Errno); !ok {
-			return bad("errno %q is not known; there are ENOMEM, EIO and so on, see errno(3)", ctl.Clip(f.Errno))
+			return bad("errno %q is unknown; use a name of errno(3), such as ENOMEM or EIO", ctl.Clip(f.Errno))
 		}
 	}
 	if pid, err := strconv.Atoi(f.Process); err == nil {
@@ -127,7 +127,7 @@ func (r *verbRule) concerns(c *uverbs.VerbCall) bool {
 		(r.Process == "" || r.Process == c.Process || r.pid != 0 && r.pid == c.PID)
 }
 
-// next counts a call, and returns the rules that act on it, up to the first one that makes it fail.
+// next counts a call, and returns the rules that apply to it, up to the first rule that makes it fail.
 func (v *verbFaults) next(c *uverbs.VerbCall) (act []*verbRule) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -150,8 +150,8 @@ func (v *verbFaults) next(c *uverbs.VerbCall) (act []*verbRule) {
 // lookForProcess is the interval at which a delayed call checks whether its process still exists.
 const lookForProcess = 100 * time.Millisecond
 
-// wait waits for the delay of the rule. It returns early if the rule, the service or the process ends; pid is 0 if
-// unknown.
+// wait waits for the delay of the rule. wait returns early if the rule, the service or the process ends; pid is 0
+// if unknown.
 func (r *verbRule) wait(pid int, ended context.Context) {
 	over := time.NewTimer(r.Delay)
 	defer over.Stop()
@@ -183,7 +183,7 @@ func hasEnded(pid int) bool {
 	return strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
 }
 
-// carryOut applies the matching rules to a call. It delays the call and returns the error to inject.
+// carryOut applies the matching rules to a call. carryOut delays the call and returns the error to inject.
 func (v *verbFaults) carryOut(c *uverbs.VerbCall, ended context.Context) error {
 	for _, r := range v.next(c) {
 		if r.Delay > 0 {
@@ -208,7 +208,7 @@ func (v *verbFaults) list() []ctl.FaultRuleState {
 	return list
 }
 
-// watchVerbs makes the server announce verbs while there are rules.
+// watchVerbs makes the server announce verbs while fault rules exist.
 //
 //verbena:held s.verbFaults.mu
 func (s *Service) watchVerbs() {
@@ -223,7 +223,7 @@ func (s *Service) watchVerbs() {
 	})
 }
 
-// addVerbFault puts a rule into force.
+// addVerbFault puts a rule into effect.
 func (s *Service) addVerbFault(dev string, f *ctl.VerbFault) (id int, err error) {
 	r, err := newVerbRule(dev, f)
 	if err != nil {
@@ -244,8 +244,9 @@ func (s *Service) addVerbFault(dev string, f *ctl.VerbFault) (id int, err error)
 var errTooManyRules = fmt.Errorf("there are %d rules, which is the limit; verbena fault clear removes them: %w",
 	maxRules, syscall.ENOSPC)
 
-// clearVerbFaults removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if
-// the ID is 0. It reports whether it removed a rule. Calls that a removed rule delays continue.
+// clearVerbFaults removes the rule with an ID, or all rules if the ID is 0. It considers the rules of one device,
+// or of all devices if dev is empty. clearVerbFaults reports whether it removed a rule. Calls that a removed rule
+// was delaying continue at once.
 func (s *Service) clearVerbFaults(dev string, id int) (removed bool) {
 	v := &s.verbFaults
 	v.mu.Lock()

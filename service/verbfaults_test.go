@@ -26,7 +26,7 @@ func newFault(t *testing.T, dev string, f ctl.VerbFault) *verbRule {
 	return r
 }
 
-// TestVerbRules tests the calls that a rule acts on.
+// TestVerbRules tests which calls a fault rule applies to.
 func TestVerbRules(t *testing.T) {
 	call := uverbs.VerbCall{Verb: "create_cq", Device: "rxe0", PID: 17, Process: "server"}
 	rtr := uverbs.VerbCall{Verb: "modify_qp", State: "rtr", Device: "rxe0"}
@@ -34,7 +34,7 @@ func TestVerbRules(t *testing.T) {
 		dev  string
 		rule ctl.VerbFault
 		call uverbs.VerbCall
-		hits []int // the calls with an effect, from 1 to 10
+		hits []int // numbers of the calls, from 1 to 10, that the rule affects
 	}{
 		"all":               {"", ctl.VerbFault{Verb: "create_cq"}, call, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 		"second name":       {"", ctl.VerbFault{Verb: "create_cq_ex", Times: 1}, call, []int{1}},
@@ -66,7 +66,7 @@ func TestVerbRules(t *testing.T) {
 				}
 			}
 			if fmt.Sprint(hits) != fmt.Sprint(c.hits) {
-				t.Errorf("got %v, want %v", hits, c.hits)
+				t.Errorf("affected calls: got %v, want %v", hits, c.hits)
 			}
 			if l := v.list(); int(l[0].Hit) != len(c.hits) {
 				t.Errorf("hits: got %d, want %d", l[0].Hit, len(c.hits))
@@ -75,8 +75,8 @@ func TestVerbRules(t *testing.T) {
 	}
 }
 
-// TestVerbDelay tests that a call is delayed for its time, or until the rule or the service ends, and that other calls
-// are not delayed.
+// TestVerbDelay tests that a call is delayed for the time of the rule, or until the rule or the service ends, and
+// that other calls are not delayed.
 func TestVerbDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := uverbs.VerbCall{Verb: "reg_mr"}
@@ -87,10 +87,10 @@ func TestVerbDelay(t *testing.T) {
 		took := func(want time.Duration, errno error) {
 			t.Helper()
 			if err := v.carryOut(&slow, ctx); !errors.Is(err, errno) {
-				t.Errorf("got %v, want %v", err, errno)
+				t.Errorf("delayed call: got %v, want %v", err, errno)
 			}
 			if got := time.Since(start); got != want {
-				t.Errorf("took %v, want %v", got, want)
+				t.Errorf("duration of the delayed call: got %v, want %v", got, want)
 			}
 			start = time.Now()
 		}
@@ -101,7 +101,7 @@ func TestVerbDelay(t *testing.T) {
 		v.rules[0] = newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
 		go func() {
 			if err := v.carryOut(&uverbs.VerbCall{Verb: "alloc_pd"}, ctx); err != nil || time.Since(start) > 0 {
-				t.Error("a call of another verb was delayed")
+				t.Error("call of another verb: got a delay, want none")
 			}
 			time.AfterFunc(time.Second, cancel)
 		}()
@@ -169,25 +169,25 @@ func TestVerbFaultRules(t *testing.T) {
 		}
 	}
 	if err := s.FaultClear("rxe0", any); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("clear a rule of all devices by device rxe0: %v", err)
+		t.Errorf("clear a rule of all devices by device rxe0: got %v, want ENOENT", err)
 	}
 	if list, _ := s.Faults(""); len(list) != 1 || list[0].ID != any {
 		t.Errorf("rules: got %v, want only the first", list)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("yield of a service with rules: got %v", err)
+		t.Errorf("yield of a service with rules: got %v, want EBUSY", err)
 	}
 	for range maxRules - 1 {
 		add(ctl.FaultRule{Verb: verb})
 	}
 	if _, err := s.FaultAdd(ctl.FaultRule{Verb: verb}); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("one rule more than the limit: %v", err)
+		t.Errorf("rule for verbs beyond the limit: got %v, want ENOSPC", err)
 	}
 	for range maxRules {
 		add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
 	}
 	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("one rule for packets more than the limit: %v", err)
+		t.Errorf("rule for packets beyond the limit: got %v, want ENOSPC", err)
 	}
 	if err := s.FaultClear("", 0); err != nil {
 		t.Fatal(err)
@@ -200,7 +200,7 @@ func TestVerbFaultRules(t *testing.T) {
 // TestVerbDelayOfDead tests that the delay of a call ends with its process.
 func TestVerbDelayOfDead(t *testing.T) {
 	if hasEnded(os.Getpid()) {
-		t.Fatal("this process has ended")
+		t.Fatal("hasEnded of this process: got true, want false")
 	}
 	cmd := exec.Command("true")
 	if err := cmd.Start(); err != nil {

@@ -230,7 +230,7 @@ func TestSocketPathIsAFile(t *testing.T) {
 	}
 	for _, args := range [][]string{{"serve"}, {"run", "--", "true"}, {"link", "add", "rxe9"}} {
 		out, err := verbena(t, append([]string{"--socket", path}, args...)...).CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "no socket") {
+		if err == nil || !strings.Contains(string(out), "is not a socket") {
 			t.Errorf("%v: got %v, %s", args, err, out)
 		}
 	}

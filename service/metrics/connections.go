@@ -8,17 +8,18 @@ import (
 	"time"
 )
 
-// maxConnections is the number of open connections. Beyond it, a new connection is accepted and another one closed.
+// maxConnections limits the number of open connections. At the limit, the listener accepts a new connection and
+// closes another connection.
 const maxConnections = 64
 
-// young is the age below which a connection may still be sending its request or receiving its answer.
+// young is the age up to which a connection may still be sending its request or receiving its answer.
 const young = 100 * time.Millisecond
 
 // connections is a listener with a limited number of open connections. Clients of any user may connect. If new
-// connections had to wait at the limit, idle ones could lock Prometheus out. Accept therefore closes a connection of
-// the client network with the most connections. It prefers connections that have had an answer, then connections
-// without progress, and the oldest of these. So a client with many requests on one connection loses it before a client
-// that waits for its first answer.
+// connections had to wait at the limit, idle connections could lock Prometheus out. Accept therefore closes a
+// connection of the client network that has the most connections. connections prefers connections that have had an
+// answer, then connections without progress, and the oldest of these. A client with many requests on one connection
+// therefore loses that connection before a client that waits for its first answer.
 type connections struct {
 	net.Listener
 
@@ -26,7 +27,7 @@ type connections struct {
 	open map[net.Conn]*connection
 }
 
-// connection is an open connection of a listener.
+// connection is an open connection accepted by the listener.
 type connection struct {
 	net.Conn
 	set     *connections
@@ -34,7 +35,7 @@ type connection struct {
 
 	// Under set.mu.
 	since    time.Time // time of the last change of state
-	busy     bool      // the server reads or answers a request
+	busy     bool      // the server is reading or answering a request
 	answered bool      // the server has answered a request
 }
 
@@ -59,7 +60,7 @@ func (l *connections) Accept() (net.Conn, error) {
 	return n, nil
 }
 
-// dispensable returns the connection to close.
+// dispensable returns the connection to close at the limit.
 //
 //verbena:held mu
 func (l *connections) dispensable(now time.Time) (best *connection) {
@@ -102,7 +103,7 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// changed is the http.Server.ConnState function of the server.
+// changed is the ConnState function of the http.Server.
 func (l *connections) changed(c net.Conn, s http.ConnState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,7 +113,7 @@ func (l *connections) changed(c net.Conn, s http.ConnState) {
 	}
 }
 
-// networkOf returns the network that a single client can be assumed to own: an IPv4 address, a /64 of IPv6, or all of
+// networkOf returns the network that one client is assumed to own: an IPv4 address, a /64 of IPv6, or all of
 // loopback.
 func networkOf(a net.Addr) netip.Prefix {
 	t, ok := a.(*net.TCPAddr)

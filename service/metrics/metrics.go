@@ -1,9 +1,9 @@
 // Package metrics exports metrics of a service to Prometheus: the counters of `verbena stat show`, the states of
-// `verbena dev show`, and the limited resources held by all users together.
+// `verbena dev show`, and the limited resources of all users together.
 //
-// It answers any client that can connect, and therefore exports nothing about single users, processes or queue pairs.
-// Its cost is bounded by the number of connections, the number of answers computed at a time, and the time for each
-// step. No client can lock out the others.
+// The package answers any client that can connect, and therefore exports nothing about single users, processes or
+// queue pairs. The package's cost is bounded by the number of connections, the number of answers computed at a
+// time, and the time for each step. No client can prevent the answers to other clients.
 package metrics
 
 import (
@@ -37,11 +37,11 @@ type Source interface {
 }
 
 const (
-	// headerTime bounds the time that a client takes to send a request. A request is a few hundred bytes.
+	// headerTime limits the time that a client takes to send a request. A request is a few hundred bytes.
 	headerTime = time.Second
-	// timeout bounds the time to compute an answer, to send it, and between two requests.
+	// timeout limits the time to compute an answer, the time to send it, and the pause between two requests.
 	timeout = 10 * time.Second
-	// maxAnswers is the number of answers computed at a time. Other requests wait in order of arrival.
+	// maxAnswers limits the number of answers computed at the same time. Further requests wait in order of arrival.
 	maxAnswers = 2
 )
 
@@ -86,7 +86,7 @@ func Handler(s Source, version string, log *slog.Logger) http.Handler {
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
 	})
 	mux := http.NewServeMux()
-	// The answer is sent from a buffer, outside of inTurn, so a slow reader delays only its own request.
+	// The handler sends the answer from a buffer, outside of inTurn, so a slow reader delays only its own request.
 	mux.Handle("GET /metrics", http.TimeoutHandler(inTurn(answer), timeout, "the service took too long\n"))
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "<!doctype html><title>Verbena</title><a href=\"/metrics\">metrics</a>\n")
@@ -94,8 +94,8 @@ func Handler(s Source, version string, log *slog.Logger) http.Handler {
 	return mux
 }
 
-// inTurn limits the number of requests that h handles at a time. Further requests wait. If they were refused, one
-// client could make the requests of all others fail.
+// inTurn limits the number of requests that h handles at a time. Further requests wait. If inTurn refused requests,
+// one client could make the requests of all others fail.
 func inTurn(h http.Handler) http.Handler {
 	slots := make(chan struct{}, maxAnswers)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -108,7 +108,7 @@ func inTurn(h http.Handler) http.Handler {
 	})
 }
 
-// fresh is the time for which an answer is reused, so that frequent requests cost little more than rare ones.
+// fresh is the time for which an answer is cached, so frequent requests cost little more than rare ones.
 const fresh = 250 * time.Millisecond
 
 // sometimes is a Gatherer that caches its metrics for the time fresh.
@@ -132,13 +132,13 @@ func (g *sometimes) Gather() ([]*dto.MetricFamily, error) {
 	return g.last, g.err
 }
 
-// collector makes the metrics on request. The set of metrics depends on the devices.
+// collector computes the metrics on request. The set of metrics depends on the devices.
 type collector struct {
 	s       Source
 	version string
 }
 
-// Describe implements prometheus.Collector. It sends nothing, which makes the collector unchecked.
+// Describe implements prometheus.Collector. Describe sends nothing, which makes the collector unchecked.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 func everybody(quota.ID) bool { return true }
@@ -168,7 +168,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		gauge("device_info", "1 for each device, with its states.", 1,
 			prometheus.Labels{"device": d.Name, "slot": d.State, "state": d.Device, "hardware": d.Hardware})
 		gauge("device_contexts", "Open device files of programs.", float64(d.Contexts), dev)
-		gauge("device_zombies", "Open device files of devices that have gone.", float64(d.Zombies), dev)
+		gauge("device_zombies", "Open device files of removed devices.", float64(d.Zombies), dev)
 		count("device_resets_total", "Resets of the device.", float64(d.Resets), dev)
 		gauge("device_recovery_seconds", "Duration of the last reset.", d.Recovery.Seconds(), dev)
 	}
@@ -207,8 +207,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	for _, u := range c.s.Users(onlyAll) {
 		for _, h := range u.Holds {
 			kind := prometheus.Labels{"kind": h.Kind}
-			gauge("held", "What all users hold of a kind; see `verbena serve --help`.", float64(h.Held), kind)
-			gauge("held_limit", "How much that may be; 0: there is no limit.", float64(h.Limit), kind)
+			gauge("held", "Amount of a limited resource that all users hold; see `verbena serve --help`.", float64(h.Held), kind)
+			gauge("held_limit", "Limit of that resource for all users; 0 means no limit.", float64(h.Limit), kind)
 		}
 	}
 }

@@ -22,10 +22,10 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// source is a service with one device and two users.
+// source is a fake service with one device and two users.
 type source struct {
 	asked  atomic.Int64
-	single atomic.Bool // set when the holdings of a single user were requested
+	single atomic.Bool // set when a caller requests the resources of a single user
 }
 
 func (s *source) Stats(string) ([]ctl.StatInfo, error) {
@@ -66,14 +66,14 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// TestMetrics tests that the metrics are those of the service, in Prometheus' format, and reveal nothing about single
-// users.
+// TestMetrics tests that the metrics are those of the service, in the exposition format of Prometheus, and reveal
+// nothing about single users.
 func TestMetrics(t *testing.T) {
 	s := &source{}
 	h := Handler(s, "verbena 1.2.3", slog.New(slog.DiscardHandler))
 	code, text := get(t, h, "GET", "/metrics")
 	if code != 200 {
-		t.Fatalf("got %d: %s", code, text)
+		t.Fatalf("GET /metrics: got status %d: %s", code, text)
 	}
 	for _, want := range []string{
 		`verbena_build_info{version="verbena 1.2.3"} 1`,
@@ -91,12 +91,12 @@ func TestMetrics(t *testing.T) {
 		`process_open_fds `,
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("missing metric: %s", want)
+			t.Errorf("metrics: got no %s, want one", want)
 		}
 	}
 	// The metrics of the runtime, such as allocations, may have any value.
 	if s.single.Load() || regexp.MustCompile(`(?m)^verbena_.*\b100[01]\b`).MatchString(text) {
-		t.Error("the metrics contain data of a single user")
+		t.Error("metrics: got data of a single user, want totals only")
 	}
 	line := regexp.MustCompile(`^(# (HELP|TYPE) [a-z_:]+ .*|[a-z_:]+(\{.*\})? [-+0-9.eInfNa]+)$`)
 	for s := range strings.Lines(text) {
@@ -106,7 +106,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestRequests tests that all other requests are refused.
+// TestRequests tests that the handler refuses all requests other than GET and HEAD of /metrics.
 func TestRequests(t *testing.T) {
 	h := Handler(&source{}, "x", slog.New(slog.DiscardHandler))
 	for _, c := range []struct {
@@ -124,7 +124,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestOften tests that frequent requests do not make the service gather each time.
+// TestOften tests that frequent requests do not make the service gather its metrics each time.
 func TestOften(t *testing.T) {
 	s := &source{}
 	h := Handler(s, "x", slog.New(slog.DiscardHandler))
@@ -133,7 +133,7 @@ func TestOften(t *testing.T) {
 		get(t, h, "GET", "/metrics")
 	}
 	if n, most := s.asked.Load(), int64(time.Since(began)/fresh)+1; n > most {
-		t.Errorf("gathered: got %d times, want at most %d", n, most)
+		t.Errorf("computed answers: got %d, want at most %d", n, most)
 	}
 }
 
@@ -148,7 +148,7 @@ func serve(t *testing.T) net.Listener {
 	t.Cleanup(func() {
 		l.Close()
 		if err := <-done; err != nil {
-			t.Errorf("Serve: %v", err)
+			t.Errorf("Serve: got %v, want success", err)
 		}
 	})
 	return l
@@ -178,7 +178,7 @@ func TestHostileClients(t *testing.T) {
 	}()
 	huge.SetReadDeadline(time.Now().Add(timeout))
 	if line, err := bufio.NewReader(huge).ReadString('\n'); err == nil && !strings.Contains(line, "431") {
-		t.Errorf("endless headers: got %q", line)
+		t.Errorf("endless headers: got %q, want status 431", line)
 	}
 	huge.Close()
 	idle := dial(t, l)
@@ -191,7 +191,7 @@ func TestHostileClients(t *testing.T) {
 	}
 }
 
-// TestStarvation tests that clients that hold and renew connections do not make a scrape fail.
+// TestStarvation tests that clients that hold and renew connections do not make a Prometheus scrape fail.
 func TestStarvation(t *testing.T) {
 	for name, send := range map[string]func(net.Conn){
 		"idle":         func(net.Conn) {},
@@ -253,12 +253,12 @@ func TestStarvation(t *testing.T) {
 			for i := range 10 {
 				r, err := client.Get("http://" + l.Addr().String() + "/metrics")
 				if err != nil {
-					t.Fatalf("scrape %d: %v", i, err)
+					t.Fatalf("scrape %d: got %v, want success", i, err)
 				}
 				b, err := io.ReadAll(r.Body)
 				r.Body.Close()
 				if err != nil || r.StatusCode != 200 || !strings.Contains(string(b), "verbena_device_info") {
-					t.Fatalf("scrape %d: got %s and %d bytes, %v", i, r.Status, len(b), err)
+					t.Fatalf("scrape %d: got %s, %d bytes and error %v, want the metrics", i, r.Status, len(b), err)
 				}
 				client.CloseIdleConnections() // forces a new connection for the next scrape
 			}
@@ -266,19 +266,19 @@ func TestStarvation(t *testing.T) {
 	}
 }
 
-// TestDispensable tests the choice of the connection to close: from the network with the most connections, then one
-// that has had an answer, then one without progress.
+// TestDispensable tests which connection is closed at the limit. The order is: the network with the most
+// connections, a connection that has had an answer, a connection without progress.
 func TestDispensable(t *testing.T) {
 	now := time.Now()
 	here := networkOf(&net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)})
 	near, far := networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}),
 		networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::1")})
 	if near == far || near == here || networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 2)}) == near {
-		t.Fatal("networkOf: got the same network for clients of different ones")
+		t.Fatal("networkOf of clients in different networks: got one network, want two")
 	}
 	if networkOf(&net.TCPAddr{IP: net.ParseIP("::1")}) != here ||
 		networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::2")}) != far {
-		t.Fatal("networkOf: got different networks for clients of one")
+		t.Fatal("networkOf of clients in one network: got two networks, want one")
 	}
 	for name, c := range map[string]struct {
 		open []connection
@@ -306,7 +306,7 @@ func TestDispensable(t *testing.T) {
 	}
 }
 
-// TestAnswered tests that a connection counts as answered after its first answer, not after a request.
+// TestAnswered tests that a connection counts as answered after its first answer, not after its first request.
 func TestAnswered(t *testing.T) {
 	c := &connection{}
 	l := connections{open: map[net.Conn]*connection{c: c}}
@@ -316,12 +316,12 @@ func TestAnswered(t *testing.T) {
 	}{{http.StateNew, false, false}, {http.StateActive, true, false}, {http.StateIdle, false, true}, {http.StateActive,
 		true, true}} {
 		if l.changed(c, tt.state); c.busy != tt.busy || c.answered != tt.answered {
-			t.Errorf("%v: busy %v, answered %v, want %v, %v", tt.state, c.busy, c.answered, tt.busy, tt.answered)
+			t.Errorf("state %v: got busy %v and answered %v, want %v and %v", tt.state, c.busy, c.answered, tt.busy, tt.answered)
 		}
 	}
 }
 
-// TestEndsWhileFull tests that Serve ends with its listener, and closes its connections, also at the limit of
+// TestEndsWhileFull tests that Serve ends with its listener and closes its connections, also at the limit of
 // connections.
 func TestEndsWhileFull(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
@@ -330,7 +330,7 @@ func TestEndsWhileFull(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- Serve(l, &source{}, "x", slog.New(slog.DiscardHandler)) }()
-	for range maxConnections { // answered once, and kept open
+	for range maxConnections { // answered once and kept open
 		c := dial(t, l)
 		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 		if _, err := c.Read(make([]byte, 1)); err != nil {
@@ -341,10 +341,10 @@ func TestEndsWhileFull(t *testing.T) {
 	select {
 	case err := <-done:
 		if err != nil {
-			t.Errorf("Serve: got %v, want none", err)
+			t.Errorf("Serve: got %v, want success", err)
 		}
 	case <-time.After(timeout / 2): // idle connections end after this time
-		t.Error("Serve has not returned")
+		t.Error("Serve after the end of its listener: got no return, want one")
 	}
 }
 

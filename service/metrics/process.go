@@ -12,15 +12,15 @@ import (
 	"verbena/internal/procfile"
 )
 
-// process collects the metrics of this process that the client libraries of Prometheus have in common. The Go library
-// would open files in a way that the service's seccomp filter refuses.
+// process collects the metrics about this process that all client libraries of Prometheus export. The Go library of
+// Prometheus would open files in a way that the service's seccomp filter refuses.
 type process struct {
 	started float64 // seconds since the epoch
 }
 
 func newProcess() process { return process{started: startTime(time.Now())} }
 
-// Describe implements prometheus.Collector. It sends nothing, which makes the collector unchecked.
+// Describe implements prometheus.Collector. Describe sends nothing, which makes the collector unchecked.
 func (process) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -67,7 +67,7 @@ func pages() (total, resident float64, ok bool) {
 // startTime returns the start time of the process in seconds since the epoch, or 0 if it is unknown. (proc_pid_stat(5))
 func startTime(now time.Time) float64 {
 	b, err := procfile.Read("/proc/self/stat")
-	const ticks, start = 100, 19 // ticks per second; number of the field after the name, which ends with the last ")"
+	const ticks, start = 100, 19 // ticks per second; index of the start time after the command name
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if err != nil || len(fields) <= start {
 		return 0

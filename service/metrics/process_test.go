@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// TestProcess compares the metrics of the process with those of Prometheus' library.
+// TestProcess compares the metrics of the process with those of Prometheus' own library.
 func TestProcess(t *testing.T) {
 	values := func(c prometheus.Collector) map[string]float64 {
 		r := prometheus.NewRegistry()
@@ -27,7 +27,7 @@ func TestProcess(t *testing.T) {
 	want := values(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	got := values(newProcess())
 	if len(got) != 6 {
-		t.Errorf("got %v, want 6 metrics", got)
+		t.Errorf("metrics of the process: got %v, want 6 metrics", got)
 	}
 	for name, v := range got {
 		w, ok := want[name]

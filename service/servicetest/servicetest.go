@@ -11,16 +11,16 @@ import (
 	"verbena/service"
 )
 
-// Start starts a service with one device, rxe0, at addresses of this host, and returns the path of its control socket,
-// for verbs/service.At and `verbena run --socket`. The service ends with the test.
+// Start starts a service with one device, rxe0, at addresses of this host. Start returns the path of the control
+// socket, for verbs/service.At and `verbena run --socket`. The service ends with the test.
 func Start(t testing.TB, addrs ...string) (socket string) {
 	t.Helper()
 	_, loc := New(t, service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: addrs}}})
 	return loc.Socket
 }
 
-// New starts a service at a separate control socket. Its driver is rxe unless opts names others. The service ends with
-// the test.
+// New starts a service at a separate control socket. New's driver is rxe unless opts names others. The service ends
+// with the test.
 func New(t testing.TB, opts service.Options) (*service.Service, ctl.Location) {
 	t.Helper()
 	if opts.Drivers == nil {
@@ -41,7 +41,7 @@ func Device(t testing.TB, addr string) (*service.Service, ctl.Location) {
 	return New(t, service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{addr}}}})
 }
 
-// Serve serves srv at a location. At the end of the test it ends srv.
+// Serve serves requests to srv at a location. At the end of the test, srv is closed.
 func Serve(t testing.TB, srv *service.Service, loc ctl.Location) {
 	t.Helper()
 	l, err := service.Listen(loc, nil)
