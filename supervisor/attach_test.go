@@ -9,8 +9,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestAttachIsChargedFirst tests that a session is charged before any access to the launcher's objects that can block,
-// and that a refused session leaves no charge.
+// TestAttachIsChargedFirst tests that Attach charges a session before any access to the launcher's objects that can
+// block, and that a refused session leaves no charge.
 func TestAttachIsChargedFirst(t *testing.T) {
 	var l quota.Limits
 	l[quota.Sessions].PerUser = 1
@@ -26,18 +26,18 @@ func TestAttachIsChargedFirst(t *testing.T) {
 		return err
 	}
 	if err := attach(); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("a file other than a listener: got %v, want EINVAL", err)
+		t.Errorf("attach a file other than a listener: got %v, want EINVAL", err)
 	}
 	user := ledger.User(7)
 	for _, c := range sessionCharges {
 		if n := user.Held(c.kind); n != 0 {
-			t.Errorf("charged after the refusal: got %d %v, want none", n, c.kind)
+			t.Errorf("charge after the refusal: got %d %v, want 0", n, c.kind)
 		}
 	}
 	if err := user.Take(quota.Sessions, 1); err != nil {
 		t.Fatal(err)
 	}
 	if err := attach(); !errors.Is(err, syscall.EAGAIN) {
-		t.Errorf("at the limit: got %v, want EAGAIN", err)
+		t.Errorf("attach at the limit: got %v, want EAGAIN", err)
 	}
 }

@@ -15,16 +15,16 @@ import (
 	"verbena/umem"
 )
 
-// A trapped thread can be killed at any time, and the kernel can then reuse its number and its process's number. So the
-// worker uses a number only to find objects, and afterwards checks that the thread is still trapped (prove). If it is,
-// it was trapped all the time, and the number was its own. Later accesses use only objects that stay bound to the
-// process: a pidfd, or a directory or file in /proc.
+// A trapped thread can be killed at any time. The kernel can then reuse its thread ID and the ID of its process.
+// The worker therefore uses a thread ID only to find objects, and afterwards checks that the thread is still
+// trapped (prove). A thread that is still trapped was trapped all the time, so the ID belonged to it. Later
+// accesses use only objects that stay bound to the process: a pidfd, or a directory or file below /proc/TID.
 
-// errGone is the error for a call of a killed thread. The call has no effect, and gets no answer.
-var errGone = fmt.Errorf("the caller has gone: %w", syscall.EFAULT)
+// errGone is the error for a call of a killed thread. Such a call has no effect and gets no answer.
+var errGone = fmt.Errorf("the caller was killed: %w", syscall.EFAULT)
 
-// prove returns nil if the thread of the current call is still trapped, which makes all objects found by its number
-// valid. Otherwise it returns errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
+// prove returns nil if the thread of the current call is still trapped, which makes all objects found by its thread
+// ID valid. Otherwise prove returns errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
 func (w *worker) prove() error {
 	w.pause("prove")
 	if stillTrapped(w.session.fd, w.n.id) != nil {
@@ -33,7 +33,7 @@ func (w *worker) prove() error {
 	return nil
 }
 
-// goneOr returns errGone if the caller has gone, which explains err; otherwise err.
+// goneOr returns errGone if the caller was killed, which explains err; otherwise goneOr returns err.
 func (w *worker) goneOr(err error) error {
 	if gone := w.prove(); gone != nil {
 		return gone
@@ -41,16 +41,17 @@ func (w *worker) goneOr(err error) error {
 	return err
 }
 
-// pause is a hook for tests at a named point.
+// pause is a hook for tests, called at a named point.
 func (w *worker) pause(point string) {
 	if f := w.session.sup.cfg.pause; f != nil {
 		f(point, w.n.tid)
 	}
 }
 
-// procThread is the trapped thread, identified by its directory in /proc, which never refers to another thread.
+// procThread is the trapped thread, identified by its directory in /proc. That directory never refers to another
+// thread.
 type procThread struct {
-	dir int // O_PATH
+	dir int // opened with O_PATH
 	id  *identity
 }
 
@@ -78,8 +79,8 @@ func (w *worker) look() (*procThread, error) {
 
 func (t *procThread) close() { unix.Close(t.dir) }
 
-// principal returns the account charged for the thread's process, and whether it manages the service. The caller must
-// prove afterwards that the thread is still trapped.
+// principal returns the account charged for the thread's process, and whether it manages the service. The caller
+// must prove afterwards that the thread is still trapped.
 func (s *Supervisor) principal(th *procThread) (principal.Principal, error) {
 	return s.cfg.Authority.Of(th.dir, th.id.uids.real, th.id.uids.effective)
 }
@@ -103,7 +104,7 @@ func identifyAt(dir int) (*identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The creator of a user namespace has all capabilities in it, but none in this one.
+	// The creator of a user namespace has all capabilities in that namespace, but none in the service's namespace.
 	if (id.fileCapability || id.bindCapability || id.rawCapability) && !sameFileAt(dir, "ns/user", "/proc/self/ns/user") {
 		id.fileCapability, id.bindCapability, id.rawCapability = false, false, false
 	}
@@ -130,27 +131,28 @@ func (t *procThread) elsewhere() bool {
 	return !sameFileAt(t.dir, "ns/mnt", "/proc/self/ns/mnt") || !sameFileAt(t.dir, "root", "/")
 }
 
-// process is a process that issues commands or has opened a device file. Its address space changes with each exec.
+// process is a process that issues commands or has opened a device file. The address space of a process changes
+// with each exec.
 type process struct {
 	pid   int
 	name  string
 	pidfd *os.File
-	conn  syscall.RawConn // wraps pidfd
-	user  *quota.User     // charged for descriptors
-	acct  *umem.Account   // for all address spaces of the process
+	conn  syscall.RawConn // wraps pidfd for the runtime's poller
+	user  *quota.User     // user charged for the descriptors
+	acct  *umem.Account   // account for all address spaces of the process
 
 	// Under Session.mu.
-	space  *umem.Process   // the current address space; nil: unknown
-	former []*umem.Process // earlier address spaces that another process may still have
+	space  *umem.Process   // current address space, or nil if unknown
+	former []*umem.Process // earlier address spaces that another process may still use
 }
 
-// The descriptors of the service for a process (a pidfd), and for each of its address spaces (a pidfd and two files).
+// The service opens a pidfd for a process, and a pidfd and two files for each address space of the process.
 const (
 	processDescriptors = 1
 	spaceDescriptors   = 3
 )
 
-// alive reports whether the process exists. If it does, its number has not been reused.
+// alive reports whether the process exists. While the process exists, its process ID is not reused.
 func (p *process) alive() bool {
 	alive := false
 	err := p.conn.Control(func(fd uintptr) {
@@ -168,11 +170,11 @@ func (p *process) alive() bool {
 
 // has reports whether a thread belongs to the process.
 func (p *process) has(tid uint32) bool {
-	// Signal 0 only checks for existence. EPERM also means that the thread exists.
+	// Signal 0 only checks whether the thread exists. EPERM also means that the thread exists.
 	return unix.Tgkill(p.pid, int(tid), 0) != unix.ESRCH && p.alive()
 }
 
-// closeLocked ends all access. The caller holds Session.mu.
+// closeLocked ends all access to the process. The caller holds Session.mu.
 func (p *process) closeLocked() {
 	for _, s := range p.former {
 		p.closeSpace(s)
@@ -190,7 +192,7 @@ func (p *process) closeSpace(s *umem.Process) {
 	p.user.Give(quota.Descriptors, spaceDescriptors)
 }
 
-// lockLimit returns the RLIMIT_MEMLOCK of the account.
+// lockLimit returns the RLIMIT_MEMLOCK of the process that owns the account.
 func (t *Session) lockLimit(p *process) (uint64, error) {
 	t.mu.Lock()
 	s := p.space
@@ -204,10 +206,11 @@ func (t *Session) lockLimit(p *process) (uint64, error) {
 	return s.LockLimit()
 }
 
-// errForeign is the error for a caller that is not of the user who opened the device file. (ib_safe_file_access)
+// errForeign is the error for a caller of a user other than the one that opened the device file.
+// (ib_safe_file_access)
 var errForeign = fmt.Errorf("the device file was opened by another user: %w", syscall.EACCES)
 
-// known holds cached facts about the current call.
+// known holds cached facts about the caller of the current call.
 type known struct {
 	done  bool
 	stale bool // the cached descriptor no longer refers to the device
@@ -216,7 +219,7 @@ type known struct {
 	err   error
 }
 
-// caller returns the process of the current call and its address space. It looks them up once per call.
+// caller returns the process of the current call and its address space. caller looks them up once per call.
 func (w *worker) caller() (*process, *umem.Process, error) {
 	if k := &w.known; !k.done {
 		k.done = true
@@ -234,7 +237,7 @@ func (w *worker) caller() (*process, *umem.Process, error) {
 
 func (w *worker) findCaller() (*process, *umem.Process, error) {
 	if d := w.desc; d != nil {
-		// A cached descriptor suffices for a doorbell only.
+		// A cached descriptor suffices only for a doorbell.
 		if i, err := inodeOf(w.n.tid, d.fd); err != nil || i != d.file.inode {
 			w.known.stale = true
 			return nil, nil, errGone
@@ -263,7 +266,7 @@ func (t *Session) spaceOf(p *process) *umem.Process {
 	return p.space
 }
 
-// process returns the process of a thread and its address space. It opens them if necessary.
+// process returns the process of a thread and its address space. process opens them if necessary.
 func (w *worker) process(th *procThread) (*process, *umem.Process, error) {
 	t := w.session
 	t.mu.Lock()
@@ -320,7 +323,7 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.lockLimit(p) })
 	w.pause("pidfd")
 	if p.conn, err = p.pidfd.SyscallConn(); err == nil {
-		err = w.prove() // the number still belongs to the thread's process
+		err = w.prove() // the thread ID still belongs to the thread's process
 	}
 	if err != nil {
 		p.pidfd.Close()
@@ -379,7 +382,8 @@ func access(direct bool) string {
 	return "launcher"
 }
 
-// openMemory opens the caller's current memory. direct reports whether this process opened it without the helper.
+// openMemory opens the caller's current memory. direct reports whether this process opened the memory without the
+// helper.
 func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, err error) {
 	w.pause("memory")
 	err = unix.EACCES
@@ -405,7 +409,7 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 	return nil, nil, false, fmt.Errorf("open memory of process %d: %w", th.id.pid, err)
 }
 
-// memory returns the caller's memory for one answer. It stays valid if the caller ends meanwhile.
+// memory returns the caller's memory for one answer. The memory stays valid if the caller ends meanwhile.
 func (w *worker) memory() (*umem.Files, error) {
 	th, err := w.look()
 	if err != nil {

@@ -10,15 +10,15 @@ import (
 	"verbena/uverbs"
 )
 
-// maxTraceLine limits a line of a trace, in bytes.
+// maxTraceLine limits the length of a line of a trace, in bytes.
 const maxTraceLine = 2048
 
 // callTrace is the trace record of the current call of a worker.
 type callTrace struct {
 	command uverbs.CommandTrace
-	path    string // virtual and cleaned; empty: the call has no path
-	flags   uint64 // for openat2
-	later   bool   // the call is answered and traced later
+	path    string // cleaned virtual path; empty for a call without a path
+	flags   uint64 // open flags, for openat2
+	later   bool   // a later answer also traces the call
 }
 
 // CommandTrace returns the trace record of the current command, or nil if the session is not traced. (uverbs.Tracer)
@@ -108,7 +108,7 @@ func (t *callTrace) result(v verdict) string {
 	return fmt.Sprint(v.val)
 }
 
-// flag is a bit of a call's argument, with the name of its C constant.
+// flag is a bit of a call's argument, and the name of its C constant.
 type flag struct {
 	bit  uint64
 	name string

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestTrace tests that each answered call is traced once, with its arguments, result and time. Doorbells and calls
-// continued in the kernel are not traced, nor are calls of other sessions.
+// TestTrace tests that each answered call is traced once, with its arguments, result and time. Doorbells, calls
+// continued in the kernel, and calls of other sessions are not traced.
 func TestTrace(t *testing.T) {
 	w := newWorld(t)
 	var traced logBook
@@ -22,7 +22,7 @@ func TestTrace(t *testing.T) {
 	r.Signal(9)
 	w.finish(r)
 	if more := traced.take(); before == 0 || len(more) > 0 {
-		t.Errorf("traced lines: got %d; while other sessions called: got %q", before, more)
+		t.Errorf("traced lines: got %d, want some; lines of other sessions: got %q, want none", before, more)
 	}
 
 	w.trace = func(line string) { traced.logf("%s", line) }
@@ -30,16 +30,16 @@ func TestTrace(t *testing.T) {
 		"cat /sys/class/infiniband/rxe0/node_type /etc/hostname; cat /sys/class/infiniband/rxe0/nosuch"); code == 0 {
 		t.Errorf("exit code: got 0, want an error; printed %s", out)
 	}
-	w.mustRunSelf("commands") // includes doorbells
-	w.logs.take()             // the panic that the program causes
+	w.mustRunSelf("commands") // the commands include doorbells
+	w.logs.take()             // removes the log of the panic that the program causes
 	lines := traced.take()
 	line := regexp.MustCompile(`^\d+ [a-z0-9]+\(.*\) = (-1 E[A-Z]+ \(.+\)|\d+) <\d+\.\d{6}>$`)
 	for _, l := range lines {
 		if !line.MatchString(l) {
-			t.Errorf("line: got %q, want the format of the trace", l)
+			t.Errorf("line of the trace: got %q, want the format of the trace", l)
 		}
 		if strings.Contains(l, "/etc/hostname") {
-			t.Errorf("got a line for a call continued in the kernel: %s", l)
+			t.Errorf("line for a call continued in the kernel: got %s, want none", l)
 		}
 	}
 	all := strings.Join(lines, "\n")
@@ -51,10 +51,10 @@ func TestTrace(t *testing.T) {
 		`ioctl\(.*\) = -1 EBUSY \(the object is in use: device or resource busy\) <`,
 	} {
 		if !regexp.MustCompile(want).MatchString(all) {
-			t.Errorf("no line matches %s; the trace:\n%s", want, all)
+			t.Errorf("trace: got no line that matches %s, want one:\n%s", want, all)
 		}
 	}
 	if strings.Contains(all, "write(") {
-		t.Errorf("got lines for doorbells:\n%s", all)
+		t.Errorf("lines for doorbells: got some, want none:\n%s", all)
 	}
 }

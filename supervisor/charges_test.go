@@ -11,8 +11,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestCharges tests that an operation is refused if one unit is missing in the user's limit, without a lasting charge,
-// and that it succeeds with exactly its charge left.
+// TestCharges tests that an operation is refused, without a lasting charge, if one unit is missing in the user's
+// limit. With exactly its charge left, the operation succeeds.
 func TestCharges(t *testing.T) {
 	const limit = 1000
 	var limits quota.Limits
@@ -75,11 +75,11 @@ func TestCharges(t *testing.T) {
 			unchanged := func(when string) {
 				for k := range quota.NumKinds {
 					if n := p.user.Held(k); n != before[k] {
-						t.Errorf("%s: charged: got %d %v, want %d", when, n, k, before[k])
+						t.Errorf("%s: charge: got %d %v, want %d", when, n, k, before[k])
 					}
 				}
 				if n := c.sup.natives.all; n != 0 {
-					t.Errorf("%s: native files: got %d, want none", when, n)
+					t.Errorf("%s: files with native doorbells: got %d, want none", when, n)
 				}
 			}
 			held := p.user.Held(tt.kind)
@@ -95,11 +95,11 @@ func TestCharges(t *testing.T) {
 				var refusal *quota.Error
 				switch {
 				case left == tt.n && err != nil:
-					t.Errorf("%d left: got %v, want success", left, err)
+					t.Errorf("%d units left: got %v, want success", left, err)
 				case left < tt.n && err == nil:
-					t.Errorf("%d left: got success, want a refusal", left)
+					t.Errorf("%d units left: got success, want a refusal", left)
 				case left < tt.n && (!errors.As(err, &refusal) || refusal.Kind != tt.kind):
-					t.Errorf("%d left: got %v, want a refusal of %v", left, err, tt.kind)
+					t.Errorf("%d units left: got %v, want a refusal of %v", left, err, tt.kind)
 				}
 				if err == nil && left == tt.n {
 					undo()
@@ -111,7 +111,8 @@ func TestCharges(t *testing.T) {
 	}
 }
 
-// TestWorkersOfAUser tests that a worker for a user's program is started only if the user's limit allows another one.
+// TestWorkersOfAUser tests that a worker for a user's program is started only if the user's limit allows another
+// worker.
 func TestWorkersOfAUser(t *testing.T) {
 	for _, left := range []uint64{0, 1} {
 		var limits quota.Limits
@@ -126,14 +127,14 @@ func TestWorkersOfAUser(t *testing.T) {
 			return true
 		}}
 		if p.settle(); settled != left || user.Held(quota.Workers) != 5-left {
-			t.Errorf("%d workers left: the pipe was written %d times, want %d; %d workers are charged, want %d",
+			t.Errorf("%d workers left: got %d writes to the pipe, want %d, and %d charged workers, want %d",
 				left, settled, left, user.Held(quota.Workers), 5-left)
 		}
 		started := uint64(0)
 		var turn turn
 		turn.init(func() { started++ }, user)
 		if turn.pass(); started != 1+left || user.Held(quota.Workers) != 5 {
-			t.Errorf("%d workers left: %d started, want %d", left, started, 1+left)
+			t.Errorf("%d workers left: got %d started workers, want %d", left, started, 1+left)
 		}
 	}
 	started := 0
@@ -149,7 +150,8 @@ func TestWorkersOfAUser(t *testing.T) {
 	}
 }
 
-// TestClosedSupervisor tests that a closed supervisor accepts nothing new and leaves no charge.
+// TestClosedSupervisor tests that a closed supervisor accepts no new files, sockets or sessions, and leaves no
+// charge.
 func TestClosedSupervisor(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	p, th := c.mustProcess(), c.lookOnce()
@@ -160,7 +162,7 @@ func TestClosedSupervisor(t *testing.T) {
 	c.sup.mu.Lock()
 	c.sup.closed = true
 	c.sup.mu.Unlock()
-	defer func() { // Close waits for it
+	defer func() { // Close waits for this goroutine
 		c.sup.mu.Lock()
 		c.sup.closed = false
 		c.sup.mu.Unlock()
@@ -194,7 +196,7 @@ func TestClosedSupervisor(t *testing.T) {
 			t.Errorf("%s: charged descriptors: got %d, want %d", tt.name, n, before)
 		}
 		if n := p.user.Held(quota.Contexts) + p.user.Held(quota.Sessions); n != 0 {
-			t.Errorf("%s: charged contexts and sessions: got %d, want none", tt.name, n)
+			t.Errorf("%s: charged contexts and sessions: got %d, want 0", tt.name, n)
 		}
 	}
 }

@@ -26,7 +26,7 @@ import (
 	"verbena/uverbs"
 )
 
-// mortal is the pidfd of a process that seems to have ended from the at-th check on.
+// mortal is a pidfd. Its process seems to have ended from the at-th check on.
 type mortal struct {
 	syscall.RawConn
 	ended     syscall.RawConn
@@ -57,8 +57,8 @@ func thisProcess(t *testing.T) *process {
 	return p
 }
 
-// TestRaiseLimit tests that the limit of open files is raised only for an existing process, only as far as needed, and
-// is restored.
+// TestRaiseLimit tests that raiseLimit raises the limit of open files only for an existing process and only as far
+// as needed, and that the limit is restored.
 func TestRaiseLimit(t *testing.T) {
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -72,20 +72,20 @@ func TestRaiseLimit(t *testing.T) {
 	low := before.Cur - 1
 	for _, tt := range []struct {
 		name          string
-		endsAt        int // number of the check at which the process has ended; 0: never
+		endsAt        int // number of the check at which the process has ended; 0 for a process that stays alive
 		least         uint64
 		during, after uint64
 		want          error
 		warned        bool
 	}{
-		{name: "more than it has", least: low + 1, during: low + 1, after: low},
-		{name: "as many as it has", least: low, during: low, after: low},
-		{name: "less than it has", least: low - 5, during: low, after: low},
-		{name: "more than it may have", least: before.Max + 1, during: low, after: low, want: syscall.EMFILE, warned: true},
-		{name: "it ends before", endsAt: 1, least: low + 1, during: low, after: low, want: errGone},
-		{name: "it ends after the look at its limit", endsAt: 2, least: low + 1, during: low, after: low, want: errGone},
-		{name: "it ends meanwhile", endsAt: 3, least: low + 1, during: low + 1, after: low + 1},
-		{name: "it ends before its limit is put back", endsAt: 4, least: low + 1, during: low + 1, after: low + 1},
+		{name: "more than the soft limit", least: low + 1, during: low + 1, after: low},
+		{name: "the soft limit", least: low, during: low, after: low},
+		{name: "less than the soft limit", least: low - 5, during: low, after: low},
+		{name: "above the hard limit", least: before.Max + 1, during: low, after: low, want: syscall.EMFILE, warned: true},
+		{name: "process ends before the call", endsAt: 1, least: low + 1, during: low, after: low, want: errGone},
+		{name: "process ends after the read of its limit", endsAt: 2, least: low + 1, during: low, after: low, want: errGone},
+		{name: "process ends while the limit is raised", endsAt: 3, least: low + 1, during: low + 1, after: low + 1},
+		{name: "process ends before the limit is restored", endsAt: 4, least: low + 1, during: low + 1, after: low + 1},
 	} {
 		if tt.warned && before.Max == unix.RLIM_INFINITY {
 			continue
@@ -104,22 +104,22 @@ func TestRaiseLimit(t *testing.T) {
 			p.conn = &mortal{RawConn: alive, ended: ended, at: tt.endsAt}
 			restore, err := w.raiseLimit(p, tt.least)
 			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
-				t.Errorf("got %v, want %v", err, tt.want)
+				t.Errorf("raiseLimit: got %v, want %v", err, tt.want)
 			}
 			if got := limit(); got != tt.during {
-				t.Errorf("raised: got %d, want %d", got, tt.during)
+				t.Errorf("raised limit: got %d, want %d", got, tt.during)
 			}
 			if restore(); limit() != tt.after {
-				t.Errorf("put back: got %d, want %d", limit(), tt.after)
+				t.Errorf("restored limit: got %d, want %d", limit(), tt.after)
 			}
 			if l := logs.take(); (len(l) > 0) != tt.warned {
-				t.Errorf("log: got %q, want any lines: %t", l, tt.warned)
+				t.Errorf("log: got %q, want lines: %t", l, tt.warned)
 			}
 		})
 	}
 }
 
-// TestAttachByHelper tests that a helper is used only for programs of the service's own user.
+// TestAttachByHelper tests that a session uses a helper only for programs of the service's own user.
 func TestAttachByHelper(t *testing.T) {
 	testutil.NeedRoot(t, "to start a process of another user")
 	w := newWorld(t, func(c *SupervisorConfig) { c.AskHelper = true })
@@ -142,7 +142,7 @@ func TestAttachByHelper(t *testing.T) {
 		{"the service's user", os.Getpid(), Ancestor{}, -1, nil},
 		{"no helper", os.Getpid(), nil, -1, umem.ErrAccess},
 		{"another user", other.Process.Pid, Ancestor{}, -1, umem.ErrAccess},
-		{"a user that may be several", os.Getpid(), Ancestor{}, os.Geteuid(), umem.ErrAccess},
+		{"an overflow user ID", os.Getpid(), Ancestor{}, os.Geteuid(), umem.ErrAccess},
 	} {
 		overflowUID = func() int { return tt.overflow }
 		th, listener := filteredThread(t)
@@ -156,13 +156,13 @@ func TestAttachByHelper(t *testing.T) {
 			continue
 		}
 		if !s.Helped() || s.Traced() {
-			t.Errorf("%s: helped %v, traced %v, want true, false", tt.name, s.Helped(), s.Traced())
+			t.Errorf("%s: got helped %v and traced %v, want true and false", tt.name, s.Helped(), s.Traced())
 		}
 		w.await("the end of the session", s.Done())
 	}
 }
 
-// TestExplainAccess tests that the error names the setting of Yama if Yama restricts access.
+// TestExplainAccess tests that the error of a denied access names the setting of Yama if Yama restricts access.
 func TestExplainAccess(t *testing.T) {
 	for scope, want := range map[string]string{
 		"0": "; run the service as the same user, or as root",
@@ -175,9 +175,9 @@ func TestExplainAccess(t *testing.T) {
 	}
 }
 
-// TestHardLimitIn tests that the hard limit is taken from the second column of the line about open files.
+// TestHardLimitIn tests that hardLimitIn reads the second column of the line about open files.
 func TestHardLimitIn(t *testing.T) {
-	const none = "read the limit of open files: /proc/PID/limits has none"
+	const none = "read the limit of open files: /proc/PID/limits does not contain it"
 	for _, tt := range []struct {
 		text string
 		want uint64
@@ -205,24 +205,24 @@ func TestDoorbellsPossible(t *testing.T) {
 			DoorbellsAuto: processors >= 3, DoorbellsTrapped: false, DoorbellsNative: true,
 		} {
 			if got := how.possible(processors); got != want {
-				t.Errorf("doorbells %d with %d processors: got %v, want %v", how, processors, got, want)
+				t.Errorf("possible of doorbells %d with %d processors: got %v, want %v", how, processors, got, want)
 			}
 		}
 	}
 }
 
-// TestAdmit tests that a process is admitted to this process's memory only while its pidfd proves that its number is
-// its own.
+// TestAdmit tests that a process may access this process's memory only while a pidfd proves that the process ID was
+// not reused.
 func TestAdmit(t *testing.T) {
 	live, ended := openPidfd(t, os.Getpid()), endedProcess(t).pidfd
 	for _, tt := range []struct {
 		name  string
 		pidfd *os.File
-		err   error // result of setPtracer; without Yama an error
+		err   error // result of setPtracer, an error without Yama
 		want  []int
 	}{
-		{"a process that exists", live, nil, []int{7}},
-		{"one that has ended", ended, nil, []int{7, 0}},
+		{"a running process", live, nil, []int{7}},
+		{"an ended process", ended, nil, []int{7, 0}},
 		{"without Yama", ended, unix.EINVAL, []int{7}},
 	} {
 		var set []int
@@ -248,7 +248,7 @@ func TestSameFile(t *testing.T) {
 			}
 			compared++
 			if got, want := sameFileAt(unix.AT_FDCWD, a, b), a == b; got != want {
-				t.Errorf("%s and %s, both inode %d: got %v, want %v", a, b, x.Ino, got, want)
+				t.Errorf("sameFileAt of %s and %s, both inode %d: got %v, want %v", a, b, x.Ino, got, want)
 			}
 		}
 	}
@@ -257,17 +257,17 @@ func TestSameFile(t *testing.T) {
 	}
 }
 
-// TestProcessesOfASession tests that the state kept for a process ends with it, and that an exec binds only the memory
-// of its own process.
+// TestProcessesOfASession tests that the state kept for a process is removed at its end, and that an exec binds
+// only the memory of its own process.
 func TestProcessesOfASession(t *testing.T) {
 	own, ended := thisProcess(t), endedProcess(t)
 	s := &Session{processes: map[int]*process{1: own, 2: ended}}
 	s.reapLocked()
 	if len(s.processes) != 1 || s.processes[1] != own {
-		t.Errorf("after the end of one process: got %v, want the other", s.processes)
+		t.Errorf("processes after the end of one: got %v, want the other one", s.processes)
 	}
 	if n, err := s.lockLimit(&process{}); n != 0 || err != umem.ErrLimit {
-		t.Errorf("the limit of a process without an address space: got %d, %v, want 0, %v", n, err, umem.ErrLimit)
+		t.Errorf("lockLimit of a process without an address space: got %d, %v, want 0, %v", n, err, umem.ErrLimit)
 	}
 
 	child := exec.Command("/bin/sleep", "60")
@@ -293,7 +293,7 @@ func TestProcessesOfASession(t *testing.T) {
 	tid := uint32(os.Getpid())
 	got := s.executes(tid)
 	if !slices.Equal(got, []*umem.Process{former, space}) || own.space != nil || foreign.space == nil {
-		t.Errorf("executes: got %v, current %v, want the two address spaces that the process may still have", got, own.space)
+		t.Errorf("executes: got %v and current space %v, want both address spaces of the process and no current one", got, own.space)
 	}
 	for _, tt := range []struct {
 		name   string
@@ -313,18 +313,18 @@ func TestProcessesOfASession(t *testing.T) {
 		s.execs.add(1<<30 + i)
 	}
 	if n := len(s.execs.tids); n != 2 {
-		t.Errorf("%d execs of threads that have ended: got %d, want 2: the existing thread and the last one", firstExecLook,
+		t.Errorf("entries after %d execs of ended threads: got %d, want 2, the existing thread and the last one", firstExecLook,
 			n)
 	}
 }
 
-// TestLaunchRefusals tests that a program needs an argument vector and a known architecture, and that an ended program
-// gets no signal.
+// TestLaunchRefusals tests that Start requires an argument vector and a supported architecture, and that an ended
+// program receives no signal.
 func TestLaunchRefusals(t *testing.T) {
 	var e *ExecError
 	const noArguments = "run /bin/true: no argument vector"
 	if _, err := Start(&Launch{Path: "/bin/true"}); !errors.As(err, &e) || err.Error() != noArguments {
-		t.Errorf("without arguments: got %v, want %s", err, noArguments)
+		t.Errorf("Start without arguments: got %v, want %s", err, noArguments)
 	}
 	arch := architectures[runtime.GOARCH]
 	delete(architectures, runtime.GOARCH)
@@ -332,11 +332,11 @@ func TestLaunchRefusals(t *testing.T) {
 	architectures[runtime.GOARCH] = arch
 	want := ErrUnsupported.Error() + ": not for " + runtime.GOARCH
 	if !errors.Is(err, ErrUnsupported) || err.Error() != want {
-		t.Errorf("another architecture: got %v, want %s", err, want)
+		t.Errorf("Start on another architecture: got %v, want %s", err, want)
 	}
 	p := &Program{pid: os.Getpid(), reaped: true}
 	if err := p.Signal(0); err != os.ErrProcessDone {
-		t.Errorf("a signal after the end: got %v, want %v", err, os.ErrProcessDone)
+		t.Errorf("Signal after the end: got %v, want %v", err, os.ErrProcessDone)
 	}
 }
 
@@ -350,22 +350,22 @@ func TestPollFails(t *testing.T) {
 	defer w.Close()
 	s := newSource(r, r, &intake{})
 	if ready, ok := s.poll(0); ready || !ok {
-		t.Errorf("no notification: ready %v, ok %v, want false, true", ready, ok)
+		t.Errorf("poll without a notification: got ready %v and ok %v, want false and true", ready, ok)
 	}
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
 	}
-	// poll(2) of two descriptors then fails with EINVAL
+	// poll(2) of two descriptors then fails with EINVAL.
 	unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: before.Max}, nil)
 	ready, ok := s.poll(0)
 	unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
 	if ready || ok {
-		t.Errorf("poll fails: ready %v, ok %v, want false, false", ready, ok)
+		t.Errorf("poll after an error of poll(2): got ready %v and ok %v, want false and false", ready, ok)
 	}
 }
 
-// TestDeviceInfoOfNothing tests that stat fails on an open file after both its device and its queues have gone.
+// TestDeviceInfoOfNothing tests that fstat fails on an open file after both its device and its queues were removed.
 func TestDeviceInfoOfNothing(t *testing.T) {
 	sup := newWorld(t).sup
 	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
@@ -380,9 +380,9 @@ func TestDeviceInfoOfNothing(t *testing.T) {
 	}{
 		{"queues", m, "ok"},
 		{"no queues", nil, "EIO"},
-		{"queues that are closed", m, "EIO"},
+		{"closed queues", m, "EIO"},
 	} {
-		if strings.HasSuffix(tt.name, "closed") {
+		if tt.name == "closed queues" {
 			m.Close()
 		}
 		f := &openFile{node: node{device: "gone"}, memory: tt.memory}
@@ -398,12 +398,12 @@ func TestPhysState(t *testing.T) {
 		0: "<unknown>", 1: "Sleep", 5: "LinkUp", 7: "Phy Test", 8: "<unknown>", 255: "<unknown>",
 	} {
 		if got := physState(s); got != want {
-			t.Errorf("%d: got %q, want %q", s, got, want)
+			t.Errorf("physState of %d: got %q, want %q", s, got, want)
 		}
 	}
 }
 
-// TestGIDAttributes tests that the type and the interface of an empty entry of the GID table cannot be read.
+// TestGIDAttributes tests that reading the type and the interface of an empty entry of the GID table fails.
 func TestGIDAttributes(t *testing.T) {
 	srv := newFakeServer()
 	gid := ib.GID{0xfe, 0x80, 15: 9}
@@ -416,7 +416,7 @@ func TestGIDAttributes(t *testing.T) {
 		for j, name := range []string{"types", "ndevs"} {
 			e := all[fmt.Sprintf("%s/infiniband/rxe0/ports/1/gid_attrs/%s/%d", virtualDir, name, i)]
 			if e == nil {
-				t.Fatalf("%s of entry %d: got none, want some", name, i)
+				t.Fatalf("%s of entry %d: got no file, want one", name, i)
 			}
 			got, err := e.read()
 			if err != nil {
@@ -429,8 +429,8 @@ func TestGIDAttributes(t *testing.T) {
 	}
 }
 
-// TestNetlinkResources tests that a user sees only the user's own objects and connections, and a manager those of all
-// users.
+// TestNetlinkResources tests that a user sees only the user's own objects and connections, and that a manager sees
+// those of all users.
 func TestNetlinkResources(t *testing.T) {
 	w := newWorld(t)
 	mine, others := quota.ID{UID: 1001}, quota.ID{UID: 1002}
@@ -464,8 +464,8 @@ func TestNetlinkResources(t *testing.T) {
 	}
 }
 
-// TestDoorbellPassesTheTurn tests that a doorbell passes the receive token if several threads call and recent doorbells
-// took long.
+// TestDoorbellPassesTheTurn tests that a doorbell passes the receive token if several threads make calls and recent
+// doorbells took long.
 func TestDoorbellPassesTheTurn(t *testing.T) {
 	for _, tt := range []struct {
 		lately time.Duration
@@ -482,7 +482,7 @@ func TestDoorbellPassesTheTurn(t *testing.T) {
 		turn.doorbell.Store(int64(tt.lately))
 		w.begin(callWrite)
 		if n := atomic.LoadUint32(&turn.free); n != tt.free || w.hasTurn != (tt.free == 0) {
-			t.Errorf("doorbells took %v: got %d free tokens, token held %v, want %d", tt.lately, n, w.hasTurn, tt.free)
+			t.Errorf("doorbells of %v: got %d free tokens and a held token %v, want %d free", tt.lately, n, w.hasTurn, tt.free)
 		}
 		w.end()
 	}
@@ -494,7 +494,7 @@ func TestSharedTurns(t *testing.T) {
 	for i, want := range []bool{false, false, true, true} {
 		turn.note(uint32(i + 1))
 		if got := turn.shared(); got != want {
-			t.Errorf("after %d changes: got %v, want %v", i+1, got, want)
+			t.Errorf("shared after %d changes: got %v, want %v", i+1, got, want)
 		}
 	}
 }

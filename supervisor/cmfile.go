@@ -25,40 +25,40 @@ import (
 	"verbena/uverbs"
 )
 
-// A program's descriptor of /dev/infiniband/rdma_cm is the reading end of a pipe, so poll(2), epoll(7) and select(2)
-// work natively. The pipe holds a byte while there are events. write(2) of a command is trapped by the descriptor's
-// number, as on the other device files.
+// A program's descriptor of /dev/infiniband/rdma_cm is the reading end of a pipe, so poll(2), epoll(7) and
+// select(2) on it work natively. The pipe holds a byte while there are events. As on the other device files,
+// write(2) of a command is trapped by the number of the descriptor.
 //
-// A GET_EVENT without a pending event is answered later, by a goroutine (await), so that it does not occupy a worker.
-// In the kernel a signal would end the wait. Since Linux 5.19 a signal cannot end a received call, so the goroutine
-// checks for signals.
+// If there is no pending event, a goroutine (await) answers a GET_EVENT later, so the call does not occupy a
+// worker. In the kernel a signal would end the wait of a GET_EVENT. Since Linux 5.19 a signal cannot end a call
+// that the supervisor has received, so the goroutine checks for signals.
 
 // cmDevice is the name of the device file.
 const cmDevice = "rdma_cm"
 
-// cmPipe is the service's end of the pipe of an open file. A program that reads from the pipe into memory that does not
-// answer holds the kernel's lock of the pipe, and blocks each writer and reader. So cmPipe.settle holds no shared lock
-// meanwhile, and its thread is charged to the user.
+// cmPipe is the service's end of the pipe of an open file. A program can read from the pipe into memory that blocks
+// access. The read holds the kernel's lock of the pipe, and blocks every other reader and writer. Therefore
+// cmPipe.settle holds no shared lock during a write or read, and its thread is charged to the user.
 type cmPipe struct {
-	end    *os.File // the writing end
+	end    *os.File // the writing end of the pipe
 	user   *quota.User
 	kept   *kept.Kept
-	note   kept.Note                    // for the program's end
-	setter func(fd int, full bool) bool // for tests; nil: setPipe
+	note   kept.Note                    // charge for the program's end
+	setter func(fd int, full bool) bool // replacement of setPipe in tests, or nil
 
 	mu   sync.Mutex
-	fd   int           // descriptor of end; -1: closed
+	fd   int           // descriptor of end, or -1 once closed
 	want bool          // there are events
 	full bool          // there is a byte in the pipe
-	edge bool          // events have arrived since the last write; edge-triggered pollers need another one
-	busy chan struct{} // closed at the end of the thread that updates the pipe; nil: no such thread
+	edge bool          // events have arrived since the last write; an edge-triggered poller needs another write
+	busy chan struct{} // closed when the thread that updates the pipe ends; nil without such a thread
 	over bool          // close was called
 }
 
-// pipeDescriptors is the number of descriptors charged for a pipe, as long as a program has its other end.
+// pipeDescriptors is the number of descriptors charged for a pipe while a program has its other end.
 const pipeDescriptors = 2
 
-// pipeTimeout is the longest time for which a call waits for another thread to update the pipe.
+// pipeTimeout limits the time that a call waits for another thread to update the pipe.
 const pipeTimeout = 100 * time.Millisecond
 
 // ready records whether there are events. cmPipe.settle updates the pipe soon afterwards. ready does not sleep.
@@ -79,12 +79,12 @@ func (p *cmPipe) ready(on bool) {
 //verbena:held mu
 func (p *cmPipe) settled() bool { return p.want == p.full && !p.edge }
 
-// settle writes a byte to the pipe or removes it, until poll(2) on the pipe agrees with the last call of ready. It can
-// block as long as the program blocks the pipe.
+// settle writes a byte to the pipe or removes the byte, until poll(2) on the pipe agrees with the last call of
+// ready. settle can block as long as the program blocks the pipe.
 func (p *cmPipe) settle() {
 	for {
 		p.mu.Lock()
-		if busy := p.busy; busy != nil { // the pipe changes before full does
+		if busy := p.busy; busy != nil { // the pipe changes before full is set
 			p.mu.Unlock()
 			timer := time.NewTimer(pipeTimeout)
 			select {
@@ -117,7 +117,7 @@ func (p *cmPipe) settle() {
 		if over {
 			p.close()
 		}
-		if over || !ok { // no descriptor: the program polls once without finding an event
+		if over || !ok { // without a free descriptor, the program polls once without finding an event
 			return
 		}
 	}
@@ -131,7 +131,7 @@ func (p *cmPipe) set(fd int, full bool) bool {
 	return setPipe(fd, full)
 }
 
-// setPipe writes a byte to a pipe by its writing end, or removes it.
+// setPipe writes a byte to a pipe, or removes the byte, by the writing end of the pipe.
 func setPipe(fd int, full bool) bool {
 	if full {
 		_, _ = unix.Write(fd, []byte{0})
@@ -152,7 +152,7 @@ func setPipe(fd int, full bool) bool {
 	return true
 }
 
-// close closes the writing end: at once, or after the thread that uses it.
+// close closes the writing end, either at once or after the thread that uses it.
 func (p *cmPipe) close() {
 	p.mu.Lock()
 	p.over = true
@@ -167,7 +167,7 @@ func (p *cmPipe) close() {
 	}
 }
 
-// watch calls gone when the program has closed all descriptors of its end, or close was called.
+// watch calls gone after the program has closed all descriptors of its end, or after close was called.
 func (p *cmPipe) watch(gone func()) {
 	defer gone()
 	raw, err := p.end.SyscallConn()
@@ -181,17 +181,17 @@ func (p *cmPipe) watch(gone func()) {
 	})
 }
 
-// cmWaits holds the calls on a file that wait for events. In the kernel such a call holds a reference to the file. A
-// file without descriptors therefore exists until its waiting calls have returned.
+// cmWaits counts the calls on a file that wait for events. In the kernel such a call holds a reference to the file.
+// A file without descriptors therefore exists until its waiting calls have returned.
 type cmWaits struct {
 	mu       sync.Mutex
 	calls    int
 	deserted bool
-	left     chan struct{} // closed with deserted
-	user     *atomic.Int64 // number of waiting calls of the user, on all files
+	left     chan struct{} // closed after desert was called and the last call has returned
+	user     *atomic.Int64 // number of waiting calls of the user on all files
 }
 
-// beginWait counts a waiting call, and endWait ends it.
+// beginWait counts a waiting call. endWait ends the count of the call.
 func (f *openFile) beginWait() {
 	f.waits.mu.Lock()
 	defer f.waits.mu.Unlock()
@@ -235,17 +235,17 @@ func (s *Supervisor) waitsOf(u *quota.User) *atomic.Int64 {
 // cmFile adapts a ucma.File to a device file of this package.
 type cmFile struct{ *ucma.File }
 
-// Write is for callers without a later answer, and always fails.
+// Write serves callers that accept no later answer, and always fails.
 func (f cmFile) Write(uverbs.Caller, uint64, int) (int, error) { return 0, syscall.EINVAL }
 
 func (f cmFile) Ioctl(uverbs.Caller, uint32, uint64) error {
 	return fmt.Errorf("%s has no ioctl: %w", cmDevice, syscall.ENOTTY)
 }
 
-// Fail does nothing, since there is no device.
+// Fail does nothing, because a file of the connection manager has no device.
 func (f cmFile) Fail(error) {}
 
-// newCMFile opens the file for a process. Like newOpenFile, it also returns the description for the program.
+// newCMFile opens the file for a process. Like newOpenFile, newCMFile also returns the description for the program.
 func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, access: how & unix.O_ACCMODE,
 		ended: make(chan struct{})}
@@ -309,22 +309,22 @@ func (f *openFile) endCM() {
 // cmCaller is the caller of a command, which may outlive the worker's call. (ucma.Caller)
 type cmCaller struct {
 	space umem.Space
-	w     *worker // nil: the worker answers other calls already
+	w     *worker // nil while the worker answers other calls
 	trace *callTrace
-	other *openFile   // the file found by CMFile
-	user  *quota.User // opener of the file
+	other *openFile   // the file that CMFile found
+	user  *quota.User // user that opened the file
 }
 
 func (c *cmCaller) Space() umem.Space { return c.space }
 
-// TraceCM records the command for the trace of the session. (ucma.Tracer)
+// TraceCM adds the command to the trace of the session. (ucma.Tracer)
 func (c *cmCaller) TraceCM(request, response string) {
 	if c.trace != nil {
 		c.trace.command.Name, c.trace.command.Response = request, response
 	}
 }
 
-// CMFile returns the file under a descriptor of the caller.
+// CMFile returns the file that a descriptor of the caller refers to.
 func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	if c.w == nil {
 		return nil, syscall.EINVAL
@@ -338,13 +338,13 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	}
 	f := c.w.session.sup.file(i)
 	if f == nil || f.cm == nil {
-		return nil, fmt.Errorf("descriptor %d is none of %s: %w", fd, cmDevice, syscall.EINVAL)
+		return nil, fmt.Errorf("descriptor %d does not refer to %s: %w", fd, cmDevice, syscall.EINVAL)
 	}
 	c.other = f
 	return f.cm, nil
 }
 
-// MayConnect reports whether a queue pair belongs to the caller, or to the user who opened the file. A manager may
+// MayConnect reports whether a queue pair belongs to the caller or to the user that opened the file. A manager may
 // connect any queue pair.
 func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 	if c.w == nil {
@@ -390,8 +390,8 @@ func (w *worker) NetRaw() bool {
 	return th.id.rawCapability
 }
 
-// cmCommand answers a command on the file, which the caller has entered. If waits is true, the command is a GET_EVENT
-// that is answered later.
+// cmCommand answers a command on a file that the caller has entered. If waits is true, the command is a GET_EVENT
+// that await answers later.
 func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	c := &cmCaller{space: w.Space(), w: w, trace: w.trace, user: f.user}
 	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
@@ -429,8 +429,8 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	return verdict{val: int64(n)}, false
 }
 
-// nonBlocking reports whether O_NONBLOCK is set on the descriptor of the call. It returns false if that is unknown. The
-// error is errGone.
+// nonBlocking reports whether O_NONBLOCK is set on the descriptor of the call. nonBlocking returns false if that is
+// unknown. An error of nonBlocking is errGone.
 func (w *worker) nonBlocking(f *openFile) (bool, error) {
 	th, err := w.look()
 	if err != nil {
@@ -454,9 +454,9 @@ func onlyGone(err error) error {
 	return nil
 }
 
-// nonBlockingByProc is for a service that may not call pidfd_getfd(2), which therefore serves only its own user. Other
-// users could replace the file by an epoll instance. The kernel would list its entries in memory charged to the
-// service. (proc_pid_fdinfo(5))
+// nonBlockingByProc returns the flag for a service that may not call pidfd_getfd(2). Such a service serves only its own
+// user. Other users could replace the file by an epoll instance. The kernel would then list the entries of the
+// epoll instance in memory charged to the service. (proc_pid_fdinfo(5))
 func (w *worker) nonBlockingByProc(fd int32) bool {
 	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, fd))
 	if err != nil {
@@ -471,7 +471,7 @@ func (w *worker) nonBlockingByProc(fd int32) bool {
 	return false
 }
 
-// deferred is a waiting GET_EVENT.
+// deferred is a GET_EVENT that waits for an event.
 type deferred struct {
 	session *Session
 	n       notification
@@ -480,21 +480,21 @@ type deferred struct {
 	began   time.Time
 }
 
-// The intervals at which await checks a waiting call for a signal, and for the existence of its thread.
+// These are the intervals at which await checks a waiting call for a signal, and whether its thread exists.
 const (
 	firstSignalLook = 10 * time.Millisecond
 	lastSignalLook  = 100 * time.Millisecond
 	threadLook      = time.Second
-	// lookEach is the least interval between two checks of all waiting calls of a user, who may have thousands.
+	// lookEach is the minimum interval between two checks of all waiting calls of a user, which can be thousands.
 	lookEach = time.Millisecond
 )
 
-// errRestart makes the kernel restart the call after the signal handler, or fail it with EINTR, depending on
+// errRestart makes the kernel restart the call after the signal handler, or fail the call with EINTR, depending on
 // SA_RESTART. (ERESTARTSYS)
 const errRestart = syscall.Errno(512)
 
-// await answers the call when there is an event, the file is closed, or a signal arrives. The caller has entered the
-// file.
+// await answers the call when there is an event, the file is closed, or a signal arrives. The caller of await has
+// entered the file.
 func (d *deferred) await() {
 	defer d.f.endWait()
 	defer d.f.leave()
@@ -525,7 +525,7 @@ func (d *deferred) await() {
 			left, pause = nil, firstSignalLook
 		case <-timer.C:
 		}
-		if !d.f.cm.Cancel(w) { // the event arrives just now
+		if !d.f.cm.Cancel(w) { // the event is just being delivered
 			if d.try() {
 				return
 			}
@@ -539,9 +539,9 @@ func (d *deferred) await() {
 		case s.own, s.shared && shared:
 			why := errRestart
 			if !s.own && !s.alone {
-				why = syscall.EINTR // another thread may handle the signal, which this one does not see
+				why = syscall.EINTR // another thread may handle the signal, which this thread does not see
 			}
-			d.answer(verdict{err: why}) // if the thread has gone, no other thread gets the answer
+			d.answer(verdict{err: why}) // if the thread has ended, no other thread receives the answer
 			return
 		}
 		shared = s.shared
@@ -553,7 +553,7 @@ func (d *deferred) await() {
 	}
 }
 
-// panicked answers the call after a panic, and closes the file, since its state is unknown.
+// panicked answers the call after a panic and closes the file, because the state of the file is unknown.
 func (d *deferred) panicked(p any, stack []byte) {
 	d.session.log.Error(fmt.Sprintf("panic in a call of thread %d that waits for events", d.n.tid), "panic", p, "stack",
 		string(stack))
@@ -561,7 +561,7 @@ func (d *deferred) panicked(p any, stack []byte) {
 	d.f.close()
 }
 
-// try takes an event, and reports whether it answered the call.
+// try takes an event from the queue, and reports whether it answered the call.
 //
 //verbena:parses
 func (d *deferred) try() bool {
@@ -593,12 +593,12 @@ func (d *deferred) answer(v verdict) bool {
 	return send(d.session.fd, &r) == nil
 }
 
-// signals are the pending signals that would interrupt a thread.
+// signals describes the pending signals that would interrupt a thread.
 type signals struct {
-	own     bool // sent to the thread, or to its process if it is the main thread
-	shared  bool // sent to the process
-	alone   bool // no other thread can take the shared signals
-	handles bool // the process has handlers
+	own     bool // a signal was sent to the thread, or to its process if it is the main thread
+	shared  bool // a signal was sent to the process
+	alone   bool // no other thread can handle the shared signals
+	handles bool // the process has signal handlers
 }
 
 // signalsOf reads the pending signals of a thread. (proc_pid_status(5))

@@ -10,8 +10,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestEdge tests that a program that polls edge-triggered, and has seen that there are no events, is woken by each new
-// event, even if the byte of an earlier event is still in the pipe.
+// TestEdge tests that each new event wakes a program that polls edge-triggered and has seen no events, even if the
+// byte of an earlier event is still in the pipe.
 func TestEdge(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -40,9 +40,10 @@ func TestEdge(t *testing.T) {
 	p.ready(true)
 	p.settle()
 	if !woken() {
-		t.Error("a new event: poller not woken")
+		t.Error("poll after a new event: got no wakeup, want one")
 	}
-	// The program takes the event and polls, and the next event arrives, all while another thread updates the pipe.
+	// The program takes the event and polls, and the next event arrives. During all of this, another thread is
+	// updating the pipe.
 	p.mu.Lock()
 	busy := make(chan struct{})
 	p.busy = busy
@@ -55,17 +56,17 @@ func TestEdge(t *testing.T) {
 	close(busy)
 	p.settle()
 	if !woken() {
-		t.Error("another new event: poller not woken")
+		t.Error("poll after another new event: got no wakeup, want one")
 	}
-	p.ready(true) // one event is left
+	p.ready(true) // one event remains
 	p.settle()
 	if woken() {
-		t.Error("no new event: poller woken")
+		t.Error("poll without a new event: got a wakeup, want none")
 	}
 	p.ready(false)
 	p.settle()
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
-		t.Errorf("bytes in the pipe without events: got %d, %v", n, err)
+		t.Errorf("bytes in the pipe without events: got %d and error %v, want 0", n, err)
 	}
 }
 
@@ -78,9 +79,9 @@ func withPipe(t *testing.T, u *quota.User) *quota.User {
 	return u
 }
 
-// TestSettleWaits takes an event while the thread that wrote its byte to the pipe has not returned yet. The call that
-// takes the event must be answered after the byte was removed. Otherwise a program that polls meanwhile would wait for
-// an event that does not exist. (rsockets closes a socket so)
+// TestSettleWaits takes an event while the thread that wrote the event's byte to the pipe has not returned yet. The
+// supervisor must answer the call that takes the event after the byte was removed. Otherwise a program that polls
+// meanwhile would wait for an event that does not exist. (rsockets closes a socket in this way.)
 func TestSettleWaits(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -92,7 +93,7 @@ func TestSettleWaits(t *testing.T) {
 	defer p.close()
 	busy := make(chan struct{})
 	p.mu.Lock()
-	p.want, p.busy = true, busy // the test acts as that thread
+	p.want, p.busy = true, busy // the test acts as the updating thread
 	p.mu.Unlock()
 	setPipe(ends[1], true)
 	p.ready(false)
@@ -103,7 +104,7 @@ func TestSettleWaits(t *testing.T) {
 	}()
 	select {
 	case <-settled:
-		t.Error("cmPipe.settle returned while another thread updates the pipe")
+		t.Error("settle while another thread updates the pipe: got a return, want a wait")
 	case <-time.After(pipeTimeout / 5):
 	}
 	p.mu.Lock()
@@ -112,6 +113,6 @@ func TestSettleWaits(t *testing.T) {
 	close(busy)
 	<-settled
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
-		t.Errorf("bytes in the pipe without events: got %d, %v", n, err)
+		t.Errorf("bytes in the pipe without events: got %d and error %v, want 0", n, err)
 	}
 }

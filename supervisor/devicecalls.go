@@ -6,11 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program's descriptor of a device file refers to another kind of file: a memfd, or a pipe. The supervisor answers
-// the calls here like the device file would. It does not trap read(2) and similar calls, since checking each read of
-// each descriptor would cost too much.
+// A program's descriptor of a device file refers to another kind of file: a memfd, or a pipe. The supervisor
+// answers the calls in this file in the same way as the kernel's device file. The supervisor does not trap read(2)
+// and similar calls, because a check of each read of each descriptor would cost too much.
 
-// lacks maps calls that no device file supports to their errors. (no_llseek, and file_operations without the functions)
+// lacks maps calls that no device file supports to their errors. (The kernel uses no_llseek, and file_operations
+// without the functions.)
 var lacks = map[call]syscall.Errno{
 	callLseek:     syscall.ESPIPE,
 	callPread64:   syscall.ESPIPE,
@@ -28,15 +29,15 @@ func (w *worker) deviceLacks(c call) verdict {
 	return fails(lacks[c])
 }
 
-// The requests of ioctl(2) with the effect of fcntl(2). (asm-generic/ioctls.h)
+// These requests of ioctl(2) have the effect of fcntl(2). (asm-generic/ioctls.h)
 const (
 	fioNonBlock      = 0x5421 // FIONBIO
 	fioNoCloseOnExec = 0x5450 // FIONCLEX
 	fioCloseOnExec   = 0x5451 // FIOCLEX
 )
 
-// otherIoctl answers a request other than RDMA_VERBS_IOCTL. The kernel itself answers requests that all files support.
-// (do_vfs_ioctl)
+// otherIoctl answers a request other than RDMA_VERBS_IOCTL. The kernel itself answers requests that all files
+// support. (do_vfs_ioctl)
 func (w *worker) otherIoctl() verdict {
 	switch uint32(w.n.args[1]) {
 	case fioNonBlock, fioNoCloseOnExec, fioCloseOnExec:
@@ -83,7 +84,7 @@ func (w *worker) statusFlags(f *openFile) verdict {
 	defer th.close()
 	copied, err := w.copyFile(th, int32(w.n.args[0]))
 	if err != nil {
-		return verdict{fate: letThrough} // denied (Yama, Docker)
+		return verdict{fate: letThrough} // access is denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)

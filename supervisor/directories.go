@@ -11,21 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A path is relative to a directory: the working directory, or the directory of a descriptor. If that directory is in
-// the tree of virtual files, or is a directory of the file system above virtual files, the supervisor completes the
-// path and answers it like an absolute path. It identifies the directory by its inode. Calls that are not trapped, and
-// paths that leave the tree, continue in the kernel. In the tree they find the real files of the tree.
+// A relative path starts at the working directory or at the directory of a descriptor. If that directory is
+// virtual, or a directory of the file system above virtual files, the supervisor completes the path and answers it
+// like an absolute path. The supervisor identifies the directory by its inode. Calls that are not trapped, and
+// paths that leave the tree, continue in the kernel. In the tree, these calls and paths reach the real files of the
+// tree.
 //
-// Descriptors of these directories get numbers that the filter traps, like device files. So a directory above virtual
-// files can list them, and opens relative to it are trapped. A program can use fchdir(2) to enter a directory natively.
-// chdir(2) fails, since no process can change the working directory of another.
+// Descriptors of these directories get numbers that the filter traps, as device files do. A directory above virtual
+// files can therefore list the virtual files, and opens relative to it are trapped. A program can use fchdir(2) to
+// enter a virtual directory natively. chdir(2) fails, because no process can change the working directory of
+// another process.
 
 // places holds the directories that a path can be relative to, by inode.
 type places struct {
-	inside    map[inode]string   // in the tree
-	above     map[inode]string   // in the file system
-	names     map[string][]child // by path of the directory above
-	ancestors []string           // the paths in above
+	inside    map[inode]string   // directories in the tree
+	above     map[inode]string   // directories of the file system
+	names     map[string][]child // virtual entries by the path of the directory above them
+	ancestors []string           // the paths in the field above
 }
 
 // child is a virtual entry of a directory of the file system.
@@ -70,8 +72,8 @@ func directoryAt(path string) (inode, bool) {
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// directory returns the path of the directory that a link in the caller's directory in /proc refers to. ok is false if
-// paths are not completed for that directory.
+// directory returns the path of the directory that a link in the caller's directory in /proc refers to. ok is false
+// if paths relative to that directory are not completed.
 func (w *worker) directory(link string) (path string, ok bool) {
 	i, err := inodeAt(w.n.tid, link)
 	if err != nil {
@@ -84,7 +86,7 @@ func (w *worker) directory(link string) (path string, ok bool) {
 	return path, ok && w.prove() == nil
 }
 
-// workingDirectory is the name of the link to the working directory.
+// workingDirectory is the name of the link to the working directory in /proc/TID.
 const workingDirectory = "cwd"
 
 // listing is the purpose for which a call may open a directory.
@@ -96,7 +98,7 @@ const (
 	directory
 )
 
-// mayList derives it from the flags of open(2).
+// mayList derives the listing from the flags of open(2).
 func mayList(flags uint64) listing {
 	const may = unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY | unix.O_NOATIME |
 		largeFile
@@ -109,8 +111,9 @@ func mayList(flags uint64) listing {
 	return anyFile
 }
 
-// fromRoot completes a raw path that may refer to virtual files; most do not. A relative path may refer to one if it
-// contains one of virtualWords or opens a directory. Any path may if the working directory is virtual.
+// fromRoot makes a raw path absolute if it may refer to virtual files, which is rare. A relative path may refer to
+// a virtual file if it contains one of virtualWords or opens a directory. Any relative path may refer to a virtual
+// file if the working directory is virtual.
 func (w *worker) fromRoot(dirfd int32, raw []byte, may listing) (path []byte, ok bool) {
 	link := workingDirectory
 	switch {
@@ -130,9 +133,9 @@ func (w *worker) isAbove(path []byte) bool {
 	return len(w.session.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
 }
 
-// openAbove opens a directory of the file system with virtual entries. The program gets a descriptor that also lists
-// the virtual entries. The kernel handles all other opens. openAbove opens only directories known to the supervisor,
-// with the rights of the caller.
+// openAbove opens a directory of the file system with virtual entries. The program receives a descriptor that also
+// lists the virtual entries. The kernel handles all other opens. openAbove opens only directories known to the
+// supervisor, with the rights of the caller.
 func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 	through := verdict{fate: letThrough}
 	path = filepath.Clean(path)
@@ -159,8 +162,8 @@ func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 	return w.installFrom(th, fd, 0, flags)
 }
 
-// statAbove answers a stat of a directory above the tree, reached by ".." from a virtual directory. The kernel would
-// not find it.
+// statAbove answers a stat of a directory above the tree, reached by ".." from a virtual directory. The kernel
+// would not find that directory.
 func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
 	through := verdict{fate: letThrough}
 	path = filepath.Clean(path)
@@ -195,8 +198,8 @@ func (w *worker) installDirectory(fd int, flags uint64) verdict {
 	return w.installFrom(th, fd, 0, flags)
 }
 
-// installFrom gives the program such a descriptor at a number that the filter traps, from least on. If the limit of the
-// program may not be raised, the number is arbitrary.
+// installFrom gives the program such a descriptor at a number that the filter traps, from least on. If the limit of
+// the program may not be raised, installFrom uses any number.
 func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) verdict {
 	number, err := w.installTrapped(th, nil, fd, least, flags)
 	if err == unix.EBADF { // the soft limit of open files is too low
@@ -215,8 +218,8 @@ func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64)
 	return fails(err)
 }
 
-// installTrapped installs a descriptor at a number that the filter traps, from least on. If p is not nil, it raises the
-// limit of open files if necessary. It returns EBADF if the limit is too low.
+// installTrapped installs a descriptor at a number that the filter traps, from least on. If p is not nil,
+// installTrapped raises the limit of open files if necessary. installTrapped returns EBADF if the limit is too low.
 func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32, error) {
 	t := w.session
 	t.opening.Lock()
@@ -232,7 +235,7 @@ func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32
 	return number, w.installLocked(fd, number, flags)
 }
 
-// enters answers fchdir(2), which then continues in the kernel.
+// enters answers fchdir(2), which afterwards continues in the kernel.
 func (w *worker) enters() verdict {
 	if _, ok := w.directory(fdLink(int32(w.n.args[0]))); ok {
 		w.session.entered.Store(true)
@@ -265,14 +268,14 @@ func (w *worker) getcwd() verdict {
 }
 
 const (
-	// maxListing limits a single read of a directory.
+	// maxListing limits the size of a single read of a directory.
 	maxListing = 64 << 10
-	// maxRecord exceeds the longest record of a directory (struct linux_dirent64).
+	// maxRecord exceeds the length of the longest record of a directory (struct linux_dirent64).
 	maxRecord    = 288
 	recordHeader = 19
 )
 
-// list answers getdents64(2) of a directory with virtual entries. The first answer includes them.
+// list answers getdents64(2) of a directory with virtual entries. The first answer includes the virtual entries.
 func (w *worker) list() verdict {
 	through := verdict{fate: letThrough}
 	fd := int32(w.n.args[0])
@@ -288,7 +291,7 @@ func (w *worker) list() verdict {
 	defer th.close()
 	copied, err := w.copyFile(th, fd)
 	if err != nil {
-		return through // denied (Yama, Docker)
+		return through // access is denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
 	if i, ok := directoryOf(copied); !ok || w.session.tree.places.Load().above[i] != path {
@@ -321,7 +324,8 @@ func directoryOf(fd int) (inode, bool) {
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// records returns the virtual entries of a directory of the file system, without names that exist there.
+// records returns the virtual entries of a directory of the file system, without names that exist in the file
+// system.
 func (t *tree) records(dir int, path string) (b []byte) {
 	for _, c := range t.places.Load().names[path] {
 		var st unix.Stat_t
@@ -349,9 +353,9 @@ func (t *tree) records(dir int, path string) (b []byte) {
 	return b
 }
 
-// withRecords inserts records after "." and "..", which it returns first. A program that walks a tree then enters the
-// virtual directories while it still has the descriptor of the listing. A program that seeks to a virtual record
-// continues after "..".
+// withRecords returns the records "." and "..", then the virtual records, then all others. A program that walks a
+// tree therefore enters the virtual directories while it still has the descriptor of the listing. A program that
+// seeks to a virtual record continues after "..".
 func withRecords(kernel, records []byte) []byte {
 	var off uint64
 	at := 0

@@ -1,5 +1,5 @@
 // Package supervisor runs unmodified programs on RDMA devices that only exist in user space. A program opens
-// /dev/infiniband/uverbs0, reads /sys/class/infiniband and maps its queues as with a kernel device.
+// /dev/infiniband/uverbs0, reads /sys/class/infiniband and maps its queues in the same way as with a kernel device.
 //
 // # How
 //
@@ -14,30 +14,31 @@
 //	  waits, passes signals on,           write(fd, doorbell) ---------> uverbs.File.Write
 //	  guards (Program.Guard)              mmap(fd), read(sysfs) .... native
 //
-// The filter allows nearly all calls. It traps RDMA's ioctl, by its request number; write, fstat and close on
-// descriptors with the numbers of device files (numbers.go), which few other files have; sockets of NETLINK_RDMA
+// The filter allows nearly all calls. The package traps RDMA's ioctl, by its request number; write, fstat and close
+// on descriptors with the numbers of device files (numbers.go), which few other files have; sockets of NETLINK_RDMA
 // (netlink.go); and calls with a path, since a filter cannot read a path. Most paths are not virtual, and the call
-// continues in the kernel. For a path below /dev/infiniband or /sys/class/infiniband*, the supervisor answers from a
-// tree of real files per user (trees.go, sysfs.go). The program gets a descriptor of such a file, and uses it without
-// further traps.
+// continues in the kernel. For a path below /dev/infiniband or /sys/class/infiniband*, the supervisor answers from
+// a tree of real files per user (trees.go, sysfs.go). The program receives a descriptor of such a file and uses it
+// without further traps.
 //
-// A program may also ring doorbells natively, by writes that are not trapped; see native.go.
+// A program may also ring doorbells natively, by writes that are not trapped (native.go).
 //
-// The descriptor of a device file refers to a queue file (package shm), so mmap(2) is native as well. The last close is
-// not trapped either: inotify reports it, whatever caused it.
+// The descriptor of a device file refers to a queue file (package shm), so mmap(2) is native as well. The last
+// close is not trapped either: inotify reports the close, whatever caused it.
 //
 // # Trust
 //
-// The Supervisor may run as root for users who do not trust one another. It finds a thread or process by number, and
-// proves that it is the trapped one before any effect. Afterwards it uses only objects bound to that process: a pidfd,
-// and files opened below its directory in /proc (caller.go). Registered memory belongs to an address space and does not
-// survive exec, which is therefore trapped (exec.go). A queue file belongs to the user, who can rename and replace it,
-// so the service uses it by descriptor. Resources are charged to the user (package quota).
+// The Supervisor may run as root for users who do not trust one another. The package finds a thread or process by
+// its ID, and proves before any effect that the ID belongs to the trapped thread. Afterwards the package uses only
+// objects bound to that process: a pidfd, and files opened below its directory in /proc (caller.go). Registered
+// memory belongs to an address space and does not survive exec. The filter therefore traps exec (exec.go). A queue
+// file belongs to the user, and the user can rename and replace it, so the service accesses it by descriptor.
+// Resources are charged to the user (package quota).
 //
 // # Threads
 //
 // The thread that receives a call also answers it (worker.go), because waking another thread takes several times as
-// long. turn.go has the rules for passing the receive token to a second thread.
+// long. turn.go contains the rules for passing the receive token to a second thread.
 //
 // # When one of the three dies
 //
@@ -48,22 +49,25 @@
 //
 // # Limitations
 //
-// A program cannot reach a device by io_uring, as a 32-bit program, or by ".." after a link in the file system. chdir
-// to a virtual directory fails (fchdir works: directories.go), and so does O_PATH of a device or a link. From a virtual
-// directory no path leads by ".." to files outside. The kernel allows one supervisor per program (ErrNested). Without
-// CAP_SYS_ADMIN the program runs with no_new_privs, so setuid programs have no effect. If a program closes a device's
-// descriptor by io_uring, or while another thread writes to it, the number can be reused. For half a second, a write(2)
-// of 32 bytes to the new file may then be taken for a doorbell.
+// A program cannot reach a device by io_uring, as a 32-bit program, or by ".." after a link in the file system.
+// chdir to a virtual directory fails (fchdir works: directories.go), and O_PATH of a device or a link fails too.
+// From a virtual directory, no path with ".." leads to files outside. The kernel allows one supervisor per program
+// (ErrNested). Without CAP_SYS_ADMIN the program runs with no_new_privs, so setuid programs have no effect. If a
+// program closes a device's descriptor by io_uring, or while another thread writes to the descriptor, the kernel
+// can reuse the number. For half a second, the supervisor may then mistake a write(2) of 32 bytes to the new file
+// for a doorbell.
 //
-// The service must be allowed to access the program's memory: as the same user, or with CAP_SYS_PTRACE (umem.ErrAccess
-// from Attach). If Yama allows that only to ancestors (ptrace_scope 1), the program also allows it to the service
-// (tracer.go). For other processes, such as children of the program, the launcher opens /proc/PID/mem (helper.go). The
-// launcher stays an ancestor of these processes as long as it runs, which is as long as the program. Processes that
-// outlive the program keep their open devices, but cannot open others.
+// The service must be allowed to access the program's memory, because it runs as the same user or has
+// CAP_SYS_PTRACE (umem.ErrAccess from Attach). If Yama allows that access only to ancestors (ptrace_scope 1), the
+// program itself allows it to the service (tracer.go). For other processes, such as children of the program, the
+// launcher opens /proc/PID/mem (helper.go). The launcher stays an ancestor of these processes while it runs, which
+// is as long as the program runs. Processes that outlive the program keep their open devices, but cannot open other
+// devices.
 //
-// A signal with a handler without SA_RESTART can interrupt a trapped call with EINTR, even if the call would not sleep
-// in the kernel. Before Linux 5.19 that can happen at any time. Since then it can happen only until the service has
-// received the call, which is a short time unless the machine is busy. An interrupted call has had no effect.
+// A signal with a handler without SA_RESTART can interrupt a trapped call with EINTR, even if the call would not
+// sleep in the kernel. Before Linux 5.19 such an interruption can happen at any time. Since Linux 5.19 it can
+// happen only until the service has received the call, which takes a short time unless the machine is busy. An
+// interrupted call has had no effect.
 //
-// Linux 5.9 is the minimum. From Linux 6.6 on, answers are several times as fast.
+// Linux 5.9 is the minimum. From Linux 6.6 on, answers take a fraction of the time.
 package supervisor

@@ -12,9 +12,10 @@ import (
 	"verbena/internal/reopen"
 )
 
-// duplicate answers dup(2), or fcntl(2) with F_DUPFD, of a device file. The new number must be one that the filter
-// traps. A duplicate at a low number chosen by the program, or one sent over a socket, supports only ioctl(2). Other
-// files are duplicated here only if their new number is in the range of device files: see duplicateTo.
+// duplicate answers dup(2), or fcntl(2) with F_DUPFD, for a device file. The new number must be one that the filter
+// traps. A duplicate at a low number chosen by the program, or a descriptor sent over a socket, supports only
+// ioctl(2). The supervisor duplicates other files only if their new number is in the range of device files, as
+// described at duplicateTo.
 func (w *worker) duplicate(c call) verdict {
 	through := verdict{fate: letThrough}
 	t := w.session
@@ -40,7 +41,8 @@ func (w *worker) duplicate(c call) verdict {
 		}
 	}
 	if d == nil && !directory && t.numbers.low.has(least) {
-		// The kernel chooses a free number. If the supervisor chose one, another thread could take it before the install.
+		// The kernel chooses a free number. If the supervisor chose the number, another thread could allocate it
+		// before the install.
 		t.forget(least, math.MaxInt32)
 		return through
 	}
@@ -53,7 +55,7 @@ func (w *worker) duplicate(c call) verdict {
 	if d == nil {
 		copied, err := w.copyFile(th, fd)
 		if err != nil {
-			return through // the kernel reports the error; or access is denied (Yama)
+			return through // the kernel reports the error, or access is denied (Yama)
 		}
 		defer unix.Close(copied)
 		if directory {
@@ -83,10 +85,10 @@ func (w *worker) duplicate(c call) verdict {
 }
 
 // errOwnTable is the error for a thread that does not share its descriptors with the main thread, before Linux 6.9.
-var errOwnTable = fmt.Errorf("the thread has descriptors of its own: %w", unix.EPERM)
+var errOwnTable = fmt.Errorf("the thread has a separate descriptor table: %w", unix.EPERM)
 
-// copyFile returns a duplicate of a caller's descriptor. It returns errOwnTable, or EPERM if pidfd_getfd(2) is denied
-// (Yama, Docker).
+// copyFile returns a duplicate of a descriptor of the caller. copyFile returns errOwnTable, or EPERM if
+// pidfd_getfd(2) is denied (Yama, Docker).
 func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	const thread = unix.O_EXCL // PIDFD_THREAD
 	pidfd, err := unix.PidfdOpen(int(w.n.tid), thread)
@@ -106,7 +108,8 @@ func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	return unix.PidfdGetfd(pidfd, int(fd), 0)
 }
 
-// sharesFiles reports whether two threads share a table of descriptors. It returns true if that is unknown.
+// sharesFiles reports whether two threads share a table of descriptors. sharesFiles returns true if that is
+// unknown.
 func sharesFiles(a, b int) bool {
 	if a == b {
 		return true
@@ -127,8 +130,8 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 	if err == nil {
 		unix.Close(copied)
 	}
-	// pidfd_getfd is denied (Yama, Docker), or the main thread has ended or has a separate table of descriptors. Another
-	// description of the file serves as well.
+	// Here pidfd_getfd is denied (Yama, Docker), or the main thread has ended or has a separate table of
+	// descriptors. Another description of the file serves the same purpose.
 	how, open := unix.O_RDWR, reopen.File
 	if f.access == unix.O_RDONLY {
 		how = unix.O_RDONLY
@@ -139,9 +142,9 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 	return w.reopen(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
 }
 
-// reopen opens the file under a thread's descriptor if it is the given file; otherwise it returns EBADF. The thread may
-// replace the file at any moment, and opening a terminal, a FIFO or a device has effects. So reopen follows the link
-// once with O_PATH, which opens nothing. It then compares and opens that descriptor.
+// reopen opens the file under a thread's descriptor if it is the given file; otherwise it returns EBADF. The thread
+// may replace the file at any moment, and opening a terminal, a FIFO or a device has side effects. Therefore reopen
+// follows the link once with O_PATH, which has no side effect. reopen then compares and opens that descriptor.
 func (w *worker) reopen(th *procThread, fd int32, file inode, open func(path int) (int, error)) (int, error) {
 	w.pause("follow")
 	path, err := unix.Openat(th.dir, fmt.Sprintf("fd/%d", fd), unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -164,23 +167,23 @@ func (w *worker) reopen(th *procThread, fd int32, file inode, open func(path int
 	return opened, nil
 }
 
-// A check for the last close briefly holds a lease on a queue file (shm.File.InUse). During the lease the file cannot
-// be opened.
+// A check for the last close briefly holds a lease on a queue file (shm.File.InUse). During the lease, open(2) of
+// the file fails.
 const (
 	leaseTries = 100
 	leasePause = 100 * time.Microsecond
 )
 
-// isFile reports whether a descriptor refers to a file. The descriptor may be one of O_PATH. isFile does not ask the
-// file system, which may be a program of the user (FUSE).
+// isFile reports whether a descriptor refers to a file. The descriptor may have been opened with O_PATH. isFile
+// does not query the file system, which may be a program of the user (FUSE).
 func isFile(fd int, file inode) bool {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st)
 	return err == nil && (inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}) == file
 }
 
-// duplicateTo answers dup2(2) or dup3(2) to a number in the range of device files. The supervisor assigns these numbers
-// itself, so that two threads of a program cannot get the same one.
+// duplicateTo answers dup2(2) or dup3(2) to a number in the range of device files. The supervisor assigns these
+// numbers itself, so two threads of a program cannot get the same number.
 func (w *worker) duplicateTo(c call) verdict {
 	through := verdict{fate: letThrough}
 	from, to := int32(w.n.args[0]), int32(w.n.args[1])
@@ -206,7 +209,7 @@ func (w *worker) duplicateTo(c call) verdict {
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
 	if err := w.installLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
-		return through // the limit of open files; or a descriptor of O_PATH, which the kernel does not install
+		return through // the limit of open files, or a descriptor opened with O_PATH, which the kernel does not install
 	} else if err != nil {
 		return fails(err)
 	}

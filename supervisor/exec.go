@@ -11,19 +11,20 @@ import (
 	"verbena/umem"
 )
 
-// A registration must not lead to the memory of the program that a process executes next. So exec is trapped, and
-// before it continues in the kernel, each address space of the process is bound (umem.Process.Bind). The supervisor
-// does not know whether the exec succeeds. If another thread of the process calls during the exec, it gets an address
-// space that is bound from the start. An exec is over when its thread calls again.
+// A registration must not give access to the memory of the program that a process executes next. Therefore exec is
+// trapped. Before exec continues in the kernel, the supervisor binds each address space of the process
+// (umem.Process.Bind). The supervisor cannot see whether the exec succeeds. If another thread of the process makes
+// a call during the exec, it gets an address space that is bound from the start. An exec has ended when its thread
+// makes another call.
 
-// execTimeout is the longest time for which an exec waits for accesses to the process's memory. After that the exec
-// fails with EAGAIN.
+// execTimeout limits the time for which an exec waits for accesses to the process's memory. After execTimeout the
+// exec fails with EAGAIN.
 const execTimeout = time.Second
 
 // execute answers execve(2) or execveat(2).
 func (w *worker) execute() verdict {
 	w.begin(callExecve)
-	w.session.forget(0, math.MaxUint32) // exec closes descriptors
+	w.session.forget(0, math.MaxUint32) // the exec closes descriptors
 	for _, s := range w.session.executes(w.n.tid) {
 		if err := s.Bind(execTimeout); err != nil {
 			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)
@@ -62,11 +63,11 @@ func (t *Session) executes(tid uint32) (spaces []*umem.Process) {
 	return spaces
 }
 
-// execs holds the threads that may be executing a program. It is safe for concurrent use.
+// execs holds the threads that may be executing a program. execs is safe for concurrent use.
 type execs struct {
 	mu   sync.Mutex
 	tids map[uint32]struct{}
-	look int // number of threads at which add removes ended threads
+	look int // number of threads from which on add removes ended threads
 }
 
 const firstExecLook = 64
@@ -89,8 +90,8 @@ func (e *execs) add(tid uint32) {
 	e.tids[tid] = struct{}{}
 }
 
-// over records that the thread of a worker's call is not executing a program, since it makes a call. If that thread has
-// gone, its number may belong to another thread, and over does nothing.
+// over records that the thread of a worker's call is not executing a program, because it is making a call. If that
+// thread was killed, its thread ID may belong to another thread, and over does nothing.
 func (e *execs) over(w *worker) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

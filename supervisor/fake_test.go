@@ -42,12 +42,12 @@ func newFakeDriver() *ibfake.Driver {
 	return d
 }
 
-// fakeCounters are the counters of each fake device.
+// fakeCounters is the set of counters of each fake device.
 type fakeCounters struct{}
 
 func (fakeCounters) Stats() map[string]uint64 { return map[string]uint64{"sent_pkts": 7} }
 
-// fakeServer has one device, uverbs0 on rxe0. Its commands are the fakeOp in the argument of an ioctl.
+// fakeServer has one device, uverbs0 on rxe0. Its commands are the fakeOp values passed to ioctl.
 type fakeServer struct {
 	driver *ibfake.Driver
 
@@ -56,7 +56,7 @@ type fakeServer struct {
 	changed []func()
 	files   []*fakeFile
 
-	// The objects that it reports for all programs; nil: none.
+	// The server reports these objects for all programs; nil for none.
 	queuePair func(num uint32) (*quota.User, bool)
 	contexts  []uverbs.ContextInfo
 }
@@ -125,7 +125,7 @@ func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (uverb
 	return nil, syscall.ENODEV
 }
 
-// release ends the waits of commands of all files, including commands that arrive within a second.
+// release ends the waits of commands on all files, including commands that arrive within a second.
 func (s *fakeServer) release() {
 	for range 100 {
 		s.mu.Lock()
@@ -162,34 +162,34 @@ type fakeFile struct {
 	mem      uverbs.Memory
 	region   ib.Shared
 	rung     atomic.Int64
-	polled   int64        // number of posts that RingPosted has seen; under ringing
+	polled   int64        // number of posts that RingPosted has seen, guarded by ringing
 	waiting  atomic.Int64 // number of calls in opWait
 	closed   chan struct{}
-	gate     chan struct{} // opWait takes from it, opGo puts into it
+	gate     chan struct{} // opWait receives from gate, and opGo sends to it
 	page     atomic.Pointer[umem.Region]
 	failed   atomic.Int64
 	ringing  sync.Mutex
 }
 
-// fakeOp is the argument of an ioctl: three words.
+// fakeOp is the argument of an ioctl, which has three words.
 type fakeOp struct{ op, in, out uint64 }
 
 const (
 	opIncrement = iota // out = in + 1
-	opInstall          // out = descriptor of the reading end of a pipe that holds "hello"
+	opInstall          // out = descriptor of the reading end of a pipe with the data "hello"
 	opBusy
 	opPanic
 	opWait
 	opGo
 	opSameFile // out = inode number of descriptor in
 	opUnset    // fails without an errno
-	opRegister // registers the page at in
+	opRegister // registers the page at address in
 	opLoad     // out = first word of the registered page
 	opStore    // stores in into that word
 )
 
 func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
-	if n > 32 { // a command that waits
+	if n > 32 { // a waiting command
 		f.waiting.Add(1)
 		<-f.gate
 		return n, nil
@@ -226,7 +226,7 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 	case opBusy:
 		return fmt.Errorf("the object is in use: %w", syscall.EBUSY)
 	case opPanic:
-		panic("as asked for")
+		panic("requested by the program")
 	case opWait:
 		f.waiting.Add(1)
 		<-f.gate
@@ -239,7 +239,7 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 		}
 		out = ino
 	case opUnset:
-		return errors.New("no errno in it")
+		return errors.New("an error without an errno")
 	case opRegister:
 		r, err := umem.Get(c.Space(), c.Account(), in, umem.PageSize, in, true)
 		if err != nil {
@@ -265,8 +265,8 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 
 func (f *fakeFile) HasNew() bool { return true }
 
-// RingPosted reads the number of posts from the third word of the region, and stores the number that it has seen in the
-// second word.
+// RingPosted reads the number of posts from the third word of the region. RingPosted stores the number that it has
+// seen in the second word.
 func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err error) {
 	f.ringing.Lock()
 	defer f.ringing.Unlock()
@@ -279,14 +279,14 @@ func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err e
 		return false, nil
 	}
 	f.polled = int64(posted)
-	shm.Word(f.region.Mem[8:]).Store(uint32(f.rung.Add(n))) // trapped doorbells count as well
+	shm.Word(f.region.Mem[8:]).Store(uint32(f.rung.Add(n))) // trapped doorbells are counted too
 	return true, nil
 }
 
 func (f *fakeFile) Fail(why error) { f.failed.Add(1) }
 
 func (f *fakeFile) Close() {
-	f.ringing.Lock() // like package uverbs, wait for callers that ring
+	f.ringing.Lock() // waits for callers that ring, like package uverbs
 	defer f.ringing.Unlock()
 	f.mem.Close()
 	close(f.closed)
@@ -301,7 +301,7 @@ func (f *fakeFile) isClosed() bool {
 	}
 }
 
-// world is a supervisor with a fake server, in this process.
+// world is a supervisor with a fake server in this process.
 type world struct {
 	testing.TB
 	srv  *fakeServer
@@ -309,7 +309,7 @@ type world struct {
 	dir  string
 	logs logBook
 
-	trace func(line string) // for the started sessions
+	trace func(line string) // trace function of the sessions started in the test
 }
 
 type logBook struct {
@@ -323,7 +323,7 @@ func (l *logBook) logf(format string, args ...any) {
 	l.lines = append(l.lines, fmt.Sprintf(format, args...))
 }
 
-// logger returns a logger that records all lines of level Info and above.
+// logger is a slog.Handler target that records all lines of level Info and above.
 func (l *logBook) logger() *slog.Logger { return l.loggerAt(slog.LevelInfo) }
 
 func (l *logBook) loggerAt(level slog.Level) *slog.Logger {
@@ -354,7 +354,8 @@ func shmDir(t testing.TB) string {
 	return dir
 }
 
-// askHelper makes supervisors access programs only by the Helper. tracer makes programs start as under Yama.
+// askHelper makes supervisors access programs only by the Helper. tracer makes programs start in the same way as
+// under Yama.
 var (
 	askHelper bool
 	tracer    *Tracer
@@ -393,7 +394,7 @@ type run struct {
 	output  *output
 }
 
-// output holds the standard output and error of a program.
+// output collects the standard output and error of a program.
 type output struct {
 	mu   sync.Mutex
 	text []byte
@@ -421,7 +422,7 @@ func (o *output) String() string {
 	return string(o.text)
 }
 
-// printed waits until the program has written a text.
+// printed waits until the program has written a given text.
 func (w *world) printed(r *run, text string) {
 	w.Helper()
 	testutil.Eventually(w.TB, fmt.Sprintf("%q to be printed", text), func() bool {
@@ -477,7 +478,7 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	defer wr.Close()
 	r := &run{output: &output{end: make(chan struct{})}}
 	go r.output.copyFrom(rd)
-	// The supervisor is in this process, and could not answer if a garbage collection waited for the fork.
+	// The supervisor runs in this process, and could not answer if a garbage collection waited for the fork.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	r.Program, err = Start(&Launch{
@@ -500,15 +501,15 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	return r, err
 }
 
-// programTimeout is the time for which a program of a test may run after the test waits for its end. Each of its
-// system calls may wait for the supervisor, and each thread of the supervisor for a processor.
+// programTimeout limits the time for which a test waits for the end of its program. Each system call of the program
+// may wait for the supervisor, and each thread of the supervisor may wait for a processor.
 const programTimeout = 2 * testutil.Timeout
 
 // finish waits for the end of a program and its session, and returns its exit code and output.
 func (w *world) finish(r *run) (code int, out string) {
 	w.Helper()
 	stuck := time.AfterFunc(programTimeout, func() {
-		w.Errorf("program: got no end after %v, want one", programTimeout)
+		w.Errorf("program: got no exit after %v, want one", programTimeout)
 		r.Signal(unix.SIGKILL)
 		w.srv.release()
 	})
@@ -524,7 +525,7 @@ func (w *world) await(what string, c <-chan struct{}) {
 	select {
 	case <-c:
 	case <-time.After(20 * time.Second):
-		w.Fatalf("wait for %s: got nothing in 20 s, want it at once", what)
+		w.Fatalf("wait for %s: got none in 20 s, want it", what)
 	}
 }
 
@@ -544,7 +545,8 @@ func (w *world) sh(script string) (code int, out string) {
 	return w.finish(w.start(nil, "/bin/sh", "-c", script))
 }
 
-// programEnv names the function of this test binary to run as a program; see TestMain.
+// programEnv is the environment variable that selects the function of this test binary to run as a program (see
+// TestMain).
 const programEnv = "VERBENA_GUEST_TEST_PROGRAM"
 
 // startSelf starts one of the programs of programs_test.go.

@@ -16,12 +16,12 @@ import (
 type Feature struct {
 	Name, Since string
 	Here        bool
-	Without     string // consequence of its absence
-	Promise     string // promise of SECURITY.md that depends on it; "" for none
+	Without     string // consequence of the absence of the feature
+	Promise     string // promise of SECURITY.md that depends on the feature, or ""
 }
 
-// Features lists the optional features of the kernel, the newest last. It returns an error if the kernel cannot run
-// programs at all (Probe). It may sleep.
+// Features lists the optional features of the kernel, ordered by kernel version. Features returns an error if the
+// kernel cannot run programs at all (Probe). It may sleep.
 func Features() ([]Feature, error) {
 	if err := Probe(); err != nil {
 		return nil, err
@@ -42,34 +42,34 @@ func Features() ([]Feature, error) {
 	return list, err
 }
 
-// KnownFeatures lists all features, independent of the kernel.
+// KnownFeatures lists all optional features, also if this kernel lacks them.
 func KnownFeatures() []Feature {
 	return []Feature{
 		{Name: "pidfd_getfd", Since: "5.6", Without: "dup of a device's descriptor opens another description of it"},
 		{Name: "ADDFD_FLAG_SEND", Since: "5.14",
-			Without: "a program may find a descriptor open that a signal has kept it from learning of"},
+			Without: "after a signal, a descriptor may stay open in a program that did not receive its number"},
 		{Name: "WAIT_KILLABLE_RECV", Since: "5.19",
-			Without: "a signal interrupts a call that is being answered: it is made again, or fails with EINTR where the handler is without SA_RESTART"},
+			Without: "a signal interrupts a call that is being answered: the call is repeated, or fails with EINTR if the handler lacks SA_RESTART"},
 		{Name: "Landlock", Since: "6.2",
-			Without: "files that a program names are reopened by a thread that may open any file",
-			Promise: "a file that a program has chosen is opened by a thread that can open nothing but queue files and memfds"},
-		{Name: "SO_PEERPIDFD", Since: "6.5", Without: "who connects is looked up by number and user",
-			Promise: "a client is the process that has connected, and no other with its number"},
-		{Name: "SYNC_WAKE_UP", Since: "6.6", Without: "a call that the service answers takes some five times as long"},
-		{Name: "PROCMAP_QUERY", Since: "6.11", Without: "memory of a program is looked up in the text of its /proc/PID/maps",
-			Promise: "what looking up a program's memory takes does not grow with the number of its mappings"},
+			Without: "a thread without restrictions reopens files that a program names",
+			Promise: "a thread that can open only queue files and memfds opens the files that a program chooses"},
+		{Name: "SO_PEERPIDFD", Since: "6.5", Without: "a client is looked up by process ID and user ID",
+			Promise: "a client is the process that has connected, and not another process with its ID"},
+		{Name: "SYNC_WAKE_UP", Since: "6.6", Without: "a call that the service answers takes about five times as long"},
+		{Name: "PROCMAP_QUERY", Since: "6.11", Without: "the mappings of a program are read from the text of /proc/PID/maps",
+			Promise: "the time to look up a program's memory does not grow with the number of its mappings"},
 		{Name: "short slices", Since: "6.12",
-			Without: "beside programs that poll on every processor, the service waits for its turn"},
+			Without: "if programs poll on every processor, the service waits for a time slice"},
 		{Name: "SO_PASSRIGHTS", Since: "6.16",
-			Without: "descriptors that a client sends and the service did not ask for reach the service's process",
-			Promise: "no descriptor reaches the service's process that it has not asked for"},
+			Without: "unrequested descriptors from a client reach the service's process",
+			Promise: "no unrequested descriptor reaches the service's process"},
 	}
 }
 
-// probeListener records the features of a listener. It leaves a filter on the calling thread.
+// probeListener records which features a seccomp listener has. The filter stays on the calling thread.
 func probeListener(here map[string]bool) error {
 	filter := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
-	// needed without CAP_SYS_ADMIN; otherwise the filter fails with EACCES
+	// no_new_privs is needed without CAP_SYS_ADMIN; otherwise the filter fails with EACCES.
 	_ = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	listener, err := setFilter(filter, unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	killable := err == nil
@@ -79,7 +79,7 @@ func probeListener(here map[string]bool) error {
 		}
 	}
 	defer unix.Close(listener)
-	// There is no notification, so a kernel that knows the flag returns ENOENT.
+	// There is no notification, so a kernel that supports the flag returns ENOENT.
 	_, send := sendAddFD(listener, &addFD{srcFD: uint32(listener), flags: unix.SECCOMP_ADDFD_FLAG_SEND})
 	here["WAIT_KILLABLE_RECV"] = killable
 	here["ADDFD_FLAG_SEND"] = errors.Is(send, unix.ENOENT)
@@ -129,15 +129,15 @@ func peerPidfd() bool {
 	return true
 }
 
-// Access describes how the service accesses the memory of programs here, depending on Yama.
+// Access describes how the service accesses the memory of programs on this machine, depending on Yama.
 func Access() string {
 	switch scope := ptraceScope(); scope {
 	case "0":
-		return "the service reaches programs' memory itself"
+		return "the service itself accesses programs' memory"
 	case "1":
-		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: an ordinary user's service reaches the memory of a program, and `verbena run` that of the processes that it starts",
+		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: an ordinary user's service accesses the memory of a program, and `verbena run` accesses the memory of the processes that the program starts",
 			scope)
 	default:
-		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: only root's service reaches programs' memory", scope)
+		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: only root's service can access programs' memory", scope)
 	}
 }

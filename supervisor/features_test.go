@@ -28,22 +28,23 @@ func TestFeatures(t *testing.T) {
 	for _, f := range list {
 		since := version(f.Since)
 		if since < last {
-			t.Errorf("place of %s in the list: got one after a newer feature, want the order of versions", f.Name)
+			t.Errorf("place of %s in the list: got it after a newer feature, want the order of versions", f.Name)
 		}
 		last = since
 		if old := f.Here && here < since; old {
-			t.Errorf("%s: got true on a kernel older than %s", f.Name, f.Since)
+			t.Errorf("%s: got true on a kernel older than %s, want false", f.Name, f.Since)
 		}
-		// No seccomp profile denies these to a process that may install a filter. Landlock can be turned off at boot.
+		// No seccomp profile denies these features to a process that may install a filter. Landlock can be disabled
+		// at boot.
 		if sure := f.Name != "pidfd_getfd" && f.Name != "Landlock"; sure && !f.Here && here >= since {
-			t.Errorf("%s: got false on a kernel not older than %s", f.Name, f.Since)
+			t.Errorf("%s: got false on a kernel not older than %s, want true", f.Name, f.Since)
 		}
 		if f.Without == "" {
 			t.Errorf("%s: got an empty Without, want a text", f.Name)
 		}
 	}
 	if !strings.Contains(Access(), "memory") {
-		t.Errorf("got %q", Access())
+		t.Errorf("Access: got %q, want a text about memory", Access())
 	}
 }
 

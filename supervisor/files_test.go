@@ -11,7 +11,7 @@ import (
 	"verbena/uapi"
 )
 
-// TestClosingFile tests that a closing file accepts no further call, and ends once, with its last call.
+// TestClosingFile tests that a closing file accepts no further call, and that it ends once, with its last call.
 func TestClosingFile(t *testing.T) {
 	c := newTrapped(t, nil)
 	f, _ := c.mustOpen(verbsNode, nil, unix.O_RDWR)
@@ -25,7 +25,7 @@ func TestClosingFile(t *testing.T) {
 		}
 		select {
 		case <-f.ended:
-			t.Error("the file ended before its last call")
+			t.Error("end of the file: got it before the last call, want it afterwards")
 		default:
 		}
 	}
@@ -33,7 +33,7 @@ func TestClosingFile(t *testing.T) {
 	select {
 	case <-f.ended:
 	case <-time.After(10 * time.Second):
-		t.Fatal("the file did not end with its last call")
+		t.Fatal("end of the file: got none after the last call, want one")
 	}
 	f.close()
 	if f.enter() {
@@ -59,12 +59,12 @@ func TestOpenForAnotherUser(t *testing.T) {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(description.Fd()), &st); err != nil || st.Uid != want {
-		t.Errorf("owner of the file: got %d, %v, want %d", st.Uid, err, want)
+		t.Errorf("owner of the file: got %d and error %v, want %d", st.Uid, err, want)
 	}
 }
 
-// TestDescriptorOfAnotherUser tests that the process of a thread is cached with a descriptor only if it exists and
-// belongs to the user who opened the file.
+// TestDescriptorOfAnotherUser tests that the process of a thread is cached with a descriptor only if the process
+// exists and belongs to the user who opened the file.
 func TestDescriptorOfAnotherUser(t *testing.T) {
 	c := newTrapped(t, nil)
 	p := c.mustProcess()
@@ -86,10 +86,10 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 		fd := int32(tt.fd.Fd())
 		old := &descriptor{tid: c.w.n.tid, fd: fd, file: tt.file}
 		old.process.Store(tt.remembered)
-		c.s.cache[slot(c.w.n.tid, fd)].Store(old) // expired
+		c.s.cache[slot(c.w.n.tid, fd)].Store(old) // an expired cache entry
 		d := c.w.descriptor(fd)
 		if d == nil || d == old || d.file != tt.file || d.process.Load() != tt.want {
-			t.Errorf("%s: got %+v, want a new one with process %v", tt.name, d, tt.want)
+			t.Errorf("%s: cached descriptor: got %+v, want a new one with process %v", tt.name, d, tt.want)
 		}
 	}
 	// Facts about the caller are cached under the same condition.
@@ -102,21 +102,21 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 	}{
 		{"its own", own, int32(ownFD.Fd()), p, false},
 		{"another user's", others, int32(othersFD.Fd()), nil, false},
-		{"another file by now", own, 0, nil, true},
-		{"nothing by now", own, 1 << 20, nil, true},
+		{"replaced by another file", own, 0, nil, true},
+		{"closed", own, 1 << 20, nil, true},
 	} {
 		c.call()
 		c.w.desc = &descriptor{tid: c.w.n.tid, fd: tt.fd, file: tt.file}
 		_, _, err := c.w.findCaller()
 		if got := c.w.desc.process.Load(); got != tt.want || c.w.known.stale != tt.stale || (err == errGone) != tt.stale {
-			t.Errorf("%s: got process %v, stale %v, %v, want %v, stale %v",
+			t.Errorf("%s: got process %v, stale %v, error %v, want %v, stale %v",
 				tt.name, got, c.w.known.stale, err, tt.want, tt.stale)
 		}
 	}
 	c.call()
 	c.w.desc = &descriptor{tid: c.w.n.tid, fd: int32(othersFD.Fd()), file: others}
 	if _, _, err := c.w.caller(); !errors.Is(err, errForeign) {
-		t.Errorf("a command on a file of another user: got %v, want %v", err, errForeign)
+		t.Errorf("command on a file of another user: got %v, want %v", err, errForeign)
 	}
 }
 
@@ -130,12 +130,12 @@ func TestCommandOnClosingFile(t *testing.T) {
 		return c.w.handle().String()
 	}
 	if got := ioctl(); got != "ok" {
-		t.Errorf("a command: got %s, want ok", got)
+		t.Errorf("command: got %s, want ok", got)
 	}
 	f.enter()
 	f.close()
 	if got := ioctl(); got != "EIO" {
-		t.Errorf("a command on a closing file: got %s, want EIO", got)
+		t.Errorf("command on a closing file: got %s, want EIO", got)
 	}
 	f.leave()
 }

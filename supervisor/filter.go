@@ -10,8 +10,9 @@ import (
 	"verbena/uapi"
 )
 
-// call identifies a system call known to the filter by its handling in the supervisor. The filter tests the calls in
-// this order. Since Linux 5.11 the kernel caches the system calls that are always allowed, so these cost nothing.
+// call is a kind of system call, by which the supervisor selects the handler. The filter tests the calls in this
+// order. Since Linux 5.11 the kernel caches the system calls that are always allowed, so the filter does not run
+// for these calls.
 type call uint8
 
 const (
@@ -47,7 +48,7 @@ const (
 	callGetcwd
 	callExecve
 	callExecveat
-	callOpen // and other forms without a directory
+	callOpen // and other calls without a directory argument
 	callStat
 	callLstat
 	callReadlink
@@ -59,23 +60,23 @@ const (
 	numCalls
 )
 
-// condition is a condition of the filter beyond the number of the system call.
+// condition is a condition of the filter in addition to the number of the system call.
 type condition uint8
 
 const (
 	always    condition = iota
-	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 is a number of command files
-	ifFile              // argument 0 is a number of command files
-	ifBell              // argument 0 is such a number, and its doorbells are trapped
-	ifTo                // argument 1 is such a number
-	ifUpTo              // argument 1 is such a number, or greater
-	ifDup               // argument 0 is such a number, or arguments 1 and 2 ask for a duplicate at one
-	ifCwdFile           // argument 0 is such a number, or AT_FDCWD: the path may be absolute
-	ifNetlink           // arguments 0 and 2 ask for a NETLINK_RDMA socket
+	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 is a command file's number
+	ifFile              // argument 0 is a command file's number
+	ifBell              // argument 0 is a command file's number with trapped doorbells
+	ifTo                // argument 1 is a command file's number
+	ifUpTo              // argument 1 is a command file's number, or greater
+	ifDup               // argument 0 is a command file's number, or arguments 1 and 2 request a duplicate there
+	ifCwdFile           // argument 0 is a command file's number, or AT_FDCWD because the path may be absolute
+	ifNetlink           // arguments 0 and 2 request a NETLINK_RDMA socket
 	numConditions
 )
 
-// calls lists the names of the calls and the conditions under which they are trapped.
+// calls lists the names of the calls, and the conditions under which the filter traps each call.
 var calls = [numCalls]struct {
 	name string
 	trap condition
@@ -128,9 +129,9 @@ func (c call) String() string { return calls[c].name }
 // architecture is a system call table.
 type architecture struct {
 	audit   uint32           // AUDIT_ARCH_*
-	numbers [numCalls]number // numbers of the calls; a call may be missing
-	// Programs of this architecture can also make calls of others. The filter traps the calls of others that execute a
-	// program.
+	numbers [numCalls]number // numbers of the calls; some calls do not exist on some architectures
+	// Programs of this architecture can also make calls of other architectures. The filter traps such a call if it
+	// executes a program.
 	execs  []uint32 // other numbers of execve in the same table
 	compat compat
 }
@@ -148,7 +149,8 @@ type number struct {
 
 func no(nr uint32) number { return number{nr, true} }
 
-// architectures holds the supported architectures, by GOARCH. Newer ones never had the calls without a directory.
+// architectures holds the supported architectures, by GOARCH. Newer architectures never had the calls without a
+// directory argument.
 var architectures = map[string]*architecture{
 	"amd64": {
 		audit: unix.AUDIT_ARCH_X86_64,
@@ -239,7 +241,7 @@ var architectures = map[string]*architecture{
 	},
 }
 
-// x32 is the flag in the numbers of calls with 32-bit pointers. (__X32_SYSCALL_BIT)
+// x32 is the flag in the numbers of calls with 32-bit pointers (x32 ABI). (__X32_SYSCALL_BIT)
 const x32 = 0x40000000
 
 // byNumber maps system call numbers of this architecture to calls.
@@ -254,7 +256,7 @@ var byNumber = func() (t [512]call) {
 	return t
 }()
 
-// native is this architecture, or the zero value if it is not supported.
+// native is the entry of this architecture, or the zero value if it is not supported.
 var native = func() architecture {
 	if a := architectures[runtime.GOARCH]; a != nil {
 		return *a
@@ -262,7 +264,7 @@ var native = func() architecture {
 	return architecture{}
 }()
 
-// callOf returns the call of a notification. All trapped numbers beyond the table execute a program.
+// callOf returns the call of a notification. Every trapped number beyond the table executes a program.
 func callOf(n *notification) call {
 	switch {
 	case n.arch != native.audit:
@@ -277,16 +279,16 @@ func callOf(n *notification) call {
 	return callOther
 }
 
-// The offsets in struct seccomp_data. Arguments are 64 bits wide, and on these architectures their low halves come
-// first.
+// These are the offsets in struct seccomp_data. Arguments are 64 bits wide. On these architectures the low half of
+// an argument comes first.
 const (
 	offNr   = 0
 	offArch = 4
 	offArgs = 16
 )
 
-// filter makes the filter for command files at some numbers. Programs of another architecture (32-bit) find no device:
-// the filter allows their calls, except for calls that execute a program.
+// filter makes the filter for the numbers of command files. The filter allows the calls of programs of another
+// architecture (32-bit), except for calls that execute a program. Such programs find no device.
 //
 //	arch is of 32-bit programs -> trap if nr executes a program, else allow
 //	arch is another one        -> allow

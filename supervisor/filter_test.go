@@ -25,8 +25,8 @@ const (
 	trap  = uint32(unix.SECCOMP_RET_USER_NOTIF)
 )
 
-// verdictOf runs a filter on a system call. It uses an interpreter of the same instructions for packets, which reads
-// big-endian words.
+// verdictOf runs a filter on a system call. It uses an interpreter of BPF for packets, which reads big-endian
+// words.
 func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...uint64) uint32 {
 	t.Helper()
 	var prog []bpf.Instruction
@@ -56,7 +56,7 @@ func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...
 	return uint32(v)
 }
 
-// TestFilterOfNativeDoorbells tests that for native numbers write(2) is not trapped, and all other calls are.
+// TestFilterOfNativeDoorbells tests that for native numbers, write(2) is not trapped and all other calls are.
 func TestFilterOfNativeDoorbells(t *testing.T) {
 	n := numbersFor(1 << 20)
 	first, end := n.native.first, n.native.end
@@ -76,7 +76,7 @@ func TestFilterOfNativeDoorbells(t *testing.T) {
 		} {
 			if nr := arch.numbers[tt.call]; nr.ok {
 				if got := verdictOf(t, prog, arch.audit, nr.nr, uint64(tt.fd)); got != tt.want {
-					t.Errorf("%s: %v of %d: %#x, want %#x", name, tt.call, tt.fd, got, tt.want)
+					t.Errorf("%s: verdict of %v of %d: got %#x, want %#x", name, tt.call, tt.fd, got, tt.want)
 				}
 			}
 		}
@@ -86,7 +86,7 @@ func TestFilterOfNativeDoorbells(t *testing.T) {
 func TestFilterVerdicts(t *testing.T) {
 	n := numbers{low: span{700, 900}, native: span{800, 900}, high: 1000}
 	const low, native, lowEnd, first = 700, 800, 900, 1000
-	const cwd = uint64(1<<64 - 100) // AT_FDCWD as an int sign-extended to a register
+	const cwd = uint64(1<<64 - 100) // AT_FDCWD as an int, sign-extended to a register
 	const cwd32 = uint64(1<<32 - 100)
 	tests := []struct {
 		call call
@@ -97,7 +97,7 @@ func TestFilterVerdicts(t *testing.T) {
 		{callWrite, []uint64{first - 1}, allow},
 		{callWrite, []uint64{first}, trap},
 		{callWrite, []uint64{math.MaxInt32}, trap},
-		{callWrite, []uint64{1<<64 - 1}, allow}, // EBADF of the kernel
+		{callWrite, []uint64{1<<64 - 1}, allow}, // the kernel returns EBADF
 		{callWrite, []uint64{1<<32 - 1}, allow},
 		{callWrite, []uint64{low - 1}, allow},
 		{callWrite, []uint64{low}, trap},
@@ -215,10 +215,11 @@ func TestFilterVerdicts(t *testing.T) {
 	}
 	for c := callOther + 1; c < numCalls; c++ {
 		if !seen[c] {
-			t.Errorf("test of %v: got none, want one", c)
+			t.Errorf("tests of %v: got none, want one", c)
 		}
 	}
-	// From the system call tables of the kernel: execve and execveat of each architecture that a program can switch to.
+	// These are execve and execveat in the kernel's system call tables, for each architecture that a program can
+	// switch to.
 	for _, tt := range []struct {
 		name  string
 		audit uint32
@@ -231,7 +232,7 @@ func TestFilterVerdicts(t *testing.T) {
 		{"arm64", unix.AUDIT_ARCH_ARM, 11}, {"arm64", unix.AUDIT_ARCH_ARM, 387},
 	} {
 		if got := verdictOf(t, architectures[tt.name].filter(n), tt.audit, tt.nr); got != trap {
-			t.Errorf("%s: number %#x of architecture %#x executes a program: verdict %#x", tt.name, tt.nr, tt.audit, got)
+			t.Errorf("%s: verdict of number %#x of architecture %#x, which executes a program: got %#x, want a trap", tt.name, tt.nr, tt.audit, got)
 		}
 	}
 	for name, a := range architectures {
@@ -242,32 +243,32 @@ func TestFilterVerdicts(t *testing.T) {
 				continue
 			}
 			if got := verdictOf(t, filter, a.audit, n.nr, tt.args...); got != tt.want {
-				t.Errorf("%s: %v%x: verdict %#x, want %#x", name, tt.call, tt.args, got, tt.want)
+				t.Errorf("%s: verdict of %v%x: got %#x, want %#x", name, tt.call, tt.args, got, tt.want)
 			}
 			for _, audit := range []uint32{a.compat.audit, unix.AUDIT_ARCH_PPC} {
 				if audit == a.compat.audit && slices.Contains(a.compat.execs, n.nr) {
 					continue
 				}
 				if got := verdictOf(t, filter, audit, n.nr, tt.args...); got != allow {
-					t.Errorf("%s: %v of architecture %#x: verdict %#x", name, tt.call, audit, got)
+					t.Errorf("%s: verdict of %v of architecture %#x: got %#x, want allow", name, tt.call, audit, got)
 				}
 			}
 		}
-		// Each call that executes a program is trapped, also by the numbers of 32-bit programs.
+		// The filter traps each call that executes a program, also with the numbers of 32-bit programs.
 		for nr := range uint32(600) {
 			want := allow
 			if slices.Contains(a.compat.execs, nr) {
 				want = trap
 			}
 			if got := verdictOf(t, filter, a.compat.audit, nr); got != want {
-				t.Errorf("%s: system call %d of a 32-bit program: verdict %#x, want %#x", name, nr, got, want)
+				t.Errorf("%s: verdict of system call %d of a 32-bit program: got %#x, want %#x", name, nr, got, want)
 			}
 			want = allow
 			if slices.Contains(a.execs, x32+nr) {
 				want = trap
 			}
 			if got := verdictOf(t, filter, a.audit, x32+nr); got != want {
-				t.Errorf("%s: system call %d with 32-bit pointers: verdict %#x, want %#x", name, nr, got, want)
+				t.Errorf("%s: verdict of system call %d with 32-bit pointers: got %#x, want %#x", name, nr, got, want)
 			}
 		}
 		trapped := make(map[uint32]bool)
@@ -279,7 +280,7 @@ func TestFilterVerdicts(t *testing.T) {
 				continue
 			}
 			if got := verdictOf(t, filter, a.audit, nr, cwd, uapi.VerbsIoctl); got != allow {
-				t.Errorf("%s: system call %d: verdict %#x", name, nr, got)
+				t.Errorf("%s: verdict of system call %d: got %#x, want allow", name, nr, got)
 			}
 		}
 	}
@@ -289,35 +290,35 @@ func TestFilterVerdicts(t *testing.T) {
 func TestSystemCallNumbers(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sys").Output()
 	if err != nil {
-		t.Skipf("the sources of golang.org/x/sys are not here: %v", err)
+		t.Skipf("found no sources of golang.org/x/sys: %v", err)
 	}
 	for arch, a := range architectures {
 		want := constants(t, filepath.Join(strings.TrimSpace(string(dir)), "unix", "zsysnum_linux_"+arch+".go"))
 		for c := callOther + 1; c < numCalls; c++ {
 			n, have := a.numbers[c], want["SYS_"+strings.ToUpper(c.String())]
 			if n.ok != (have != 0) || n.nr != have {
-				t.Errorf("%s: %v is %v, want %d", arch, c, n, have)
+				t.Errorf("%s: number of %v: got %v, want %d", arch, c, n, have)
 			}
 		}
 	}
 	for c, n := range native.numbers {
 		if got := callOf(&notification{arch: native.audit, nr: int32(n.nr)}); n.ok && got != call(c) {
-			t.Errorf("number %d: %v, want %v", n.nr, got, call(c))
+			t.Errorf("callOf number %d: got %v, want %v", n.nr, got, call(c))
 		}
 	}
 	for _, nr := range []int32{-1, math.MinInt32, 600, math.MaxInt32} {
 		if got := callOf(&notification{arch: native.audit, nr: nr}); got != callOther {
-			t.Errorf("number %d: %v", nr, got)
+			t.Errorf("callOf number %d: got %v, want callOther", nr, got)
 		}
 	}
 	for _, nr := range native.compat.execs {
 		if got := callOf(&notification{arch: native.compat.audit, nr: int32(nr)}); got != callExecve {
-			t.Errorf("number %d of a 32-bit program: %v", nr, got)
+			t.Errorf("callOf number %d of a 32-bit program: got %v, want callExecve", nr, got)
 		}
 	}
 	for _, nr := range native.execs {
 		if got := callOf(&notification{arch: native.audit, nr: int32(nr)}); got != callExecve {
-			t.Errorf("number %#x: %v", nr, got)
+			t.Errorf("callOf number %#x: got %v, want callExecve", nr, got)
 		}
 	}
 }
@@ -368,9 +369,9 @@ func TestNumbers(t *testing.T) {
 	} {
 		got := numbersFor(tt.hard)
 		if got != tt.want {
-			t.Errorf("with a limit of %d: got %v, want %v", tt.hard, got, tt.want)
+			t.Errorf("numbers for a limit of %d: got %v, want %v", tt.hard, got, tt.want)
 		}
-		// The filter and the supervisor must agree.
+		// The filter and the supervisor must use the same numbers.
 		for name, arch := range architectures {
 			for _, fd := range []uint32{0, 191, 192, 255, 256, 767, 768, 1023, 1024, 1535, 1536, 3072, 14999, 15000, 16383,
 				16384, 24573, 1<<31 - 1, 1 << 31} {

@@ -19,7 +19,7 @@ func init() {
 	programs["given"] = programGiven
 }
 
-// programGives opens the device, and passes it to a process of another user and to one of its own user.
+// programGives opens the device, and passes it to a process of another user and to a process of its own user.
 func programGives(args []string) {
 	fd := openDevice()
 	number := must(unix.Dup(fd))
@@ -48,14 +48,14 @@ func programGiven(args []string) {
 	fmt.Printf("user %d: ioctl %v, write %v\n", os.Getuid(), e, werr)
 }
 
-// TestFileOfAnotherUser tests that commands on a device file opened by another user are refused, for ioctl(2) and
-// write(2) alike.
+// TestFileOfAnotherUser tests that commands on a device file opened by another user are refused, both by ioctl(2)
+// and by write(2).
 func TestFileOfAnotherUser(t *testing.T) {
-	testutil.NeedRoot(t, "to be several users")
+	testutil.NeedRoot(t, "to act as several users")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(quota.Limits{}) })
 	own := w.mustRunSelf("gives", "0", "65533")
 	const want = "user 0: ioctl errno 0, write <nil>\nuser 65533: ioctl permission denied, write permission denied"
 	if own != want {
-		t.Errorf("got\n%s\nwant\n%s", own, want)
+		t.Errorf("results of the commands: got\n%s\nwant\n%s", own, want)
 	}
 }

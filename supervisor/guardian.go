@@ -13,14 +13,15 @@ import (
 	"verbena/uapi"
 )
 
-// Guard makes this process answer trapped calls when the supervisor dies, which closes lost. Without a guardian, each
-// later trapped call would fail with ENOSYS, and calls that the supervisor had received would never return. Guard
-// returns at once; its goroutine ends with Wait.
+// Guard makes this process answer trapped calls after the supervisor has died and closed lost. Without a guardian,
+// each later trapped call would fail with ENOSYS, and calls that the supervisor had received would never return.
+// Guard returns at once, and its goroutine ends with Wait.
 //
-// From then on files are opened as without a supervisor, and calls on open device files fail with EIO. The guardian
-// cannot read a call that the supervisor had received, so it continues such a call: the kernel then executes an ioctl
-// or a write on an ordinary file, which fails with ENOTTY or EINVAL, or uses the real path. Afterwards abandon is
-// called once. It must end waits of the program that are not calls.
+// From the supervisor's death on, files are opened as without a supervisor, and calls on open device files fail
+// with EIO. The guardian cannot read a call that the supervisor had received, so it continues such a call in the
+// kernel. The kernel then executes an ioctl or a write on an ordinary file, which fails with ENOTTY or EINVAL, or
+// uses the real path. Afterwards Guard calls abandon once. abandon must end waits of the program that are not
+// system calls.
 func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
 	p.guards.Add(1)
 	go func() {
@@ -33,10 +34,10 @@ func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
 	}()
 }
 
-// attendTime is the wait for the answer of a call that the dead supervisor may have received.
+// attendTime limits the wait for the answer to a call that the dead supervisor may have received.
 const attendTime = time.Second
 
-// attend continues the program's calls if its supervisor dies before there is a guard. It does so until end is called.
+// attend continues the program's calls, until end is called, if its supervisor dies before there is a guard.
 func (p *Program) attend(lost <-chan struct{}) (end func()) {
 	over := make(chan struct{})
 	var done sync.WaitGroup
@@ -61,7 +62,7 @@ func (p *Program) attend(lost <-chan struct{}) (end func()) {
 			}
 		})
 		(&guardian{source: newSource(p.listener, stop, new(intake))}).serve()
-		if late.Load() { // the supervisor had received the call, and no other process answers it
+		if late.Load() { // the supervisor had received the call, and no process answers it
 			p.listener.Close()
 		}
 	})
@@ -74,7 +75,7 @@ func (p *Program) attend(lost <-chan struct{}) (end func()) {
 func (p *Program) guard(abandon func()) {
 	stop, stopper, err := os.Pipe()
 	if err != nil {
-		return // out of descriptors: the program runs as without a guard
+		return // no free descriptor: the program runs without a guard
 	}
 	defer stop.Close()
 	g := &guardian{source: newSource(p.listener, stop, new(intake)), tid: uint32(p.thread.tid)}
@@ -92,27 +93,28 @@ func (p *Program) guard(abandon func()) {
 	<-served
 }
 
-// guardian answers in place of the supervisor.
+// guardian answers trapped calls in place of the supervisor.
 type guardian struct {
 	source *source
-	tid    uint32        // the filtered thread of this process
-	id     atomic.Uint64 // number of tid's notification
+	tid    uint32        // thread ID of this process's filtered thread
+	id     atomic.Uint64 // number of the notification for tid's trapped call
 }
 
-// knock makes a trapped call, to learn the current notification number. The numbers count up from a random start.
+// knock makes a trapped call to find the current notification number. The kernel counts the numbers up from a
+// random start.
 func knock() {
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, ^uintptr(0), uapi.VerbsIoctl, 0)
 }
 
-// The age of an unanswered call, as a number of later notifications. Trying all recent numbers takes some ten
-// milliseconds, and all numbers up to ever about a second.
+// These are limits for the age of an unanswered call, as a number of later notifications. An attempt with all
+// recent numbers takes about ten milliseconds, and an attempt with all numbers up to ever takes about a second.
 const (
 	recently = 1 << 16
 	ever     = 1 << 22
 )
 
-// letGo continues calls that the supervisor had received, by numbers between from and to before the knock. Calls that
-// it had not received are answered by then.
+// letGo continues the calls that the supervisor had received. Their numbers are between from and to before the
+// number of the knock. Calls that the supervisor had not received are answered by then.
 func (g *guardian) letGo(from, to uint64) {
 	id := g.id.Load() - 1
 	for i := from; i < to; i++ {
@@ -120,7 +122,7 @@ func (g *guardian) letGo(from, to uint64) {
 	}
 }
 
-// letGoUntil does the same for the numbers before recently.
+// letGoUntil continues the calls with numbers before recently.
 func (g *guardian) letGoUntil(over <-chan struct{}) {
 	for i := uint64(recently); i < ever; i += recently {
 		select {
@@ -148,7 +150,7 @@ func (g *guardian) serve() {
 	}
 }
 
-// isVerbs reports whether the call is on a device file.
+// isVerbs reports whether the call uses a device file.
 func (g *guardian) isVerbs(n *notification) bool {
 	switch callOf(n) {
 	case callIoctl:

@@ -15,16 +15,16 @@ import (
 	"verbena/umem"
 )
 
-// Helper accesses programs for a Supervisor if Yama restricts ptrace to ancestors (/proc/sys/kernel/yama/ptrace_scope
-// is 1). It is the process that called Start, or a proxy for that process. It is safe for concurrent use, and its
-// methods may sleep.
+// Helper accesses programs for a Supervisor if Yama restricts ptrace to ancestors
+// (/proc/sys/kernel/yama/ptrace_scope is 1). Helper is the process that called Start, or a proxy for that process.
+// A Helper is safe for concurrent use, and its methods may sleep.
 type Helper interface {
 	// OpenMem opens /proc/TID/mem for reading and writing.
 	OpenMem(tid int) (*os.File, error)
 }
 
-// Ancestor is the Helper in the process that called Start. It accesses only its own descendants, since the request may
-// come from another user's service.
+// Ancestor is the Helper in the process that called Start. Ancestor accesses only its own descendants, because
+// another user's service may have sent the request.
 type Ancestor struct{}
 
 // OpenMem implements Helper.
@@ -35,10 +35,10 @@ func (Ancestor) OpenMem(tid int) (*os.File, error) {
 	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
 
-// maxDescent limits the walk from a process to its ancestors, which may change meanwhile.
+// maxDescent limits the walk from a process to its ancestors, since these may change meanwhile.
 const maxDescent = 4096
 
-// Descends returns an error unless a thread's process is a descendant of this one.
+// Descends returns an error unless a thread's process is a descendant of this process.
 func Descends(tid int) error {
 	at := tid
 	for range maxDescent {
@@ -54,7 +54,7 @@ func Descends(tid int) error {
 		}
 		at = parent
 	}
-	return fmt.Errorf("process %d does not descend from this one: %w", tid, unix.EPERM)
+	return fmt.Errorf("process %d is not a descendant of this process: %w", tid, unix.EPERM)
 }
 
 // parentOf returns the process of a thread, and that process's parent.
@@ -78,8 +78,9 @@ func parentOf(tid int) (pid, parent int, err error) {
 	return pid, parent, nil
 }
 
-// ptraceScope returns the level at which Yama restricts access to another process's memory: 0, not at all; 1, to
-// ancestors; 2, to CAP_SYS_PTRACE; 3, entirely. (Documentation/admin-guide/LSM/Yama.rst)
+// ptraceScope returns the level at which Yama restricts access to another process's memory. Level 0 does not
+// restrict it, level 1 allows it to ancestors, level 2 requires CAP_SYS_PTRACE, and level 3 denies it.
+// (Documentation/admin-guide/LSM/Yama.rst)
 func ptraceScope() string {
 	b, err := procfile.Read("/proc/sys/kernel/yama/ptrace_scope")
 	if err != nil {
@@ -88,15 +89,16 @@ func ptraceScope() string {
 	return strings.TrimSpace(string(b))
 }
 
-// Helped reports whether the session may need the Helper to access its program. The launcher should then adopt orphans.
+// Helped reports whether the session may need the Helper to access its program. The launcher of such a session
+// should adopt orphans.
 func (t *Session) Helped() bool { return t.helper != nil }
 
-// Traced reports whether the session directly accesses processes that allow it. The program should then name this
-// process with PR_SET_PTRACER (Tracer).
+// Traced reports whether the session directly accesses processes that allow the access. The program of such a
+// session should name this process with PR_SET_PTRACER (Tracer).
 func (t *Session) Traced() bool { return t.helper != nil && !t.asksOnly }
 
-// directAccess returns an error if this process may not access another's memory itself. It returns nil if there is no
-// such process.
+// directAccess returns an error if this process may not access another process's memory. It returns nil if that
+// process does not exist.
 func directAccess(pid int) error {
 	// The kernel checks the permission before the address.
 	if _, err := readMemory(pid, 0, make([]byte, 1)); err == unix.EPERM {
@@ -117,7 +119,8 @@ func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
 		return 0, err
 	}
 	defer f.Close()
-	// Unlike process_vm_readv, this also reads pages without rights. They belong to the program itself.
+	// Unlike process_vm_readv, read also reads pages without access rights. These pages belong to the program
+	// itself.
 	if n, err = f.ReadAt(b, int64(addr)); n == 0 && len(b) > 0 {
 		return 0, unix.EFAULT
 	}
@@ -135,17 +138,17 @@ func (t *Session) openMem(tid int) (*os.File, error) {
 	case err == nil:
 		return f, nil
 	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
-		return nil, unix.ESRCH // killed in its call, for example by another thread's exec
+		return nil, unix.ESRCH // the thread was killed in its call, for example by another thread's exec
 	}
 	t.warn(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
 	return nil, err
 }
 
-// orphanage adopts processes after the end of their parent. They become children of this process, so that it stays an
-// ancestor of all processes of the program, including daemons.
+// orphanage adopts processes after the end of their parent. The orphans become children of this process, so this
+// process stays an ancestor of all processes of the program, including daemons.
 type orphanage struct{ ended chan os.Signal }
 
-// openOrphanage must run before the fork, so that no child is missed.
+// openOrphanage must run before the fork, so that it misses no child.
 func openOrphanage() (*orphanage, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the parent of orphans: %w", err)
@@ -160,7 +163,8 @@ func (o *orphanage) close() {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 }
 
-// run must start after the fork, since it must know the program, which is not an orphan. It returns at p's release.
+// run must start after the fork, because it must exclude the program, which is not an orphan. run returns when p is
+// released.
 func (o *orphanage) run(p *Program) {
 	defer o.close()
 	for {

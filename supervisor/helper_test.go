@@ -9,14 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestByHelper runs the programs of other tests with a supervisor that may not access them and asks their launcher.
+// TestByHelper runs the programs of other tests with a supervisor that may not access them and asks their launcher
+// instead.
 func TestByHelper(t *testing.T) {
 	askHelper = true
 	defer func() { askHelper = false }()
 	for _, c := range []struct {
 		name  string
 		test  func(*testing.T)
-		short bool // also run with -short
+		short bool // the test also runs with -short
 	}{
 		{"ProgramSees", TestProgramSees, false},
 		{"ProgramOpens", TestProgramOpens, true},
@@ -47,20 +48,20 @@ func testOrphan(t *testing.T) {
 	}
 }
 
-// TestAncestorServesItsOwn tests that a launcher opens only memory of its descendants.
+// TestAncestorServesItsOwn tests that a launcher opens only the memory of its descendants.
 func TestAncestorServesItsOwn(t *testing.T) {
 	for _, pid := range []int{1, os.Getppid(), os.Getpid(), 1 << 22} {
 		if f, err := (Ancestor{}).OpenMem(pid); err == nil {
 			f.Close()
 			t.Errorf("OpenMem of process %d: got success, want an error", pid)
 		} else if pid < 1<<22 && !errors.Is(err, unix.EPERM) {
-			t.Errorf("process %d: %v", pid, err)
+			t.Errorf("OpenMem of process %d: got %v, want EPERM", pid, err)
 		}
 	}
 }
 
-// TestEndedThread tests that the end of a thread in its call, by another thread's exec, is not logged, and that a
-// refusal of the helper is.
+// TestEndedThread tests that the supervisor logs a refusal of the helper, but not the end of a thread in its call
+// by another thread's exec.
 func TestEndedThread(t *testing.T) {
 	c := exec.Command("/bin/true")
 	if err := c.Run(); err != nil {
@@ -70,13 +71,13 @@ func TestEndedThread(t *testing.T) {
 	var logs logBook
 	s := &Session{sup: &Supervisor{}, log: logs.logger(), helper: Ancestor{}, asksOnly: true}
 	if _, err := s.read(ended, 1<<20, make([]byte, 1)); err != unix.ESRCH {
-		t.Errorf("read: %v", err)
+		t.Errorf("read of an ended thread: got %v, want ESRCH", err)
 	}
 	if l := logs.take(); len(l) > 0 {
 		t.Errorf("log: got %q, want no lines", l)
 	}
 	if _, err := s.read(os.Getppid(), 1<<20, make([]byte, 1)); !errors.Is(err, unix.EPERM) {
-		t.Errorf("read of a process that is not a descendant: %v", err)
+		t.Errorf("read of a process that is not a descendant: got %v, want EPERM", err)
 	}
 	if l := logs.take(); len(l) != 1 {
 		t.Errorf("log: got %q, want 1 line", l)

@@ -15,7 +15,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// endedProcess returns an ended process with the number of this process.
+// endedProcess returns an ended process with the ID of this process.
 func endedProcess(t *testing.T) *process {
 	t.Helper()
 	c := exec.Command("/bin/sleep", "60")
@@ -32,7 +32,7 @@ func endedProcess(t *testing.T) *process {
 	return &process{pid: os.Getpid(), pidfd: pidfd, conn: conn}
 }
 
-// TestEndedProcessHasNothing tests that an ended process is not confused with the process that has its number now.
+// TestEndedProcessHasNothing tests that an ended process is not confused with the process that now has its ID.
 func TestEndedProcessHasNothing(t *testing.T) {
 	p := endedProcess(t)
 	if p.alive() {
@@ -46,8 +46,8 @@ func TestEndedProcessHasNothing(t *testing.T) {
 	}
 }
 
-// TestLimitOfAnothersNumber tests that the limit of open files is not raised for a process that merely has the caller's
-// number.
+// TestLimitOfAnothersNumber tests that raiseLimit does not raise the limit of open files of a process that merely
+// has the caller's process ID.
 func TestLimitOfAnothersNumber(t *testing.T) {
 	var before, after unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -61,7 +61,7 @@ func TestLimitOfAnothersNumber(t *testing.T) {
 	w := &worker{session: &Session{sup: &Supervisor{}}}
 	restore, err := w.raiseLimit(endedProcess(t), lower.Cur+1)
 	if !errors.Is(err, errGone) {
-		t.Errorf("got %v, want errGone", err)
+		t.Errorf("raiseLimit: got %v, want errGone", err)
 	}
 	if unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &after) != nil || after != lower {
 		t.Errorf("limit: got %+v, want %+v", after, lower)
@@ -69,7 +69,8 @@ func TestLimitOfAnothersNumber(t *testing.T) {
 	restore()
 }
 
-// TestCapabilitiesOfUserNamespace tests that capabilities of a process in its own user namespace do not count.
+// TestCapabilitiesOfUserNamespace tests that capabilities that a process has in its own user namespace do not
+// count.
 func TestCapabilitiesOfUserNamespace(t *testing.T) {
 	testutil.NeedRoot(t, "to have capabilities outside of a user namespace")
 	start := func(flags uintptr) *identity {
@@ -93,17 +94,17 @@ func TestCapabilitiesOfUserNamespace(t *testing.T) {
 	}
 	inside, outside := start(syscall.CLONE_NEWUSER), start(0)
 	if inside.fileCapability || inside.bindCapability || inside.rawCapability {
-		t.Errorf("inside: CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want none", inside.fileCapability,
+		t.Errorf("inside: got CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want none", inside.fileCapability,
 			inside.bindCapability, inside.rawCapability)
 	}
 	if !outside.fileCapability || !outside.bindCapability || !outside.rawCapability {
-		t.Errorf("outside: CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want all", outside.fileCapability,
+		t.Errorf("outside: got CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want all", outside.fileCapability,
 			outside.bindCapability, outside.rawCapability)
 	}
 }
 
-// TestOverflowUserOwnsNothing tests that the overflow user ID, which stands for all unmapped users, does not own the
-// device files.
+// TestOverflowUserOwnsNothing tests that the overflow user ID, which represents all unmapped users, does not own
+// the device files.
 func TestOverflowUserOwnsNothing(t *testing.T) {
 	const nobody = 4242
 	old := overflowUID
@@ -118,8 +119,8 @@ func TestOverflowUserOwnsNothing(t *testing.T) {
 	}
 }
 
-// TestAttachOfEndedLauncher tests that an ended launcher cannot attach a program, since its number may have been
-// reused.
+// TestAttachOfEndedLauncher tests that an ended launcher cannot attach a program, because its process ID may have
+// been reused.
 func TestAttachOfEndedLauncher(t *testing.T) {
 	w := newWorld(t)
 	th, listener := filteredThread(t)
@@ -127,12 +128,12 @@ func TestAttachOfEndedLauncher(t *testing.T) {
 	defer listener.Close()
 	p := endedProcess(t)
 	if s, err := w.sup.Attach(listener, SessionInfo{LauncherPID: p.pid, Pidfd: p.pidfd}); !errors.Is(err, unix.ESRCH) {
-		t.Errorf("got %v, %v, want ESRCH", s, err)
+		t.Errorf("Attach: got %v, %v, want ESRCH", s, err)
 	}
 }
 
-// TestListenerIsNothingElse tests that a file that answers an unknown ioctl(2) like an old listener is not accepted as
-// one.
+// TestListenerIsNothingElse tests that Attach accepts no other file as a listener, even if the file answers an
+// unknown ioctl(2) like an old listener.
 func TestListenerIsNothingElse(t *testing.T) {
 	w := newWorld(t)
 	const userModeOnly = 1 // UFFD_USER_MODE_ONLY
@@ -143,11 +144,11 @@ func TestListenerIsNothingElse(t *testing.T) {
 	f := os.NewFile(fd, "userfaultfd")
 	defer f.Close()
 	if s, err := w.sup.Attach(f, SessionInfo{LauncherPID: os.Getpid()}); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("got %v, %v, want EINVAL", s, err)
+		t.Errorf("Attach of a userfaultfd: got %v, %v, want EINVAL", s, err)
 	}
 }
 
-// TestNetlinkSocketsAreBounded tests the limit of netlink sockets per user, independent of other users.
+// TestNetlinkSocketsAreBounded tests the limit of netlink sockets per user, independently of other users.
 func TestNetlinkSocketsAreBounded(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	s := &Supervisor{netlinkUsers: map[*quota.User]*netlinkUser{}, netlinks: map[inode]*netlinkSocket{}}
@@ -163,22 +164,23 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 	for i := range maxNetlinkSockets {
 		var err error
 		if last, err = enter(1); err != nil {
-			t.Fatalf("socket %d: %v", i, err)
+			t.Fatalf("socket %d: got %v, want success", i, err)
 		}
 	}
 	if _, err := enter(1); !errors.Is(err, syscall.EMFILE) {
-		t.Errorf("one socket beyond the limit: got %v, want EMFILE", err)
+		t.Errorf("socket beyond the limit: got %v, want EMFILE", err)
 	}
 	if _, err := enter(2); err != nil {
-		t.Errorf("another user: %v", err)
+		t.Errorf("socket of another user: got %v, want success", err)
 	}
 	s.leaveNetlink(last)
 	if _, err := enter(1); err != nil {
-		t.Errorf("after the close of one socket: %v", err)
+		t.Errorf("socket after the close of another: got %v, want success", err)
 	}
 }
 
-// TestUnreadAnswersAreBounded tests the limit of unread netlink answers per user, for all sockets together.
+// TestUnreadAnswersAreBounded tests the limit of unread netlink answers per user, for all sockets of the user
+// together.
 func TestUnreadAnswersAreBounded(t *testing.T) {
 	s := newWorld(t).sup
 	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: netlinkOpener{uid: 1},
@@ -200,13 +202,13 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 		want   syscall.Errno
 	}{{0, 0}, {maxNetlinkUnread, 0}, {maxNetlinkUnread + 1, syscall.ENOBUFS}} {
 		if n.all.unread = c.unread; errno() != c.want {
-			t.Errorf("with %d bytes unread: want %v", c.unread, c.want)
+			t.Errorf("request with %d unread bytes: got another error, want %v", c.unread, c.want)
 		}
 	}
 }
 
-// TestMemoryByHelperIsBound tests that memory opened by the launcher is never accessed by process number. This process
-// may not access the process, and its number may be reused.
+// TestMemoryByHelperIsBound tests that the supervisor never accesses memory opened by the launcher by process ID.
+// The service itself may not access the process, and the process ID may be reused.
 func TestMemoryByHelperIsBound(t *testing.T) {
 	defer func() { askHelper = false }()
 	askHelper = true
@@ -224,7 +226,7 @@ func TestMemoryByHelperIsBound(t *testing.T) {
 	}
 	r.session.mu.Unlock()
 	if spaces == 0 {
-		t.Error("no process has an open address space")
+		t.Error("open address spaces: got none, want one")
 	}
 	r.Signal(unix.SIGKILL)
 	w.finish(r)

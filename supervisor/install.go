@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// installUnreadable gives the program a descriptor on which read(2) fails with EINVAL. It is a pidfd of the program,
-// which holds no resource that the kernel charges to the service.
+// installUnreadable gives the program a descriptor on which read(2) fails with EINVAL. The descriptor is a pidfd of
+// the program, which holds no resource that the kernel charges to the service.
 func (w *worker) installUnreadable(flags uint64) verdict {
 	th, err := w.look()
 	if err != nil {
@@ -22,7 +22,7 @@ func (w *worker) installUnreadable(flags uint64) verdict {
 	return w.installAnswer(fd, flags)
 }
 
-// installAnswer gives the program a duplicate of a descriptor as the call's answer.
+// installAnswer gives the program a duplicate of a descriptor, with its number as the call's answer.
 func (w *worker) installAnswer(fd int, flags uint64) verdict {
 	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd),
 		newFlags: uint32(flags & unix.O_CLOEXEC)}
@@ -33,7 +33,7 @@ func (w *worker) installAnswer(fd int, flags uint64) verdict {
 	if err != unix.EINVAL {
 		return fails(err)
 	}
-	a.flags = 0 // before Linux 5.14: in two steps
+	a.flags = 0 // Linux before 5.14 needs two steps
 	n, err = sendAddFD(w.session.fd, &a)
 	if err != nil {
 		return fails(err)
@@ -56,7 +56,7 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 	}
 	defer restore()
 	if err = w.installLocked(fd, number, flags); err == unix.EBADF {
-		t.log.Warn("the limit of open files (ulimit -n) is too low and may not be raised from here", "pid", p.pid, "needs",
+		t.log.Warn("the limit of open files (ulimit -n) is too low, and the service may not raise it", "pid", p.pid, "needs",
 			number+1)
 		err = syscall.EMFILE
 	}
@@ -86,13 +86,13 @@ func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
 	return err
 }
 
-// raiseLimit raises the process's limit of open files to least until the call of restore. It returns EMFILE if the hard
-// limit is lower.
+// raiseLimit raises the process's limit of open files to least until the caller calls restore. raiseLimit returns
+// EMFILE if the hard limit is lower.
 func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error) {
 	restore = func() {}
 	w.pause("limit")
 	var limit unix.Rlimit
-	// prlimit(2) takes a process number. alive shows right before the call that the number is still the process's own.
+	// prlimit(2) takes a process ID. Right before the call, alive shows that the ID still belongs to the process.
 	if !p.alive() {
 		return restore, errGone
 	}

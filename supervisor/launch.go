@@ -15,27 +15,29 @@ import (
 type Launch struct {
 	// Path is the program's file. Start does not search PATH.
 	Path string
-	// Args is the argument vector, beginning with the program's name. Env is the environment; nil stands for an empty one.
+	// Args is the argument vector, which begins with the program's name. Env is the environment; nil means an empty
+	// environment.
 	Args, Env []string
-	// Dir is the working directory; empty: that of this process.
+	// Dir is the working directory; empty means that of this process.
 	Dir string
 	// Files become descriptors 0, 1, 2 and so on.
 	Files []*os.File
-	// AdoptOrphans keeps this process an ancestor of all processes of the program while the program runs, for a Helper.
-	// Handover may set it, once Session.Helped is known.
+	// AdoptOrphans keeps this process an ancestor of all processes of the program while the program runs, for a
+	// Helper. Handover may set AdoptOrphans once it knows the result of Session.Helped.
 	AdoptOrphans bool
-	// Tracer, which Handover may set, is the supervisor that the program allows to access its memory. It is for systems
-	// where Yama restricts ptrace to ancestors.
+	// Tracer, which Handover may set, is the supervisor that the program allows to access its memory. Tracer is for
+	// systems where Yama restricts ptrace to ancestors.
 	Tracer *Tracer
-	// Handover passes the listener to the supervisor (Supervisor.Attach, in another process or in this one), and returns
-	// after the supervisor has taken it. From then on the supervisor must answer. This package closes the file.
+	// Handover passes the listener to the supervisor (Supervisor.Attach, in another process or in this one), and
+	// returns after the supervisor has received it. From that time on the supervisor must answer calls. Start
+	// closes the file.
 	Handover func(listener *os.File) error
-	// Lost, which Handover may set, is closed when the supervisor has died. If that happens before the exec, the program
-	// starts without a supervisor. For later deaths see Program.Guard.
+	// Lost, which Handover may set, is closed when the supervisor has died. If the supervisor dies before the exec,
+	// the program starts without a supervisor. Program.Guard handles a later death of the supervisor.
 	Lost <-chan struct{}
 }
 
-// ExecError is the error for a program that could not be executed. It wraps an errno.
+// ExecError is the error for a program that could not be executed. ExecError wraps an errno.
 type ExecError struct {
 	Path string
 	Err  error
@@ -47,8 +49,8 @@ func (e *ExecError) Unwrap() error { return e.Err }
 // Program is a program under supervision, as seen by the process that started it.
 type Program struct {
 	pid      int
-	thread   *thread  // the thread with the filter
-	listener *os.File // the launcher's copy
+	thread   *thread  // thread with the filter
+	listener *os.File // the launcher's descriptor of the listener
 	signals  *forwarder
 	over     chan struct{} // closed when the program has ended
 	guards   sync.WaitGroup
@@ -57,16 +59,16 @@ type Program struct {
 	code int
 
 	mu     sync.Mutex
-	reaped bool // pid may be reused
+	reaped bool // the kernel may have reused pid
 }
 
-// Start runs a program under supervision. The program inherits this process's process group, terminal, umask, limits,
-// and ignored SIGHUP and SIGINT. Until Wait returns, signals sent to this process alone are passed on to the program:
-// SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT. Signals that the terminal sent to
-// the whole process group are not passed on.
+// Start runs a program under supervision. The program inherits this process's process group, terminal, umask and
+// limits, and its ignored SIGHUP and SIGINT. Until Wait returns, signals sent only to this process are passed on to
+// the program: SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT. Signals that the
+// terminal sends to the whole process group are not passed on.
 //
 // The supervisor should run in another process. The last step, exec, waits for the supervisor's answer. During that
-// time this process cannot collect garbage, which would block an answer from this process.
+// time this process cannot collect garbage, because a collection would block an answer from this process.
 //
 // The caller must call Wait. Start returns ErrNested, ErrUnsupported, an error of Handover, or an *ExecError. It may
 // sleep.
@@ -88,8 +90,9 @@ func Start(l *Launch) (_ *Program, err error) {
 			p.release()
 		}
 	}()
-	// A trapped call of the filtered thread would wait for a supervisor that does not serve yet. Operations that may make
-	// one run on other threads. The calls of the filtered thread before the exec are not trapped.
+	// A trapped call of the filtered thread would wait for a supervisor that does not serve yet. Operations that
+	// may make a trapped call therefore run on other threads. The filter does not trap the calls of the filtered
+	// thread before the exec.
 	var fd int
 	p.thread.do(func() { fd, err = install(arch.filter(numbersFor(limit))) })
 	if err != nil {
@@ -135,8 +138,8 @@ func Start(l *Launch) (_ *Program, err error) {
 	return p, nil
 }
 
-// forkExec starts the program. It is called on the filtered thread. Like execvp(3), it runs a file without a magic
-// number as a shell script. outcome returns a later error, and is called on another thread.
+// forkExec starts the program. The filtered thread calls forkExec. Like execvp(3), forkExec runs a file without a
+// magic number as a shell script. outcome returns a later error, and must be called on another thread.
 func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	if l.Tracer != nil {
 		if pid, outcome, err = l.Tracer.start(l, attr); err == nil {
@@ -160,7 +163,7 @@ func scriptArgs(path string, args []string) []string {
 // PID returns the program's process ID.
 func (p *Program) PID() int { return p.pid }
 
-// Signal sends a signal to the program. It returns os.ErrProcessDone when the program has ended.
+// Signal sends a signal to the program. Signal returns os.ErrProcessDone when the program has ended.
 func (p *Program) Signal(sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,11 +173,12 @@ func (p *Program) Signal(sig syscall.Signal) error {
 	return syscall.Kill(p.pid, sig)
 }
 
-// Wait waits for the end of the program, and returns its exit code in the convention of the shell: 128 + N if signal N
-// ended it. Other processes of the program may still run. They stay under supervision, but are no longer guarded.
+// Wait waits for the end of the program, and returns its exit code in the convention of the shell: 128 + N if
+// signal N ended it. Other processes of the program may still run. The other processes stay under supervision, but
+// have no guardian any more.
 func (p *Program) Wait() (code int) {
 	p.wait.Do(func() {
-		// The number stays reserved while a signal may still be sent to it.
+		// The process ID stays reserved while a signal may still be sent to the program.
 		for {
 			err := unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 			if err != unix.EINTR {
@@ -199,7 +203,7 @@ func (p *Program) Wait() (code int) {
 	return p.code
 }
 
-// release ends the guards and the filtered thread, and with it this process's part in the session.
+// release ends the guards and the filtered thread, and thereby this process's part in the session.
 func (p *Program) release() {
 	close(p.over)
 	p.guards.Wait()

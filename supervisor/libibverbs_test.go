@@ -48,11 +48,11 @@ func TestLibibverbs(t *testing.T) {
 	}
 	want := "GID[ 0]: fe80::1, RoCE v2; GID[ 3]: ::ffff:127.0.0.1, RoCE v2"
 	if got := strings.Join(gids, "; "); got != want {
-		t.Errorf("ibv_devinfo -v: %q, want %q", got, want)
+		t.Errorf("GIDs of ibv_devinfo -v: got %q, want %q", got, want)
 	}
 	for _, want := range []string{"PORT_ACTIVE", "link_layer:\t\tEthernet", "hca_id:\trxe0"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("ibv_devinfo -v does not print %q:\n%s", want, out)
+			t.Errorf("ibv_devinfo -v: got no %q, want it:\n%s", want, out)
 		}
 	}
 }

@@ -11,27 +11,27 @@ import (
 	"verbena/internal/procfile"
 )
 
-// The states of an element of Session.faults.
+// These are the states of an element of Session.faults.
 const (
 	notFound = iota
-	found    // the user has not seen the notice yet
+	found    // the user has not received the notice yet
 	told
 )
 
-// libraryFaults holds the texts of the notices.
+// libraryFaults maps the faults to the texts of the notices.
 var libraryFaults = [ib.NumLibraryFaults]struct {
-	what   string // fault, as a predicate of the program
+	what   string // description of the fault, as a predicate of the program
 	mended int    // first version of rdma-core without the fault
-	when   string // condition of the fault, and the remedy
+	when   string // condition under which the fault occurs, and the remedy
 }{
 	ib.Overconsumed: {
-		"took more completions out of a queue than were there; the queue's index was put back", 55,
-		"when a program calls ibv_next_poll until ENOENT: it may have seen old completions again. v55 mends it, and v59 unlocks such a queue " +
+		"consumed more completions than its completion queue contained; the queue's index was corrected", 55,
+		"when a program calls ibv_next_poll until ENOENT: the program may have received old completions again. v55 corrects this, and v59 unlocks such a queue " +
 			`only once; see "Stale completions" in docs/troubleshooting.md`,
 	},
 	ib.LengthLost: {
 		"posted a request that has inline data and the length 0; the message is empty", 64,
-		`in ibv_wr_set_inline_data_list. v64 mends it; see "Empty messages" in docs/troubleshooting.md`,
+		`in ibv_wr_set_inline_data_list. v64 corrects it; see "Empty messages" in docs/troubleshooting.md`,
 	},
 }
 
@@ -41,7 +41,7 @@ func (o *opener) LibraryFault(fault ib.LibraryFault) {
 }
 
 // tellLibraryFaults shows the user a notice for each fault of the library that the device has detected, once per
-// session. It may sleep. A thread of the program waits for it, so the program cannot end before the notice.
+// session. It may sleep. A thread of the program waits for the notice, so the program cannot end before it.
 func (f *openFile) tellLibraryFaults() {
 	t := f.session
 	for fault := range ib.NumLibraryFaults {
@@ -58,7 +58,7 @@ func (f *openFile) tellLibraryFaults() {
 	}
 }
 
-// explainLibraryFault returns the text of the notice. version is that of the library, "" if unknown.
+// explainLibraryFault returns the text of the notice. version is the version of the library, or "" if unknown.
 func explainLibraryFault(fault ib.LibraryFault, pid int, name, version string) string {
 	f := libraryFaults[fault]
 	text := fmt.Sprintf("%s (process %d) %s", name, pid, f.what)
@@ -87,8 +87,8 @@ func mappedRDMACore(pid int) string {
 	return rdmaCoreOf(io.LimitReader(f, maxMaps))
 }
 
-// rdmaCoreOf finds the version in a maps file (proc_pid_maps(5)). It returns "" if there is no libibverbs, as in a
-// statically linked program, or more than one, or if the file name does not follow rdma-core's convention.
+// rdmaCoreOf finds the version in a maps file (proc_pid_maps(5)). rdmaCoreOf returns "" if there is no libibverbs,
+// as in a statically linked program, or more than one, or if the file name does not follow rdma-core's convention.
 func rdmaCoreOf(maps io.Reader) string {
 	const name = "/libibverbs.so."
 	found, version := "", ""
@@ -103,7 +103,7 @@ func rdmaCoreOf(maps io.Reader) string {
 			return ""
 		}
 		found = path
-		// 1.14.44.0: the versions of the interface and of the package.
+		// The name ends in 1.14.44.0, which contains the versions of the interface and of the package.
 		v := strings.Split(line[at+len(name):], ".")
 		if len(v) != 4 {
 			return ""
@@ -116,7 +116,7 @@ func rdmaCoreOf(maps io.Reader) string {
 	return version
 }
 
-// majorOf returns the first number of a version of rdma-core; false if it is unknown.
+// majorOf returns the first number of a version of rdma-core, and false if the version is unknown.
 func majorOf(version string) (n int, ok bool) {
 	major, _, _ := strings.Cut(version, ".")
 	n, err := strconv.Atoi(major)

@@ -36,7 +36,7 @@ func TestExplainLibraryFault(t *testing.T) {
 		got := explainLibraryFault(c.fault, 7, "prog", c.version)
 		if !strings.Contains(got, c.want) || !strings.Contains(got, "prog (process 7)") ||
 			(c.want == "") == strings.Contains(got, "rdma-core") {
-			t.Errorf("fault %d, version %q: got %q, want %q in it", c.fault, c.version, got, c.want)
+			t.Errorf("fault %d, version %q: got %q, want %q in the text", c.fault, c.version, got, c.want)
 		}
 	}
 }

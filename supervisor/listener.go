@@ -16,8 +16,9 @@ type source struct {
 	in       *intake
 }
 
-// intake is the state shared by the sources of one listener. Receiving without a pending notification may sleep without
-// bound. So one source at a time receives, and checks first whether another one has taken the notification.
+// intake is the state shared by the sources of one listener. Receiving without a pending notification may sleep
+// without bound. Therefore only one source at a time receives, and first checks whether another source has taken
+// the notification.
 type intake struct {
 	mu    sched.Mutex
 	taken atomic.Uint64 // number of notifications received
@@ -33,7 +34,7 @@ func newSource(listener, stop *os.File, in *intake) *source {
 
 // next waits for a notification. It returns false when no process is left under the filter, or after stop.
 //
-// It polls, because before Linux 6.11 receiving from a listener without processes would never return.
+// next polls, because before Linux 6.11 receiving from a listener without processes would never return.
 func (s *source) next(n *notification) bool {
 	for {
 		before := s.in.taken.Load()
@@ -46,7 +47,8 @@ func (s *source) next(n *notification) bool {
 	}
 }
 
-// receive takes the notification seen when before notifications had been taken, if it is still there.
+// receive takes the notification that the caller saw when before notifications had been taken, if it is still
+// pending.
 func (s *source) receive(before uint64, n *notification) bool {
 	s.in.mu.Lock()
 	defer s.in.mu.Unlock()
@@ -59,7 +61,7 @@ func (s *source) receive(before uint64, n *notification) bool {
 	return receive(s.listener, n) == nil
 }
 
-// poll waits for a notification, up to a time in milliseconds; -1: without bound. ok is false at the end.
+// poll waits for a notification, up to a time in milliseconds; -1 means without limit. ok is false at the end.
 func (s *source) poll(timeout int) (ready, ok bool) {
 	n, err := unix.Poll(s.fds[:], timeout)
 	if err != nil || n == 0 {

@@ -7,7 +7,7 @@ import (
 )
 
 // TestDebugLog tests that the log at level Debug shows each open and close of a device file with its user, and each
-// refused command with errno, reason and user. At higher levels it shows none of these.
+// refused command with its errno, reason and user. At higher levels the log shows none of these events.
 func TestDebugLog(t *testing.T) {
 	var logs logBook
 	w := newWorld(t, func(c *SupervisorConfig) { c.Log = logs.loggerAt(slog.LevelDebug) })
@@ -28,15 +28,15 @@ func TestDebugLog(t *testing.T) {
 			if strings.Contains(l, ` dev=uverbs0 errno=EBUSY err="the object is in use`) {
 				busy++
 			}
-		case !strings.Contains(l, "panic in ioctl"): // caused by the program
+		case !strings.Contains(l, "panic in ioctl"): // the program causes this panic
 			t.Errorf("log: got %s, want only panics of an ioctl", l)
 		}
 	}
 	if memory == 0 {
-		t.Error("log: got no line about the process's memory")
+		t.Error("log lines about the process's memory: got none, want one")
 	}
 	if opened == 0 || opened != closed || busy != 1 {
-		t.Errorf("%d device files opened, %d closed, %d commands refused with EBUSY; want as many closed as opened, and 1",
+		t.Errorf("got %d device files opened, %d closed and %d commands refused with EBUSY, want as many closed as opened and 1 refused",
 			opened, closed, busy)
 	}
 }

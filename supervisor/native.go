@@ -18,26 +18,27 @@ import (
 	"verbena/uverbs/poller"
 )
 
-// Doorbells selects the kind of doorbells: the calls by which programs announce posted requests.
+// Doorbells selects the kind of doorbells, which are the calls by which programs announce posted requests.
 //
-// A doorbell is a write(2) of 32 bytes on the command file. A trapped doorbell costs two context switches, to a thread
-// of this process and back. It is answered when its work has been done, and needs no other processor. A native doorbell
-// is appended to the queue file, in a part that is never read, and takes a quarter of the time. Instead, a thread per
-// user polls the queues (package poller), which keeps another processor busy. While that thread sleeps, inotify reports
-// the write.
+// A doorbell is a write(2) of 32 bytes to the command file. A trapped doorbell costs two context switches, to a
+// thread of this process and back. The supervisor answers a trapped doorbell after its work is done, so the
+// doorbell needs no second processor. A native doorbell appends to the queue file, in a part that is never read,
+// and takes a quarter of the time. For native doorbells, a thread per user polls the queues (package poller), which
+// keeps another processor busy. While that thread sleeps, inotify reports the write.
 //
-// The kind is chosen when a device is opened, by the number of the descriptor, since a filter cannot be changed.
+// The kind of doorbells is chosen by the number of the descriptor when a device is opened, because a filter cannot
+// be changed.
 type Doorbells uint8
 
 const (
-	// DoorbellsAuto makes doorbells native while there are enough processors: one for each native device file, and one for
-	// each user's thread.
+	// DoorbellsAuto makes doorbells native while there are enough processors: one for each native device file, and
+	// one for each user's thread.
 	DoorbellsAuto Doorbells = iota
 	DoorbellsTrapped
-	DoorbellsNative // wherever possible
+	DoorbellsNative // native wherever possible
 )
 
-// leastProcessors is the number of processors from which on DoorbellsAuto selects native doorbells.
+// leastProcessors is the minimum number of processors at which DoorbellsAuto selects native doorbells.
 const leastProcessors = 3
 
 // natives counts the device files with native doorbells.
@@ -47,7 +48,7 @@ type natives struct {
 	users map[*quota.User]int
 }
 
-// take counts another file, and returns false if there are too few processors. give ends the count.
+// take counts another file, and returns false if there are too few processors. give ends the count of a file.
 func (n *natives) take(u *quota.User, how Doorbells, processors int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -75,10 +76,11 @@ func (n *natives) give(u *quota.User) {
 // bell holds the resources for a device file's native doorbells.
 type bell struct {
 	scratch *shm.Scratch
-	polled  *poller.Polled // nil: its queues are not polled
+	polled  *poller.Polled // nil if no thread polls the queues
 }
 
-// bellDescriptors is the number of descriptors charged for native doorbells: one of the queue file, and another watch.
+// bellDescriptors is the number of descriptors charged for native doorbells: a descriptor of the queue file, and a
+// second watch.
 const bellDescriptors = 2
 
 // wantsBell reports whether the caller's doorbells can be native. The conditions are:
@@ -97,12 +99,12 @@ func (w *worker) wantsBell(th *procThread, space *umem.Process, flags uint64) bo
 	return th.ringsOnly() && th.limitsLeave(uint64(native.end)) && native.has(t.numbers.choose(th, 0, true))
 }
 
-// possible reports whether any native doorbell is possible with this number of processors.
+// possible reports whether native doorbells are possible with this number of processors.
 func (d Doorbells) possible(processors int) bool {
 	return d == DoorbellsNative || d == DoorbellsAuto && processors >= leastProcessors
 }
 
-// maxLimits limits the size of proc_pid_limits(5) to read.
+// maxLimits limits the size of the part of proc_pid_limits(5) that is read.
 const maxLimits = 64 << 10
 
 // limitsLeave reports whether the process has no limit of the file size, and a hard limit of open files of at least
@@ -137,8 +139,8 @@ func limitsLeave(limits io.Reader, files uint64) bool {
 // firstRinging is the first version of rdma-core that sends no command by write(2).
 const firstRinging = 34
 
-// ringsOnly reports whether the thread's program has exactly one libibverbs, of a version that sends commands by
-// ioctl(2) only.
+// ringsOnly reports whether the thread's program has exactly one libibverbs, in a version that sends commands only
+// by ioctl(2).
 func (t *procThread) ringsOnly() bool {
 	f, err := openAt(t.dir, "maps", unix.O_RDONLY)
 	if err != nil {
@@ -158,8 +160,8 @@ type nativeMemory struct {
 // Depart makes the program's doorbells fail from now on. (uverbs.Departer)
 func (m nativeMemory) Depart() { m.f.bar() }
 
-// openBell opens the program's description for native doorbells, if another native file is possible. Otherwise it opens
-// the usual description.
+// openBell opens the program's description for native doorbells, if another file with native doorbells is possible.
+// Otherwise openBell opens the usual description.
 func (f *openFile) openBell() (description *os.File, err error) {
 	if description, err = f.newBell(); description != nil {
 		return description, nil
@@ -170,8 +172,8 @@ func (f *openFile) openBell() (description *os.File, err error) {
 	return f.memory.OpenForProgram(unix.O_RDWR)
 }
 
-// newBell makes the resources for native doorbells. It makes nothing, and returns no error, if there are too few
-// processors.
+// newBell makes the resources for native doorbells. With too few processors, newBell makes none and returns no
+// error.
 func (f *openFile) newBell() (description *os.File, err error) {
 	s := f.sup
 	if !s.natives.take(f.user, s.cfg.Doorbells, sched.Processors()) {
@@ -189,7 +191,7 @@ func (f *openFile) newBell() (description *os.File, err error) {
 	return nil, err
 }
 
-// hangBell registers the file's queues with the poller. If that fails, doorbells are trapped.
+// hangBell registers the file's queues with the poller. If the registration fails, doorbells are trapped.
 func (f *openFile) hangBell(file poller.Ringer) {
 	if f.bell == nil {
 		return
@@ -214,7 +216,7 @@ func (f *openFile) stopBell() {
 	}
 }
 
-// closeBell closes the resources of openBell.
+// closeBell closes the resources that openBell opened.
 func (f *openFile) closeBell() {
 	if f.bell != nil {
 		f.bell.scratch.Close()
@@ -223,13 +225,13 @@ func (f *openFile) closeBell() {
 	}
 }
 
-// bar makes writes to all descriptors of the file in programs fail. It can block as long as the program blocks the
+// bar makes programs' writes to all descriptors of the file fail. bar can block as long as the program blocks the
 // file.
 func (f *openFile) bar() {
 	if f.bell == nil {
 		return
 	}
 	if err := f.bell.scratch.Bar(); err != nil && !errors.Is(err, os.ErrClosed) {
-		f.session.log.Warn("doorbells of a device that has gone do not fail", "pid", f.pid, "dev", f.node.device, "err", err)
+		f.session.log.Warn("doorbells of a removed device succeed", "pid", f.pid, "dev", f.node.device, "err", err)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"verbena/uverbs"
 )
 
-// withLibrary maps a file with the name of a library, as in a program linked with that library.
+// withLibrary maps a file with the name of a library, which simulates a program linked with that library.
 func withLibrary(dir, name string) {
 	path := filepath.Join(dir, name)
 	must(0, os.WriteFile(path, make([]byte, 4096), 0o644))
@@ -32,7 +32,7 @@ func withLibrary(dir, name string) {
 
 const nativeLibrary = "libibverbs.so.1.14.44.0"
 
-// isNative reports whether the number of a descriptor is native: its doorbells are not trapped.
+// isNative reports whether the number of a descriptor is native, which means that its doorbells are not trapped.
 func isNative(fd int) bool {
 	first, end := nativeRange()
 	return first <= fd && fd < end
@@ -58,7 +58,7 @@ func newPoster(fd int) poster {
 	return poster{fd, (*atomic.Uint32)(unsafe.Pointer(&mem[16])), (*atomic.Uint32)(unsafe.Pointer(&mem[8]))}
 }
 
-// post posts, rings, and waits until the post was seen.
+// post posts a request, rings the doorbell, and waits until the post was seen.
 func (p poster) post() {
 	n := p.posted.Add(1)
 	size, err := doorbell(p.fd)
@@ -67,15 +67,15 @@ func (p poster) post() {
 }
 
 func (p poster) await(n uint32) {
-	check(testutil.Poll(func() bool { return p.seen.Load() == n }), "post %d has not been seen", n)
+	check(testutil.Poll(func() bool { return p.seen.Load() == n }), "post %d: got no poll of it, want one", n)
 }
 
-// besideMain calls a function on a new thread other than the main one.
+// besideMain calls a function on a new thread other than the main thread.
 func besideMain(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // the goroutine ends with the thread
+		runtime.LockOSThread() // the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
 			besideMain(f)
 			return
@@ -91,7 +91,7 @@ func programNative(args []string) {
 	case "rings":
 		withLibrary(dir, nativeLibrary)
 		fd := openDevice()
-		check(isNative(fd), "descriptor %d is not of those that ring natively", fd)
+		check(isNative(fd), "descriptor %d: got a trapped number, want a native one", fd)
 		p := newPoster(fd)
 		for i := range 200 {
 			p.post()
@@ -99,15 +99,15 @@ func programNative(args []string) {
 				time.Sleep(2 * time.Millisecond) // long enough for the polling thread to sleep
 			}
 		}
-		// The doorbell of a duplicate is trapped. Other files with such numbers behave normally.
+		// The supervisor traps the doorbell of a duplicate. Other files with native numbers behave normally.
 		d := must(unix.Dup(fd))
-		check(!isNative(d), "the duplicate has number %d", d)
+		check(!isNative(d), "duplicate: got the native number %d, want another one", d)
 		before := p.seen.Load()
 		n, err := doorbell(d)
-		check(n == 32 && err == nil && p.seen.Load() == before+1, "doorbell by a duplicate: %d, %v", n, err)
+		check(n == 32 && err == nil && p.seen.Load() == before+1, "doorbell by a duplicate: got %d and error %v, want 32 bytes and one doorbell", n, err)
 		first, end := nativeRange()
 		d = must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, first+5))
-		check(d >= end, "a duplicate from %d on has number %d", first+5, d)
+		check(d >= end, "duplicate from %d on: got number %d, want one beyond the native range", first+5, d)
 		r, w, err := os.Pipe()
 		check(err == nil, "pipe: %v", err)
 		must(0, unix.Dup3(int(w.Fd()), first, unix.O_CLOEXEC))
@@ -117,7 +117,7 @@ func programNative(args []string) {
 		var st unix.Stat_t
 		must(0, unix.Fstat(fd, &st))
 		isCharDevice(&st)
-	case "opens": // opens the device with a number of libraries, and in an access mode
+	case "opens": // opens the device with several libraries and in a given access mode
 		how := must(strconv.Atoi(args[2]))
 		for _, name := range args[3:] {
 			if size, ok := strings.CutPrefix(name, "limit="); ok {
@@ -139,10 +139,10 @@ func programNative(args []string) {
 			withLibrary(dir, name)
 		}
 		fmt.Println(isNative(must(unix.Open(deviceFile, how|unix.O_CLOEXEC, 0))))
-	case "barred": // posts until that fails; the descriptor is the original, a duplicate, or one in a child
+	case "barred": // posts until a post fails, by the original descriptor, a duplicate, or a descriptor of a child
 		withLibrary(dir, nativeLibrary)
 		fd := openDevice()
-		check(isNative(fd), "descriptor %d is not of those that ring natively", fd)
+		check(isNative(fd), "descriptor %d: got a trapped number, want a native one", fd)
 		p := newPoster(fd)
 		p.post()
 		if args[2] == "low" {
@@ -160,7 +160,7 @@ func programNative(args []string) {
 				time.Sleep(time.Millisecond)
 			}
 		}
-		if args[2] == "own table" { // the descriptor is in the table of another thread only
+		if args[2] == "own table" { // only another thread's table contains the descriptor
 			besideMain(func() {
 				must(0, unix.Unshare(unix.CLONE_FILES))
 				closed := make(chan struct{})
@@ -197,11 +197,11 @@ func programNative(args []string) {
 	}
 }
 
-// newNativeWorld makes a world with native doorbells, independent of the number of processors.
+// newNativeWorld makes a world with native doorbells, regardless of the number of processors.
 func newNativeWorld(t *testing.T, edit ...func(*SupervisorConfig)) *world {
 	t.Helper()
 	if askHelper {
-		t.Skip("where the launcher reaches the program, doorbells are trapped")
+		t.Skip("doorbells are trapped if the launcher accesses the program")
 	}
 	return newWorld(t, append([]func(*SupervisorConfig){func(c *SupervisorConfig) {
 		c.Doorbells = DoorbellsNative
@@ -224,11 +224,11 @@ func TestNativeOrTrapped(t *testing.T) {
 		want bool
 	}{
 		{"a library that sends commands by ioctl", []string{rdwr, nativeLibrary}, true},
-		{"a later one", []string{rdwr, "libibverbs.so.1.15.61.0"}, true},
+		{"a later library", []string{rdwr, "libibverbs.so.1.15.61.0"}, true},
 		{"no library", []string{rdwr}, false},
 		{"an early library", []string{rdwr, "libibverbs.so.1.5.22.1"}, false},
 		{"a library of an unknown version", []string{rdwr, "libibverbs.so.1"}, false},
-		{"a library whose version is no number", []string{rdwr, "libibverbs.so.1.14.x.0"}, false},
+		{"a library with a malformed version", []string{rdwr, "libibverbs.so.1.14.x.0"}, false},
 		{"two libraries", []string{rdwr, nativeLibrary, "libibverbs.so.1.15.61.0"}, false},
 		{"another library", []string{rdwr, "libibverbs-extra.so.1.14.44.0"}, false},
 		{"read only", []string{rdonly, nativeLibrary}, false},
@@ -240,7 +240,7 @@ func TestNativeOrTrapped(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			out := w.mustRunSelf("native", append([]string{"opens", t.TempDir()}, tt.args...)...)
 			if got := strings.TrimSpace(out); got != strconv.FormatBool(tt.want) {
-				t.Errorf("native: %s, want %v", got, tt.want)
+				t.Errorf("native doorbells: got %s, want %v", got, tt.want)
 			}
 		})
 	}
@@ -250,8 +250,8 @@ func TestNativeOrTrapped(t *testing.T) {
 			t.Error("doorbells: got native, want trapped")
 		}
 	})
-	t.Run("no inotify", func(t *testing.T) { // or another limit; this is no error
-		// The limits leave room for the session, its process, its address space, the file and its native doorbells.
+	t.Run("no inotify", func(t *testing.T) { // or another limit of inotify; this is not an error
+		// The limits suffice for the session, its process, its address space, the file and its native doorbells.
 		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors +
 			fileDescriptors + 2 + 1}}
 		w := newNativeWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
@@ -275,22 +275,22 @@ func TestProcessorsForDoorbells(t *testing.T) {
 		want bool
 	}{{a, true}, {a, true}, {b, false}, {a, true}, {a, false}} { // with 4 processors
 		if got := n.take(tt.user, DoorbellsAuto, 4); got != tt.want {
-			t.Errorf("file %d: native: %v, want %v", i, got, tt.want)
+			t.Errorf("file %d: native doorbells: got %v, want %v", i, got, tt.want)
 		}
 	}
 	if !n.take(b, DoorbellsNative, 1) {
-		t.Error("DoorbellsNative: got trapped, want native")
+		t.Error("take with DoorbellsNative: got false, want true")
 	}
 	for _, u := range []*quota.User{a, a, a, b} {
 		n.give(u)
 	}
 	if n.all != 0 || len(n.users) != 0 {
-		t.Errorf("after give: got %d files of %d users, want none", n.all, len(n.users))
+		t.Errorf("count after give: got %d files of %d users, want none", n.all, len(n.users))
 	}
 }
 
-// TestBarredDoorbells tests that a doorbell fails once the device has gone, or the service ends, for each process and
-// number of the descriptor.
+// TestBarredDoorbells tests that a doorbell fails after the device was removed or the service has ended, for each
+// process and each descriptor.
 func TestBarredDoorbells(t *testing.T) {
 	for _, number := range []string{"high", "low", "own table"} {
 		for _, end := range []string{"depart", "close"} {
@@ -315,14 +315,14 @@ func TestBarredDoorbells(t *testing.T) {
 	}
 }
 
-// TestFloodOfDoorbells tests that the pages written by a program are freed.
+// TestFloodOfDoorbells tests that the supervisor frees the pages that a program writes.
 func TestFloodOfDoorbells(t *testing.T) {
 	w := newNativeWorld(t)
 	r := w.startSelf("native", "floods", t.TempDir())
 	w.printed(r, "written")
 	files := queuesOf(t, r)
 	if len(files) == 0 {
-		t.Fatal("queue files: got none")
+		t.Fatal("queue files: got none, want one")
 	}
 	testutil.Eventually(t, "the pages to be freed", func() bool {
 		var st unix.Stat_t

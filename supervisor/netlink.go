@@ -23,12 +23,12 @@ import (
 	"verbena/uverbs"
 )
 
-// A NETLINK_RDMA socket of a program is one end of a pair of AF_UNIX sockets, SOCK_SEQPACKET, so sending, receiving and
-// poll(2) are native. The service has the other end. It is bound to an abstract name of the length of a netlink
-// address, 12 bytes, with the kernel's number, 0, in the place of nl_pid. libmnl and libnl check no other part of an
-// answer's address. The filter traps socket(2), and, by the number of the descriptor, bind(2), getsockname(2) and
-// setsockopt(2), which an AF_UNIX socket would refuse. The kernel reports the sender of each datagram
-// (SCM_CREDENTIALS).
+// A program's NETLINK_RDMA socket is one end of a pair of AF_UNIX sockets of type SOCK_SEQPACKET, so sending,
+// receiving and poll(2) are native. The service holds the other end of the pair. That end is bound to an abstract
+// name of 12 bytes, the length of a netlink address. The name has the kernel's number, 0, in the position of
+// nl_pid. libmnl and libnl check no other part of an answer's address. The filter traps socket(2). By the number of
+// the descriptor, it also traps bind(2), getsockname(2) and setsockopt(2), which an AF_UNIX socket would refuse.
+// The kernel reports the sender of each datagram (SCM_CREDENTIALS).
 
 // netlinkAddr is the length of struct sockaddr_nl.
 const netlinkAddr = 12
@@ -37,9 +37,9 @@ const netlinkAddr = 12
 type netlinkSocket struct {
 	sup    *Supervisor
 	end    *os.File
-	user   *quota.User // user of the opener
+	user   *quota.User // user that opened the socket
 	kept   *kept.Kept
-	note   kept.Note // for the program's end
+	note   kept.Note // charge for the program's end
 	opener netlinkOpener
 	inode  inode // inode of the program's end
 	portID uint32
@@ -49,7 +49,7 @@ type netlinkSocket struct {
 // netlinkUser is the state shared by a user's netlink sockets.
 type netlinkUser struct {
 	//verbena:program the programs of one user; what managers add has memory of the service's own
-	answering sync.Mutex // held while an answer is made: one at a time
+	answering sync.Mutex // held while an answer is made; serialises answers
 
 	// Under Supervisor.mu.
 	sockets int
@@ -57,17 +57,19 @@ type netlinkUser struct {
 }
 
 const (
-	// maxNetlinkSockets limits the sockets of one user. Each costs a goroutine and, in the kernel, netlinkSendBuffer.
+	// maxNetlinkSockets limits the number of sockets of one user. Each socket uses a goroutine and
+	// netlinkSendBuffer bytes of kernel memory.
 	maxNetlinkSockets = 1024
 	netlinkSendBuffer = 8 << 10
-	// maxNetlinkUnread limits the unread answers of one user. Beyond it requests fail. The last answer may be a large
-	// dump.
+	// maxNetlinkUnread limits the bytes of unread answers of one user. Beyond maxNetlinkUnread, requests fail. The
+	// last answer may be a large dump, so it may exceed the limit.
 	maxNetlinkUnread = 1 << 20
 )
 
 // Links makes and removes devices for `rdma link add` and `rdma link delete` of managers' programs.
 type Links interface {
-	// AddLink makes a device on a network interface. It returns EINVAL for a type other than rxe. It may sleep.
+	// AddLink makes a device on a network interface. AddLink returns EINVAL for a type other than rxe. It may
+	// sleep.
 	AddLink(name, linkType, netdev string) error
 	// DeleteLink removes a device. It may sleep.
 	DeleteLink(name string) error
@@ -110,12 +112,12 @@ func (w *worker) openNetlink() verdict {
 	unix.Close(end)
 	go s.serve()
 	if err != nil {
-		return fails(err) // the socket ends, since no process has its end
+		return fails(err) // the socket ends, because no process has its end
 	}
 	return verdict{val: int64(number)}
 }
 
-// netlinkDescriptors is the number of descriptors charged for a pair of sockets, as long as a program has its end.
+// netlinkDescriptors is the number of descriptors charged for a pair of sockets while a program has its end.
 const netlinkDescriptors = 2
 
 // newNetlink makes a socket and returns the program's end. The caller must close that end.
@@ -198,7 +200,7 @@ func (s *Supervisor) leaveNetlink(n *netlinkSocket) {
 
 // bindAsKernel binds a socket to a name with nl_pid 0.
 func bindAsKernel(fd int) error {
-	var name [netlinkAddr - 2]byte // '@' stands for the zero byte of an abstract name
+	var name [netlinkAddr - 2]byte // '@' represents the zero byte of an abstract name
 	for range 16 {
 		r := rand.Uint64()
 		name = [len(name)]byte{'@', byte(r)}
@@ -210,10 +212,10 @@ func bindAsKernel(fd int) error {
 	return unix.EADDRINUSE
 }
 
-// maxNetlinkRequest is the maximum size of a request. Longer requests are truncated.
+// maxNetlinkRequest is the maximum size of a request. The kernel truncates longer requests.
 const maxNetlinkRequest = 8 << 10
 
-// netlinkBuffers holds buffers for requests, *[maxNetlinkRequest]byte.
+// netlinkBuffers is a pool of buffers for requests, of type *[maxNetlinkRequest]byte.
 var netlinkBuffers = sync.Pool{New: func() any { return new([maxNetlinkRequest]byte) }}
 
 // serve answers requests until the program has closed its end.
@@ -235,7 +237,7 @@ func (n *netlinkSocket) serve() {
 	}, contain.Logged(s.cfg.Log, "panic in a netlink request: the socket is closed", "uid", n.user.ID().UID))
 }
 
-// answerNext receives a datagram and answers it. It returns false after the last one.
+// answerNext receives a datagram and answers it. It returns false after the last datagram.
 func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) bool {
 	if rights.Await(raw) != nil {
 		return false
@@ -267,8 +269,9 @@ func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) boo
 	return true
 }
 
-// answers returns the answers to a datagram, and counts them as unread. A program may write another program's data to
-// an inherited descriptor, so a request has only rights that the opener of the socket has as well. (netlink_ns_capable)
+// answers returns the answers to a datagram, and counts them as unread. A program may write another program's data
+// to an inherited descriptor. A request therefore has only the rights that the opener of the socket also has.
+// (netlink_ns_capable)
 //
 //verbena:parses
 func (n *netlinkSocket) answers(sender *rights.Sender, request []byte) [][]byte {
@@ -305,7 +308,7 @@ func (n *netlinkSocket) read(size int) {
 	n.all.unread -= size
 }
 
-// closeNetlinks ends all sockets. Programs see the end of the file.
+// closeNetlinks ends all sockets. Programs then read the end of the file.
 func (s *Supervisor) closeNetlinks() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,7 +317,7 @@ func (s *Supervisor) closeNetlinks() {
 	}
 }
 
-// netlink returns the socket under a number of the caller, or nil for other files.
+// netlink returns the socket of a descriptor number of the caller, or nil for other files.
 func (w *worker) netlink(fd int32) *netlinkSocket {
 	i, err := inodeOf(w.n.tid, fd)
 	if err != nil {
@@ -330,7 +333,7 @@ func (w *worker) netlink(fd int32) *netlinkSocket {
 	return n
 }
 
-// netlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor with a number of command files.
+// netlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor with a command file's number.
 func (w *worker) netlinkCall(c call) verdict {
 	n := w.netlink(int32(w.n.args[0]))
 	if n == nil {
@@ -391,8 +394,8 @@ type netlinkOpener struct {
 	uid int // the real user ID, which the kernel reports for a sender
 }
 
-// netlinkSource provides the devices and objects visible to the sender of a request (nldev.Source). These are visible
-// both to the sender and to the opener of the socket.
+// netlinkSource provides the devices and objects that the sender of a request may see (nldev.Source). Both the
+// sender and the opener of the socket must be allowed to see these devices and objects.
 type netlinkSource struct {
 	sup     *Supervisor
 	account quota.ID
@@ -400,7 +403,7 @@ type netlinkSource struct {
 	manages bool
 }
 
-// source returns the netlinkSource for a sender; nil: an unknown sender.
+// source returns the netlinkSource for a sender, or nil for an unknown sender.
 func (s *Supervisor) source(sender *rights.Sender, opener netlinkOpener) netlinkSource {
 	n := netlinkSource{sup: s, account: opener.Account}
 	if sender == nil {
@@ -413,8 +416,8 @@ func (s *Supervisor) source(sender *rights.Sender, opener netlinkOpener) netlink
 	return n
 }
 
-// senderManages reports whether the sender of a datagram manages the service. The kernel reports the sender's number
-// and user ID. The result is false for a sender that has ended.
+// senderManages reports whether the sender of a datagram manages the service. The kernel reports the sender's
+// process ID and user ID. senderManages returns false for a sender that has ended.
 func (s *Supervisor) senderManages(sender rights.Sender) bool {
 	dir, err := openProc(sender.PID)
 	if err != nil {
@@ -425,7 +428,8 @@ func (s *Supervisor) senderManages(sender rights.Sender) bool {
 	return err == nil && who.Manager
 }
 
-// sees reports whether the sender and the opener may see the objects of a user, as in `verbena res show`.
+// sees reports whether the sender and the opener may see the objects of a user, by the same rules as `verbena res
+// show`.
 func (s netlinkSource) sees(id quota.ID) bool { return s.manages || s.owns && id == s.account }
 
 // driverRXE is the number of the rxe driver. (RDMA_DRIVER_RXE)
@@ -469,7 +473,7 @@ func (s netlinkSource) Devices() (list []nldev.Device) {
 	return list
 }
 
-// ifIndexOf returns the index of the network interface of a port, from the first entry of its GID table.
+// ifIndexOf returns the index of a port's network interface, taken from the first entry of the port's GID table.
 func ifIndexOf(d *device, port int) uint32 {
 	g, err := d.ib.QueryGID(port, 0)
 	if err != nil {
@@ -491,8 +495,8 @@ func (s netlinkSource) ids(all []ucma.Info, dev string) (list []ucma.Info) {
 	return list
 }
 
-// resources lists the objects on a device that the sender may see: those of the user's programs, or of all programs if
-// the sender manages the service.
+// resources lists the objects on a device that the sender may see. A user sees the objects of the user's own
+// programs, and a manager of the service sees the objects of all programs.
 func (s netlinkSource) resources(dev string) nldev.Resources {
 	each := func(f func(id func(handle uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner)) {
 		for i, c := range s.sup.server.resources() {

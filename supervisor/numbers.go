@@ -8,30 +8,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// span holds the numbers from first up to, but not including, end.
+// span is the range of numbers from first up to, but not including, end.
 type span struct{ first, end uint32 }
 
 func (s span) has(n uint32) bool { return s.first <= n && n < s.end }
 
-// numbers holds the descriptor numbers of command files in a program. The filter recognises the descriptors that
-// it traps by their number. There are two ranges:
+// numbers is the set of descriptor numbers of command files in a program. The filter recognises the descriptors
+// that it traps by their number. There are two ranges of numbers:
 //
 //   - low ends at the limit of select(2), for event loops with few slots. A program with hundreds of open files also
 //     gets numbers of this range for other files. Calls on these are trapped, and continue in the kernel.
 //   - high and above. These are for programs with other descriptors near the low range.
 type numbers struct {
 	low    span
-	native span   // the end of low, without traps for write(2): for command files with native doorbells (native.go)
-	high   uint32 // low.first if few numbers are available
+	native span   // the end of low, for command files with native doorbells, on which write(2) is not trapped (native.go)
+	high   uint32 // equals low.first if few numbers are available
 }
 
 const (
 	selectLimit = 1024 // FD_SETSIZE
 	usualHigh   = 16384
-	leastNative = 4096 // least hard RLIMIT_NOFILE with native numbers
+	leastNative = 4096 // minimum hard RLIMIT_NOFILE for native numbers
 )
 
-// numbersFor returns the numbers for programs with this hard RLIMIT_NOFILE. All numbers are below it.
+// numbersFor returns the numbers for programs with this hard RLIMIT_NOFILE. All these numbers are below the limit.
 func numbersFor(hardLimit uint64) numbers {
 	end := uint32(min(hardLimit, selectLimit))
 	n := numbers{low: span{end / 4 * 3, end}, native: span{end, end}}
@@ -49,16 +49,16 @@ func numbersFor(hardLimit uint64) numbers {
 	return n
 }
 
-// has reports whether the filter treats a number as that of a command file.
+// has reports whether the filter treats a number as a command file's number.
 func (n *numbers) has(fd uint32) bool { return n.low.has(fd) || n.high <= fd && fd <= math.MaxInt32 }
 
-// room is the number of free numbers required below a chosen number of the low range. The kernel gives a new file of
-// the program the lowest free number. So other threads would have to open room files before they could take the chosen
-// number.
+// room is the number of free numbers required below a chosen number of the low range. The kernel gives a new file
+// of the program the lowest free number. Other threads would therefore have to open room files before they could
+// get the chosen number.
 const room = 256
 
-// choose returns a free number for a command file, from least on. If rings is true, it prefers a native number. The
-// caller holds Session.opening.
+// choose returns a free number for a command file, from least on. If rings is true, choose prefers a native number.
+// The caller holds Session.opening.
 func (n *numbers) choose(th *procThread, least uint32, rings bool) uint32 {
 	spans := []span{n.native, {n.low.first, n.native.first}}
 	if !rings {
@@ -66,7 +66,7 @@ func (n *numbers) choose(th *procThread, least uint32, rings bool) uint32 {
 	}
 	open := th.descriptors(n.low.end)
 	for _, s := range spans {
-		// The program's other descriptors reach the end last.
+		// The program's other descriptors reach the end of the range last.
 		for fd := s.end; fd > max(s.first, least) && fd > open+room; {
 			if fd--; !th.hasDescriptor(fd) {
 				return fd
@@ -80,13 +80,13 @@ func (n *numbers) choose(th *procThread, least uint32, rings bool) uint32 {
 	return fd
 }
 
-// hasDescriptor reports whether the thread has a file under a number.
+// hasDescriptor reports whether the thread has an open file at a number.
 func (t *procThread) hasDescriptor(fd uint32) bool {
 	var st unix.Stat_t
 	return unix.Fstatat(t.dir, fmt.Sprintf("fd/%d", fd), &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
-// descriptors counts the thread's descriptors, up to most.
+// descriptors counts the thread's descriptors, up to the number most.
 func (t *procThread) descriptors(most uint32) uint32 {
 	fd, err := unix.Openat(t.dir, "fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -95,7 +95,7 @@ func (t *procThread) descriptors(most uint32) uint32 {
 	dir := os.NewFile(uintptr(fd), "fd")
 	defer dir.Close()
 	var st unix.Stat_t
-	if unix.Fstat(fd, &st) == nil && st.Size > 0 { // from Linux 6.2 on (proc_pid_fd(5))
+	if unix.Fstat(fd, &st) == nil && st.Size > 0 { // supported since Linux 6.2 (proc_pid_fd(5))
 		return uint32(min(st.Size, int64(most)))
 	}
 	names, err := dir.Readdirnames(int(most))

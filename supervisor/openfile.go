@@ -16,13 +16,13 @@ import (
 	"verbena/uverbs"
 )
 
-// queueSuffix is the suffix of the names of the files that stand for device files in programs. Session.Name is the
-// prefix.
+// queueSuffix is the suffix of the names of the queue files, to which programs' descriptors of device files refer.
+// Session.Name is the prefix of these names.
 const queueSuffix = ".queues"
 
-// openFile is a device file that a program has open. The program's descriptor refers to the queue file, which it can
-// map. Calls on that descriptor are trapped by its number. The file is closed when the last descriptor and mapping of
-// the queue file are gone.
+// openFile is a device file that a program has open. The program's descriptor refers to the queue file, which the
+// program can map. The filter traps calls on that descriptor by its number. The file ends when the last descriptor
+// and mapping of the queue file are closed.
 //
 //	open --close--> closing --last call returned--> ended
 type openFile struct {
@@ -30,34 +30,34 @@ type openFile struct {
 	session *Session
 	node    node
 	file    commandFile
-	memory  *shm.File  // nil: no queues
-	bell    *bell      // nil: trapped doorbells
-	cm      *ucma.File // for rdma_cm; otherwise nil
-	pipe    *cmPipe    // with cm
-	waits   cmWaits    // with cm
+	memory  *shm.File  // nil for a file without queues
+	bell    *bell      // nil for trapped doorbells
+	cm      *ucma.File // set for rdma_cm, otherwise nil
+	pipe    *cmPipe    // set if cm is set
+	waits   cmWaits    // used if cm is set
 	user    *quota.User
 	inode   inode
 	watch   int32
 	access  int         // O_RDONLY, O_WRONLY or O_RDWR; write(2) fails with O_RDONLY
 	pid     int         // process that opened the file
 	program string      // name of that process
-	opened  atomic.Bool // the program has a descriptor, or is about to get one
+	opened  atomic.Bool // the program has a descriptor, or is about to receive one
 
 	look struct { // checks for the last close
 		sync.Mutex
-		timer *time.Timer   // starts the pending check; nil: none is pending
-		next  time.Duration // delay of the next check
+		timer *time.Timer   // starts the pending check; nil without a pending check
+		next  time.Duration // delay before the next check
 	}
 
-	calls atomic.Int64 // number of calls in progress; close adds closing
+	calls atomic.Int64 // number of calls in progress; close adds the constant closing
 	ended chan struct{}
 }
 
 const closing = 1 << 62
 
-// newOpenFile opens a device for a process. It also returns the description for the program, which the caller closes
-// after the program has received it. how is the access mode of the description. The end of the description closes the
-// file.
+// newOpenFile opens a device for a process. newOpenFile also returns the description for the program. The caller
+// closes the description after the program has received it. how is the access mode of the description. When the
+// description is closed, the file ends.
 func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	s := t.sup
 	f := &openFile{
@@ -92,7 +92,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		return fail(err)
 	}
 	if os.Geteuid() == 0 {
-		// The guardian, another process of the user, must be able to open the queues.
+		// The guardian, another process of the user, must be able to open the queue file.
 		if err := f.memory.Chown(p.id.uids.fs); err != nil {
 			return fail(err)
 		}
@@ -123,7 +123,7 @@ func (m queueMemory) Alloc(size int) (ib.Shared, error) {
 	return ib.Shared(s), err
 }
 
-// fileDescriptors is the charge for an open device file in addition to its queue file: a watch.
+// fileDescriptors is the charge for an open device file in addition to its queue file: one watch.
 const fileDescriptors = 1
 
 func (f *openFile) register() error {
@@ -170,17 +170,18 @@ func (f *openFile) leave() {
 // closed reports whether close was called.
 func (f *openFile) closed() bool { return f.calls.Load() >= closing }
 
-// close ends the file, and closes f.ended, after the calls in progress have returned. It may be called again.
+// close ends the file, and closes f.ended, after the calls in progress have returned. close may be called
+// repeatedly.
 func (f *openFile) close() {
 	for {
 		n := f.calls.Load()
 		if n >= closing {
 			return
 		}
-		// Count a call, so that there is a last call to return.
+		// Counting one more call ensures that there is a last call to return.
 		if f.calls.CompareAndSwap(n, n+1+closing) {
 			if f.cm != nil {
-				f.cm.Close() // wakes calls that wait for events
+				f.cm.Close() // wakes the calls that wait for events
 			}
 			f.leave()
 			return
@@ -188,19 +189,19 @@ func (f *openFile) close() {
 	}
 }
 
-// The kernel reports a close before it is complete. So a file that still seems to be in use is checked again, first
-// after firstLook and last after about lastLook.
+// The kernel reports a close before the close is complete. A file that still seems to be in use is therefore
+// checked again, first after firstLook and last after about lastLook.
 const (
 	firstLook = time.Millisecond
 	lastLook  = 5 * time.Second
 )
 
-// closedOne checks whether the file is still in use after a descriptor of the queue file was closed. The closed
-// descriptor may be one opened by way of /proc/self/fd; in that case another close will follow. At most one check is
-// pending, however many descriptors are closed.
+// closedOne checks whether the file is still in use after a descriptor of the queue file was closed. A program may
+// have opened the closed descriptor through /proc/self/fd. In that case another close will follow. At most one
+// check is pending, regardless of the number of closed descriptors.
 func (f *openFile) closedOne() {
 	if f.memory == nil {
-		return // the pipe reports its close
+		return // the pipe reports its own close
 	}
 	f.look.Lock()
 	defer f.look.Unlock()
@@ -224,12 +225,12 @@ func (f *openFile) lookAgain() {
 	}
 }
 
-// endQueueFile ends a file with queues.
+// endQueueFile ends a file that has queues.
 func (f *openFile) endQueueFile() {
 	f.stopBell()
 	f.file.Close()
 	f.closeBell()
-	f.memory.Close() // usually the file has closed it already
+	f.memory.Close() // the file has usually closed its memory already
 	f.user.Give(quota.Descriptors, fileDescriptors)
 }
 
@@ -246,7 +247,7 @@ func (f *openFile) end() {
 	} else {
 		f.endQueueFile()
 	}
-	// Until here the session waits for the file.
+	// Until this point the session waits for the file.
 	s.mu.Lock()
 	if s.files[f.inode] == f {
 		delete(s.files, f.inode)

@@ -39,25 +39,25 @@ func TestNetlinkPanic(t *testing.T) {
 	buf := make([]byte, 4096)
 	unix.Write(first, make([]byte, 16))
 	if n, err := unix.Read(first, buf); n != 0 || err != nil {
-		t.Errorf("the socket with the panic: read %d bytes, %v, want the end", n, err)
+		t.Errorf("read of the socket with the panic: got %d bytes and error %v, want the end", n, err)
 	}
 	request := make([]byte, 16)
 	request[0], request[4] = 16, 1 // struct nlmsghdr of an unknown kind
 	request[6] = 5                 // NLM_F_REQUEST | NLM_F_ACK
 	unix.Write(second, request)
 	if n, err := unix.Read(second, buf); n <= 0 || err != nil {
-		t.Errorf("another socket: read %d bytes, %v, want an answer", n, err)
+		t.Errorf("read of another socket: got %d bytes and error %v, want an answer", n, err)
 	}
 	unix.Close(first)
 	unix.Close(second)
 	testutil.Eventually(t, "both sockets to end", func() bool { return user.Held(quota.Descriptors) == 0 })
 	if l := w.logs.take(); len(l) != 1 || !strings.Contains(l[0], "a bad request") {
-		t.Errorf("logged %q, want the panic", l)
+		t.Errorf("log: got %q, want the panic", l)
 	}
 }
 
-// TestPipePanic tests that after a panic in the thread that updates the pipe of a connection manager's file, another
-// thread updates it.
+// TestPipePanic tests that after a panic in the thread that updates the pipe of a connection manager's file,
+// another thread updates the pipe.
 func TestPipePanic(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -75,7 +75,7 @@ func TestPipePanic(t *testing.T) {
 		return p.busy == nil && !p.full && !p.edge
 	})
 	if n := user.Held(quota.Workers); n != 0 {
-		t.Errorf("charged workers: got %d, want none", n)
+		t.Errorf("charged workers: got %d, want 0", n)
 	}
 	p.mu.Lock()
 	p.setter = nil
@@ -83,6 +83,6 @@ func TestPipePanic(t *testing.T) {
 	p.settle()
 	fds := []unix.PollFd{{Fd: int32(ends[0]), Events: unix.POLLIN}}
 	if n, err := unix.Poll(fds, int(time.Second.Milliseconds())); n != 1 || err != nil {
-		t.Errorf("poll: %d, %v, want a byte in the pipe", n, err)
+		t.Errorf("poll of the pipe: got %d and error %v, want a byte", n, err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pathCall answers a system call that names a file. Most files are not virtual, and their calls continue in the kernel.
+// pathCall answers a system call with a path. Most files are not virtual, so their calls continue in the kernel.
 //
 //verbena:parses
 func (w *worker) pathCall(c call) verdict {
@@ -63,14 +63,14 @@ func (w *worker) pathCall(c call) verdict {
 			return fails(syscall.EFAULT)
 		}
 	}
-	// The memory read above belonged to the caller if the caller is still trapped.
+	// The memory that was read belongs to the caller if the caller is still trapped.
 	if err := w.prove(); err != nil {
 		return fails(err)
 	}
 	if w.trace != nil {
 		w.trace.path, w.trace.flags = path, binary.NativeEndian.Uint64(how[:])
 	}
-	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int: the upper half of the register is undefined
+	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int; the upper half is undefined
 	var v verdict
 	switch c {
 	case callOpen:
@@ -128,8 +128,8 @@ func (w *worker) aboveCall(c call, path string, may listing) verdict {
 	return verdict{fate: letThrough}
 }
 
-// readPath reads a path up to its end. It returns an empty path if the memory cannot be read; the kernel will fail as
-// well. The path is valid until the next call.
+// readPath reads a path up to its end. It returns an empty path if the memory cannot be read, since the kernel will
+// fail too. The path is valid until the next call of readPath.
 func (w *worker) readPath(addr uint64) []byte {
 	const usual = 256
 	have := 0
@@ -137,14 +137,14 @@ func (w *worker) readPath(addr uint64) []byte {
 		n, err := w.session.read(int(w.n.tid), addr+uint64(have), w.path[have:size])
 		if err != nil {
 			if err == unix.EPERM {
-				w.session.warn(func() error { return fmt.Errorf("thread %d: %w", w.n.tid, explainAccess(ptraceScope())) })
+				w.session.warn(func() error { return fmt.Errorf("read thread %d: %w", w.n.tid, explainAccess(ptraceScope())) })
 			}
 			return nil
 		}
 		if end := bytes.IndexByte(w.path[have:have+n], 0); end >= 0 {
 			return w.path[:have+end]
 		}
-		have += n // after a short read the next one fails, since its page is not mapped
+		have += n // after a short read the next read fails, because its page is not mapped
 	}
 	return nil
 }
@@ -152,12 +152,12 @@ func (w *worker) readPath(addr uint64) []byte {
 // errNone is the error for a virtual path without a file.
 var errNone error = syscall.ENOENT
 
-// openHowSize is the size of struct open_how, first version.
+// openHowSize is the size of the first version of struct open_how.
 const openHowSize = 24
 
 func (w *worker) openat2(path string, how *[openHowSize]byte) verdict {
 	if resolve := binary.NativeEndian.Uint64(how[16:]); resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
-		return verdict{fate: letThrough} // the path turned out not to be absolute, or is invalid
+		return verdict{fate: letThrough} // the path turned out to be relative or invalid
 	}
 	return w.open(path, binary.NativeEndian.Uint64(how[:]))
 }
@@ -165,9 +165,10 @@ func (w *worker) openat2(path string, how *[openHowSize]byte) verdict {
 // errKernel makes the kernel execute the call and report its error.
 var errKernel = errors.New("the path is not virtual")
 
-// clean makes a path absolute, without ".", ".." and empty components, like the kernel. It returns the error of the
-// call if ".." follows a virtual file that is not a directory. It returns errKernel if ".." follows a component in the
-// file system that is not a plain directory. If the last component must be a directory, the path ends in a slash.
+// clean makes a path absolute, and removes ".", ".." and empty components by the rules of the kernel. If ".."
+// follows a virtual file that is not a directory, clean returns the error of the call. clean returns errKernel if
+// ".." follows a component in the file system that is not a plain directory. If the last component must be a
+// directory, the resulting path ends in a slash.
 func (w *worker) clean(raw []byte) (path string, err error) {
 	var parts []string
 	last := ""
@@ -190,8 +191,8 @@ func (w *worker) clean(raw []byte) (path string, err error) {
 	return path, nil
 }
 
-// parent removes the last component, which must be a directory. It may not be a link to one, since ".." of that is
-// another directory.
+// parent removes the last component of a path, which must be a directory. The component may not be a link to a
+// directory, because ".." of the link's target is another directory.
 func (w *worker) parent(parts []string) ([]string, error) {
 	if len(parts) == 0 {
 		return parts, nil
@@ -214,7 +215,7 @@ func (w *worker) parent(parts []string) ([]string, error) {
 	return parts[:len(parts)-1], nil
 }
 
-// isDirectory reports whether a path is a directory for the caller, without links on the way.
+// isDirectory reports whether a path leads to a directory, for the caller and without links.
 func (w *worker) isDirectory(path string) bool {
 	w.begin(callOpen) // the file system may be a program of the user (FUSE)
 	th, err := w.look()
@@ -246,10 +247,10 @@ func (w *worker) isDirectory(path string) bool {
 	return th.maySearch(at)
 }
 
-// maySearch reports whether the mode of a directory allows the thread to look up names in it.
+// maySearch reports whether the mode of a directory allows the thread to look up names in the directory.
 func (t *procThread) maySearch(dir int) bool { return t.may(dir, mayExecute) }
 
-// may reports whether the mode of a file gives the thread rights.
+// may reports whether the mode of a file gives the thread the rights.
 func (t *procThread) may(dir int, rights uint32) bool {
 	var st unix.Statx_t
 	const what = unix.STATX_MODE | unix.STATX_UID | unix.STATX_GID
@@ -259,8 +260,9 @@ func (t *procThread) may(dir int, rights uint32) bool {
 	return Node{UID: int(st.Uid), GID: int(st.Gid), Mode: uint32(st.Mode)}.allows(t.id, t.id.uids.fs, t.id.gids.fs, rights)
 }
 
-// find returns the entry of a clean path, and the path after links. With nofollow, the last component is not followed.
-// It returns the error of the call if there is no entry, or if the path must be a directory and is not.
+// find returns the entry of a clean path, and the path after following links. With nofollow, the last component is
+// not followed. find returns the error of the call if there is no entry, or if the path must be a directory and is
+// not.
 func (w *worker) find(path string, nofollow bool) (string, *entry, error) {
 	plain, slash := strings.CutSuffix(path, "/")
 	path, e := w.session.tree.lookup(plain, nofollow && !slash)
@@ -324,13 +326,14 @@ func (w *worker) open(path string, flags uint64) verdict {
 		th.close()
 		if elsewhere {
 			w.session.warn(func() error {
-				return fmt.Errorf("%s is not shown to a program with a root directory or mounts of its own: that takes a service with CAP_SYS_ADMIN",
+				return fmt.Errorf("%s is not shown to a program with a separate root directory or separate mounts: only a service with CAP_SYS_ADMIN can show it",
 					path)
 			})
 			return fails(syscall.EACCES)
 		}
 	}
-	// Not with O_PATH, since the kernel does not install such descriptors. A readable descriptor works as well.
+	// The open does not use O_PATH, because the kernel does not install such descriptors. A readable descriptor
+	// serves the same purpose.
 	fd, err := tree.open(path, int(flags&(unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK)))
 	if err != nil {
 		return fails(err)
@@ -367,7 +370,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	o := &opener{process: p, session: t, id: id, user: p.user}
 	o.nativeDoorbells = !n.cm && w.wantsBell(th, space, flags)
 	how := int(flags & unix.O_ACCMODE)
-	if how == unix.O_ACCMODE { // neither reading nor writing: for ioctl(2) only
+	if how == unix.O_ACCMODE { // neither reading nor writing, only ioctl(2)
 		how = unix.O_RDONLY
 	}
 	w.pause("open")
@@ -415,7 +418,8 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 	return verdict{val: int64(len(target))}
 }
 
-// attributes answers calls about extended attributes. Files of /sys and /dev have no readable ones.
+// attributes answers system calls about extended attributes. Files of /sys and /dev have no readable extended
+// attributes.
 func (w *worker) attributes(c call, path string, flags uint64) verdict {
 	if _, _, err := w.findFor(path, flags); err != nil {
 		return fails(err)

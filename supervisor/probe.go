@@ -11,19 +11,20 @@ import (
 )
 
 var (
-	// ErrNested is the error for a process that already runs under a supervisor. The kernel allows only one per process.
-	ErrNested = errors.New("this process is under `verbena run` or another supervisor of system calls (seccomp user notification) already, and the kernel allows only one: " +
-		"inside `verbena run` leave out the inner one, its program sees the same devices without; " +
-		"in a container turn off the interception of its runtime (LXD: security.syscalls.intercept.*; Podman, runc: the profile's SCMP_ACT_NOTIFY)")
-	// ErrUnsupported is the error if the kernel or a container's policy lacks a required feature.
+	// ErrNested is the error for a process that already runs under a supervisor. The kernel allows only one
+	// supervisor per process.
+	ErrNested = errors.New("this process already runs under `verbena run` or another supervisor of system calls (seccomp user notification), and the kernel allows only one: " +
+		"inside `verbena run`, omit the inner `verbena run`, since its program sees the same devices; " +
+		"in a container, disable the interception of system calls by its runtime (LXD: security.syscalls.intercept.*; Podman, runc: the profile's SCMP_ACT_NOTIFY)")
+	// ErrUnsupported is the error if the kernel or a container's policy does not provide a required feature.
 	ErrUnsupported = errors.New("seccomp user notification is not available")
 )
 
-// ErrProc is the error for a /proc that is missing or belongs to another PID namespace.
-var ErrProc = errors.New("/proc is not that of this PID namespace, so that programs cannot be found there; mount it anew " +
+// ErrProc is the error if /proc is missing or belongs to another PID namespace.
+var ErrProc = errors.New("/proc does not belong to this PID namespace, so programs cannot be found in it; mount a new one " +
 	"(unshare --pid --fork --mount-proc, or mount -t proc proc /proc)")
 
-// CheckProc returns ErrProc unless /proc lists processes by their numbers in this namespace. It may sleep.
+// CheckProc returns ErrProc unless /proc lists processes by their IDs in this PID namespace. It may sleep.
 func CheckProc() error { return checkProc(os.Readlink, os.Getpid()) }
 
 func checkProc(readlink func(string) (string, error), own int) error {
@@ -31,13 +32,13 @@ func checkProc(readlink func(string) (string, error), own int) error {
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrProc, err)
 	case self != strconv.Itoa(own):
-		return fmt.Errorf("%w: process %d is %s there", ErrProc, own, self)
+		return fmt.Errorf("%w: process %d has the ID %s in /proc", ErrProc, own, self)
 	}
 	return nil
 }
 
-// Probe checks whether programs can be started here, without side effects. It returns ErrNested, ErrUnsupported,
-// ErrProc, or another error of the kernel. It may sleep.
+// Probe checks whether this process can start programs under a supervisor, without side effects. Probe returns
+// ErrNested, ErrUnsupported, ErrProc, or another error of the kernel. It may sleep.
 func Probe() error {
 	if err := CheckProc(); err != nil {
 		return err
@@ -52,9 +53,9 @@ func Probe() error {
 			return
 		}
 		defer unix.Close(listener)
-		// There is no notification, so a kernel that knows the request returns ENOENT.
+		// There is no notification, so a kernel that supports the request returns ENOENT.
 		if _, e := sendAddFD(listener, &addFD{srcFD: uint32(listener)}); errors.Is(e, unix.EINVAL) {
-			err = fmt.Errorf("%w: Linux 5.9 or newer is needed", ErrUnsupported)
+			err = fmt.Errorf("%w: Linux 5.9 or newer is required", ErrUnsupported)
 		}
 	})
 	return err
@@ -62,9 +63,9 @@ func Probe() error {
 
 // install installs a filter on the calling thread and returns its listener.
 //
-// It avoids no_new_privs if allowed (CAP_SYS_ADMIN), so that setuid programs keep working. On a kernel without
-// WAIT_KILLABLE_RECV (5.19), a signal interrupts a trapped call, which the thread then repeats. This is harmless,
-// except that a descriptor may remain open in the program if its install was interrupted.
+// install avoids no_new_privs if allowed (CAP_SYS_ADMIN), so that setuid programs keep working. On a kernel without
+// WAIT_KILLABLE_RECV (5.19), a signal interrupts a trapped call, and the thread then repeats the call. The
+// repetition is harmless, except that a descriptor may remain open in the program if its install was interrupted.
 func install(filter []unix.SockFilter) (listener int, err error) {
 	flags := uintptr(unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	privileged := true
@@ -91,13 +92,13 @@ func explain(err error, gVisor func() bool) error {
 	case errors.Is(err, unix.EBUSY):
 		return ErrNested
 	case (errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL)) && gVisor():
-		return fmt.Errorf("%w: this is a gVisor sandbox, whose kernel does not have it: run the container with another runtime (docker run --runtime=runc, "+
-			"a pod with another runtimeClassName); Go programs can do without by package verbs/embed: seccomp: %w",
+		return fmt.Errorf("%w: this is a gVisor sandbox, and its kernel does not implement this feature: run the container with another runtime (docker run --runtime=runc, "+
+			"a pod with another runtimeClassName); Go programs can use package verbs/embed instead: seccomp: %w",
 			ErrUnsupported, err)
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("%w: Linux 5.9 or newer with CONFIG_SECCOMP_FILTER is needed: seccomp: %w", ErrUnsupported, err)
+		return fmt.Errorf("%w: Linux 5.9 or newer with CONFIG_SECCOMP_FILTER is required: seccomp: %w", ErrUnsupported, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: seccomp: %w; in a container, its seccomp profile has to allow the system call seccomp(2)",
+		return fmt.Errorf("%w: seccomp: %w; in a container, the seccomp profile must allow the system call seccomp(2)",
 			ErrUnsupported, err)
 	}
 	return fmt.Errorf("install the system call filter: %w", err)
@@ -115,12 +116,12 @@ func isGVisor() bool {
 	return saysGVisor(string(version), string(messages[:n]))
 }
 
-// maxMessages is more than the size of gVisor's messages.
+// maxMessages exceeds the size of gVisor's messages.
 const maxMessages = 16 << 10
 
 // saysGVisor looks for gVisor's name in /proc/version and at the beginning of the kernel's messages.
 func saysGVisor(version, messages string) bool {
-	const old = "#1 SMP Sun Jan 10 15:06:54 PST 2016" // an old version without the name
+	const old = "#1 SMP Sun Jan 10 15:06:54 PST 2016" // an old version that does not contain the name
 	return strings.Contains(strings.ToLower(version), "gvisor") || strings.Contains(version, old) ||
 		strings.Contains(messages, "] Starting gVisor")
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestExplain tests that the error names the reason why the filter cannot be installed, and the remedy.
+// TestExplain tests that the error names the reason for which the filter cannot be installed, and the remedy.
 func TestExplain(t *testing.T) {
 	linux, gVisor := func() bool { return false }, func() bool { return true }
 	for _, tt := range []struct {
@@ -18,11 +18,11 @@ func TestExplain(t *testing.T) {
 		is     error
 		remedy []string
 	}{
-		{unix.EBUSY, linux, ErrNested, []string{"leave out the inner one", "security.syscalls.intercept", "SCMP_ACT_NOTIFY"}},
+		{unix.EBUSY, linux, ErrNested, []string{"omit the inner", "security.syscalls.intercept", "SCMP_ACT_NOTIFY"}},
 		{unix.EINVAL, gVisor, ErrUnsupported, []string{"gVisor", "--runtime=runc", "verbs/embed"}},
 		{unix.ENOSYS, gVisor, ErrUnsupported, []string{"gVisor"}},
 		{unix.EINVAL, linux, ErrUnsupported, []string{"Linux 5.9"}},
-		{unix.EPERM, linux, ErrUnsupported, []string{"seccomp profile has to allow"}},
+		{unix.EPERM, linux, ErrUnsupported, []string{"seccomp profile must allow"}},
 		{unix.ENOMEM, linux, unix.ENOMEM, []string{"install the system call filter"}},
 	} {
 		err := explain(tt.err, tt.where)
@@ -31,11 +31,11 @@ func TestExplain(t *testing.T) {
 		}
 		for _, text := range tt.remedy {
 			if !strings.Contains(err.Error(), text) {
-				t.Errorf("%v: got %v, which lacks %q", tt.err, err, text)
+				t.Errorf("%v: got %v, want %q in the text", tt.err, err, text)
 			}
 		}
 		if strings.Contains(err.Error(), "gVisor") && tt.where() != true {
-			t.Errorf("%v: got %v on Linux", tt.err, err)
+			t.Errorf("%v: got %v on Linux, want no mention of gVisor", tt.err, err)
 		}
 	}
 }
@@ -54,7 +54,7 @@ func TestSaysGVisor(t *testing.T) {
 		{"", "", false},
 	} {
 		if got := saysGVisor(tt.version, tt.messages); got != tt.want {
-			t.Errorf("%q, %q: got %v", tt.version, tt.messages, got)
+			t.Errorf("saysGVisor(%q, %q): got %v, want %v", tt.version, tt.messages, got, tt.want)
 		}
 	}
 	if isGVisor() {
@@ -75,7 +75,7 @@ func TestCheckProc(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := checkProc(func(string) (string, error) { return c.self, c.err }, 7)
 			if errors.Is(err, ErrProc) == c.want || (err == nil) != c.want {
-				t.Errorf("got %v", err)
+				t.Errorf("CheckProc: got %v, want ErrProc only for a foreign /proc", err)
 			}
 		})
 	}

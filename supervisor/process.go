@@ -16,21 +16,21 @@ import (
 	"verbena/umem"
 )
 
-// identity is the identity of a thread from /proc (proc_pid_status(5)).
+// identity is the identity of a thread as read from /proc (proc_pid_status(5)).
 type identity struct {
-	pid            int // number of the process (thread group)
+	pid            int // ID of the process (thread group)
 	name           string
 	uids, gids     ids
 	groups         []int
-	fileCapability bool // CAP_DAC_OVERRIDE, in this process's user namespace
-	bindCapability bool // CAP_NET_BIND_SERVICE, in the same namespace
-	rawCapability  bool // CAP_NET_RAW, in the same namespace
+	fileCapability bool // the thread has CAP_DAC_OVERRIDE in this process's user namespace
+	bindCapability bool // the thread has CAP_NET_BIND_SERVICE in this process's user namespace
+	rawCapability  bool // the thread has CAP_NET_RAW in this process's user namespace
 }
 
 // ids holds the real, effective, saved and file system ID.
 type ids struct{ real, effective, saved, fs int }
 
-// identify reads the identity of a thread by its number. The caller must ensure that the number still belongs to the
+// identify reads the identity of a thread by its ID. The caller must ensure that the ID still belongs to the
 // thread.
 func identify(tid int) (*identity, error) {
 	dir, err := openProc(tid)
@@ -101,11 +101,11 @@ func parseInts(words []string, into ...*int) error {
 // Node is the owner and the permissions of the device files.
 type Node struct {
 	UID, GID int
-	// Mode holds the permission bits; 0 stands for 0666, as in udev's rules.
+	// Mode holds the permission bits; 0 means 0666, the mode in udev's rules.
 	Mode uint32
 }
 
-// The access rights, as in access(2).
+// These are the access rights, as in access(2).
 const (
 	mayExecute = unix.X_OK
 	mayWrite   = unix.W_OK
@@ -126,7 +126,7 @@ func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
 	return rights&^mode == 0
 }
 
-// overflowUID returns the user ID that stands for all users without a mapping in this user namespace, or -1 if all
+// overflowUID returns the user ID that represents all users without a mapping in this user namespace, or -1 if all
 // users are mapped. (user_namespaces(7), "Unmapped user and group IDs")
 var overflowUID = sync.OnceValue(func() int {
 	m, err := procfile.Read("/proc/self/uid_map")
@@ -144,7 +144,7 @@ var overflowUID = sync.OnceValue(func() int {
 	return n
 })
 
-// isOverflow reports whether a user ID may stand for several users.
+// isOverflow reports whether a user ID may represent several users.
 func isOverflow(uid int) bool { return uid == overflowUID() }
 
 // opener is a process that opens a device file. (uverbs.Process)
@@ -161,7 +161,7 @@ func (o *opener) Name() string           { return o.id.name }
 func (o *opener) UID() int               { return o.id.uids.effective }
 func (o *opener) Account() *umem.Account { return o.acct }
 
-// User returns the user charged for objects. For a set-uid program that is the real user.
+// User returns the user charged for objects. For a set-uid program, the charged user is the real user.
 func (o *opener) User() *quota.User { return o.user }
 
 // accessesOthers reports whether this process may access the memory of other users' processes.

@@ -12,7 +12,7 @@ func TestParseStatus(t *testing.T) {
 	want := &identity{pid: 4711, name: `ib send\nlat`, uids: ids{1, 2, 3, 4}, gids: ids{5, 6, 7, 8}, groups: []int{9, 10},
 		fileCapability: true}
 	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v, want %+v", got, err, want)
+		t.Errorf("parseStatus: got %+v and error %v, want %+v", got, err, want)
 	}
 	for _, bad := range []string{"", "Tgid:\n", "Tgid:\tx\n", "Tgid:\t1\nUid:\t1\t2\t3\n", "Tgid:\t1\nCapEff:\tx\n",
 		"Tgid:\t1\nGroups:\tx\n"} {
@@ -30,7 +30,7 @@ func FuzzParseStatus(f *testing.F) {
 	f.Add([]byte("Name:\tx\nTgid:\t1\nUid:\t1\t2\t3\t4\nGroups:\t1 2\nCapEff:\tff\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if id, err := parseStatus(text); (id == nil) == (err == nil) {
-			t.Errorf("parseStatus: got %+v and error %v, want one of the two", id, err)
+			t.Errorf("parseStatus: got %+v and error %v, want either an identity or an error", id, err)
 		}
 	})
 }
@@ -52,7 +52,7 @@ func TestNodeAllows(t *testing.T) {
 	} {
 		for rights := range uint32(8) {
 			if got, want := node.allows(&tt.id, tt.uid, tt.gid, rights), rights&^tt.want == 0; got != want {
-				t.Errorf("%+v as %d:%d: rights %o %v, want %v", tt.id, tt.uid, tt.gid, rights, got, want)
+				t.Errorf("allows of %+v as %d:%d: got rights %o %v, want %v", tt.id, tt.uid, tt.gid, rights, got, want)
 			}
 		}
 	}
@@ -62,6 +62,6 @@ func TestHardLimitOf(t *testing.T) {
 	got, err := hardLimitOf(os.Getpid())
 	want, werr := hardLimit()
 	if err != nil || werr != nil || got != want {
-		t.Errorf("%d, %v, want %d, %v", got, err, want, werr)
+		t.Errorf("hardLimitOf: got %d and error %v, want %d and %v", got, err, want, werr)
 	}
 }

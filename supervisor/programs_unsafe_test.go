@@ -23,8 +23,8 @@ import (
 	"verbena/uapi"
 )
 
-// programs maps names to programs of tests, which run under supervision. TestMain runs the one named in the
-// environment. A program fails by a panic.
+// programs maps the names of test programs, which run under supervision, to their functions. TestMain runs the
+// program named in the environment. A program fails by a panic.
 var programs = map[string]func(args []string){
 	"commands":  programCommands,
 	"hold":      programHold,
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 		programs[name](os.Args[1:])
 		return
 	}
-	if signal.Ignored(syscall.SIGHUP) { // under nohup(1) the started programs must still receive SIGHUP
+	if signal.Ignored(syscall.SIGHUP) { // under nohup(1), the started programs must still receive SIGHUP
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
 	leaktest.Main(m)
@@ -90,7 +90,7 @@ func doorbell(fd int) (int, error) {
 
 // isCharDevice checks that the fields of stat(2) describe the device.
 func isCharDevice(st *unix.Stat_t) {
-	check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "mode %#o, want a character device", st.Mode)
+	check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "mode: got %#o, want a character device", st.Mode)
 	check(st.Rdev == unix.Mkdev(231, 192), "device number %#x", st.Rdev)
 }
 
@@ -99,7 +99,7 @@ func programCommands(args []string) {
 	var st, at unix.Stat_t
 	must(0, unix.Fstat(fd, &st))
 	isCharDevice(&st)
-	// fstat as the C library calls it, and statx.
+	// The C library calls both fstat and statx.
 	_, _, e := unix.Syscall6(unix.SYS_NEWFSTATAT, uintptr(fd), uintptr(unsafe.Pointer(must(unix.BytePtrFromString("")))),
 		uintptr(unsafe.Pointer(&at)), unix.AT_EMPTY_PATH, 0, 0)
 	check(e == 0, "newfstatat: %v", e)
@@ -111,7 +111,7 @@ func programCommands(args []string) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	low := numbersFor(limit.Max).low
-	check(low.has(uint32(fd)), "descriptor %d is not of the low range, %v", fd, low)
+	check(low.has(uint32(fd)), "descriptor: got %d, want one of the low range %v", fd, low)
 
 	for _, tt := range []struct {
 		op   uint64
@@ -123,7 +123,7 @@ func programCommands(args []string) {
 		check(e != 0 || op.out == 42, "operation %d: answer %d", tt.op, op.out)
 	}
 	_, _, e = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uapi.VerbsIoctl, 16)
-	check(e == syscall.EFAULT, "ioctl with a bad address: %v", e)
+	check(e == syscall.EFAULT, "ioctl with a bad address: got %v, want EFAULT", e)
 
 	for _, cloexec := range []uint64{0, 1} {
 		op := fakeOp{op: opInstall, in: cloexec}
@@ -142,9 +142,9 @@ func programCommands(args []string) {
 	for i := range 3 {
 		n, err := doorbell(fd)
 		check(n == 32 && err == nil, "doorbell: %d, %v", n, err)
-		check(int(mem[8]) == i+1, "doorbell %d: the program sees %d", i+1, mem[8])
+		check(int(mem[8]) == i+1, "doorbell %d: got count %d in the region", i+1, mem[8])
 	}
-	// Duplicates refer to the device as well, whatever minimum number the program asks for.
+	// Duplicates refer to the device too, for any minimum number that the program requests.
 	for i, d := range []int{
 		must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)), must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, fd+7)), must(
 			unix.Dup(fd)),
@@ -152,23 +152,23 @@ func programCommands(args []string) {
 		must(0, unix.Fstat(d, &st))
 		isCharDevice(&st)
 		n, err := doorbell(d)
-		check(n == 32 && err == nil && int(mem[8]) == i+4, "doorbell by duplicate %d: %d, %v, the program sees %d", i, n, err,
+		check(n == 32 && err == nil && int(mem[8]) == i+4, "doorbell by duplicate %d: got %d, %v and count %d", i, n, err,
 			mem[8])
 		flags := must(unix.FcntlInt(uintptr(d), unix.F_GETFD, 0))
 		check((flags&unix.FD_CLOEXEC != 0) == (i == 0), "duplicate %d: close-on-exec %d", i, flags)
-		check(i != 1 || d >= fd+7, "duplicate %d, want at least %d", d, fd+7)
+		check(i != 1 || d >= fd+7, "duplicate: got %d, want at least %d", d, fd+7)
 		unix.Close(d)
 	}
-	// At a number chosen by the program, ioctl works, and doorbells do not.
+	// At a number chosen by the program, ioctl works and doorbells fail.
 	must(0, unix.Dup3(fd, 40, unix.O_CLOEXEC))
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(40, &op) == 0 && op.out == 2, "ioctl by a low descriptor")
+	check(operate(40, &op) == 0 && op.out == 2, "ioctl by a low descriptor: got a failure, want success")
 	_, err := doorbell(40)
-	check(err != nil && mem[8] == 6, "write by a low descriptor: %v", err)
+	check(err != nil && mem[8] == 6, "write by a low descriptor: got %v, want an error", err)
 	high := must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fd+1))
 	_, err = doorbell(high)
-	check(err == nil && mem[8] == 7, "doorbell by another descriptor: %v", err)
-	// Other files are not affected, also with such numbers.
+	check(err == nil && mem[8] == 7, "doorbell by another descriptor: got %v, want success", err)
+	// Other files are not affected, even at such numbers.
 	r, w, err := os.Pipe()
 	check(err == nil, "pipe: %v", err)
 	n := must(unix.FcntlInt(w.Fd(), unix.F_DUPFD_CLOEXEC, fd+10))
@@ -176,20 +176,20 @@ func programCommands(args []string) {
 	var b [1]byte
 	must(r.Read(b[:]))
 	must(0, unix.Fstat(n, &st))
-	check(st.Mode&unix.S_IFMT == unix.S_IFIFO, "mode %#o, want a pipe", st.Mode)
-	check(operate(n, &op) == syscall.ENOTTY, "ioctl of a pipe")
-	check(operate(-1, &op) == syscall.EBADF, "ioctl of nothing")
+	check(st.Mode&unix.S_IFMT == unix.S_IFIFO, "mode: got %#o, want a pipe", st.Mode)
+	check(operate(n, &op) == syscall.ENOTTY, "ioctl of a pipe: got another result, want ENOTTY")
+	check(operate(-1, &op) == syscall.EBADF, "ioctl of descriptor -1: got another result, want EBADF")
 
 	// The limits are restored, and a second file gets a different number.
 	var after unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &after))
-	check(after == limit, "limit of open files %v, was %v", after, limit)
+	check(after == limit, "limit of open files: got %v, want the earlier %v", after, limit)
 	second := openDevice()
 	check(second != fd && low.has(uint32(second)), "second descriptor %d, first %d", second, fd)
 	fmt.Println("ok")
 }
 
-// programHold opens the device, reports that, and sleeps.
+// programHold opens the device, reports the open, and sleeps.
 func programHold(args []string) {
 	openDevice()
 	fmt.Println("open")
@@ -206,7 +206,7 @@ func programLastClose(args []string) {
 	case "dup":
 		d := must(unix.Dup(fd))
 		unix.Close(fd)
-		check(operate(d, &op) == 0, "wait") // while the test checks
+		check(operate(d, &op) == 0, "wait") // during the check of the test
 		unix.Close(d)
 	case "mapping":
 		mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED))
@@ -220,7 +220,7 @@ func programLastClose(args []string) {
 		unix.Close(d)
 		check(operate(fd, &op) == 0, "wait")
 		unix.Close(fd)
-	case "child": // inherits the device and has its last descriptor
+	case "child": // the child inherits the device and has its last descriptor
 		must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
 		c := exec.Command("/proc/self/exe", "inherited", strconv.Itoa(fd))
 		c.Env = append(os.Environ(), programEnv+"=lastclose")
@@ -229,7 +229,7 @@ func programLastClose(args []string) {
 		c.ExtraFiles = []*os.File{fd2}
 		must(0, c.Start())
 		return
-	case "exec": // closes it on exec
+	case "exec": // the exec closes the device
 		must(0, unix.Exec("/bin/sleep", []string{"sleep", "1000"}, os.Environ()))
 	}
 	sleep()
@@ -245,7 +245,7 @@ func init() {
 			inner(args)
 			return
 		}
-		// Also as descriptor 3; the filter knows the inherited number.
+		// The child also inherits descriptor 3, and the filter traps that number.
 		op := fakeOp{op: opWait}
 		check(operate(3, &op) == 0, "the child's ioctl")
 	}
@@ -280,7 +280,7 @@ func programThreads(args []string) {
 		})
 	}
 	for range n {
-		time.Sleep(2 * time.Millisecond) // most wait by then; any order works
+		time.Sleep(2 * time.Millisecond) // most threads wait by then; any order works
 		op := fakeOp{op: opGo}
 		check(operate(fd, &op) == 0, "go")
 	}
@@ -288,10 +288,10 @@ func programThreads(args []string) {
 	fmt.Println("ok")
 }
 
-// programTurns rings doorbells alternately from two threads, then from one, and repeats that once. The test checks
-// after each step.
+// programTurns rings doorbells alternately from two threads, then from one thread, and repeats both once. The test
+// checks after each step.
 func programTurns([]string) {
-	runtime.LockOSThread() // one caller is one thread
+	runtime.LockOSThread() // each caller is a separate thread
 	fd := openDevice()
 	rings := 0
 	ring := func() {
@@ -385,11 +385,11 @@ func programNumbers(args []string) {
 		return max(p[0], p[1])
 	}
 	fd := openDevice()
-	check(fd < selectLimit, "the first device file has number %d", fd)
+	check(fd < selectLimit, "first device file: got number %d, want one of the low range", fd)
 	kept := must(unix.Dup(fd)) // keeps the file open
 	for pipe() < fd+10 {
 	}
-	check(openDevice() >= int(n.high), "a device file among the program's own")
+	check(openDevice() >= int(n.high), "device file among the program's own files: got a low number, want a high one")
 	for _, leave := range []func(){
 		func() { must(0, unix.Close(fd)) },
 		func() { must(0, unix.CloseRange(uint(fd), uint(fd), 0)) },
@@ -398,9 +398,9 @@ func programNumbers(args []string) {
 		must(doorbell(fd))
 		leave()
 		event := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
-		check(event == fd, "a new file has number %d, want %d", event, fd)
+		check(event == fd, "new file: got number %d, want %d", event, fd)
 		size, err := doorbell(event)
-		check(size != 32, "32 bytes written to an eventfd, which takes 8: %d, %v", size, err)
+		check(size != 32, "write of 32 bytes to an eventfd: got %d and error %v, want not a doorbell", size, err)
 		must(0, unix.Dup3(kept, fd, unix.O_CLOEXEC))
 	}
 	// Each number refers to the program's own file.
@@ -411,7 +411,7 @@ func programNumbers(args []string) {
 		k := must(unix.Read(p[0], b[:]))
 		check(string(b[:k]) == msg, "pipe %v: %q, want %q", p, b[:k], msg)
 	}
-	// A duplicate does not take a number that another thread gets at the same time.
+	// A duplicate does not use a number that another thread gets at the same time.
 	for _, p := range pipes[len(pipes)-50:] {
 		must(0, unix.Close(p[0]))
 		must(0, unix.Close(p[1]))
@@ -429,7 +429,7 @@ func programNumbers(args []string) {
 			}
 			f := must(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))
 			must(0, unix.Fstat(f, &st))
-			check(st.Rdev == null.Rdev, "file %d of another thread was replaced", f)
+			check(st.Rdev == null.Rdev, "file %d of another thread: got another file, want no change", f)
 			must(0, unix.Close(f))
 		}
 	}()
@@ -486,22 +486,22 @@ func programGuarded([]string) {
 			dead.Store(true)
 		})
 	}
-	wg.Go(func() { // continuous doorbells
+	wg.Go(func() { // rings doorbells continuously
 		for !dead.Load() {
 			_, err := doorbell(fd)
 			check(err == nil || err == syscall.EIO || err == syscall.EINVAL, "doorbell: %v", err)
 		}
 	})
-	wg.Go(func() { // and opens of files
+	wg.Go(func() { // opens files continuously
 		for !dead.Load() {
 			must(os.ReadFile("/proc/self/comm"))
 		}
 	})
 	wg.Wait()
 	op := fakeOp{op: opIncrement}
-	check(operate(fd, &op) == syscall.EIO, "command after the end")
+	check(operate(fd, &op) == syscall.EIO, "command after the supervisor's death: got another result, want EIO")
 	_, err := doorbell(fd)
-	check(err == syscall.EIO, "doorbell after the end: %v", err)
+	check(err == syscall.EIO, "doorbell after the supervisor's death: got %v, want EIO", err)
 	out := must(exec.Command("cat", "/etc/passwd").Output())
 	check(string(out) == string(must(os.ReadFile("/etc/passwd"))), "cat printed %q", out)
 	_, err = os.Stat(deviceFile)
@@ -517,7 +517,7 @@ func programGone([]string) {
 	must(0, unix.Fstat(fd, &st))
 	isCharDevice(&st)
 	_, err := unix.Open(deviceFile, unix.O_RDWR, 0)
-	check(err == unix.ENOENT, "open of what is gone: %v", err)
+	check(err == unix.ENOENT, "open of a device after the supervisor's death: got %v, want ENOENT", err)
 	fmt.Println("ok")
 }
 
@@ -546,7 +546,7 @@ func programReopens(args []string) {
 		fd := must(unix.Open(ibDir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
 		var st unix.Stat_t
 		must(0, unix.Fstat(fd, &st))
-		check(st.Mode&unix.S_IFMT == unix.S_IFDIR, "open number %d gave descriptor %d, of mode %#o", i, fd, st.Mode)
+		check(st.Mode&unix.S_IFMT == unix.S_IFDIR, "open number %d: got descriptor %d of mode %#o, want a directory", i, fd, st.Mode)
 		must(0, unix.Close(fd))
 	}
 	fmt.Println("ok")
@@ -562,7 +562,7 @@ func programService(args []string) {
 		srv.mu.Lock()
 		defer srv.mu.Unlock()
 		return len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].rung.Load() > 1000
-	}), "the program is not busy")
+	}), "calls of the program: got too few, want some")
 	fmt.Println("busy")
 	select {}
 }
@@ -576,9 +576,9 @@ func programStats(args []string) {
 	fmt.Println(time.Since(start).Nanoseconds())
 }
 
-// programLauncher is a launcher, and its supervisor, of the program "signals".
+// programLauncher starts the program "signals", and is both its launcher and its supervisor.
 func programLauncher(args []string) {
-	debug.SetGCPercent(-1) // see tryStart
+	debug.SetGCPercent(-1) // for the reason given at tryStart
 	dir := must(os.MkdirTemp("/dev/shm", "verbena-supervisor-test-"))
 	s := must(newSupervisor(SupervisorConfig{Dir: dir}, newFakeServer()))
 	p := must(Start(&Launch{

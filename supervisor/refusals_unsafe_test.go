@@ -83,11 +83,11 @@ func TestPathRefusals(t *testing.T) {
 		{"no virtual path", stat("/tmp/infiniband"), "let through"},
 		{"nothing there", stat("/dev/infiniband/none"), "ENOENT"},
 		{"a file as a directory", stat(deviceFile + "/"), "ENOTDIR"},
-		{"up from nothing", stat("/dev/infiniband/none/../uverbs0"), "ENOENT"},
-		{"up from a file", stat("/dev/infiniband/uverbs0/../uverbs0"), "ENOTDIR"},
-		{"up from a link of the file system", stat("/proc/self/../dev/infiniband/uverbs0"), "let through"},
-		{"open what is to be created", open("/dev/infiniband/none", unix.O_CREAT), "EACCES"},
-		{"create what there is", open(deviceFile, unix.O_CREAT|unix.O_EXCL), "EEXIST"},
+		{"parent of a missing file", stat("/dev/infiniband/none/../uverbs0"), "ENOENT"},
+		{"parent of a file", stat("/dev/infiniband/uverbs0/../uverbs0"), "ENOTDIR"},
+		{"parent of a link of the file system", stat("/proc/self/../dev/infiniband/uverbs0"), "let through"},
+		{"create a missing file", open("/dev/infiniband/none", unix.O_CREAT), "EACCES"},
+		{"create an existing file", open(deviceFile, unix.O_CREAT|unix.O_EXCL), "EEXIST"},
 		{"open a device as a directory", open(deviceFile, unix.O_DIRECTORY), "ENOTDIR"},
 		{"open a file as a directory", open(guid, unix.O_DIRECTORY), "ENOTDIR"},
 		{"the path of a device", open(deviceFile, unix.O_PATH), "ENOTSUP"},
@@ -102,7 +102,7 @@ func TestPathRefusals(t *testing.T) {
 		{"openat2 with half a structure", openat2(end/2-8, openHowSize), "EFAULT"},
 		{"openat2 without a structure", openat2(end/2, openHowSize), "EFAULT"},
 		{"readlink of a file", readlink(guid, 100), "EINVAL"},
-		{"readlink into nothing", readlink(link, 0), "EINVAL"},
+		{"readlink into an empty buffer", readlink(link, 0), "EINVAL"},
 		{"readlink of a negative size", readlink(link, 1<<31), "EINVAL"},
 		{"access with unknown rights", access(deviceFile, 8), "EINVAL"},
 		{"access to write an attribute", access(guid, unix.X_OK), "EACCES"},
@@ -113,10 +113,10 @@ func TestPathRefusals(t *testing.T) {
 	}
 }
 
-// TestWayUp tests that a path leads up through a directory only if the caller may search it and all directories above
-// it.
+// TestWayUp tests that ".." leads up through a directory only if the caller may search that directory and all
+// directories above it.
 func TestWayUp(t *testing.T) {
-	testutil.NeedRoot(t, "to have directories that are not the caller's")
+	testutil.NeedRoot(t, "to create directories of another user")
 	c := newTrapped(t, asNobody)
 	dir := shmDir(t)
 	for _, d := range []struct {
@@ -132,12 +132,13 @@ func TestWayUp(t *testing.T) {
 		"": true, "open": true, "closed": false, "closed/inner": false, "none": false,
 	} {
 		if got := c.w.isDirectory(filepath.Join(dir, name)); got != want {
-			t.Errorf("%q: got %v, want %v", name, got, want)
+			t.Errorf("isDirectory of %q: got %v, want %v", name, got, want)
 		}
 	}
 }
 
-// TestNetlinkRefusals tests that malformed calls on a netlink socket fail as in the kernel, and change nothing.
+// TestNetlinkRefusals tests that malformed calls on a netlink socket fail with the kernel's errors and change
+// nothing.
 func TestNetlinkRefusals(t *testing.T) {
 	c := newTrapped(t, nil)
 	n, end, err := c.sup.newNetlink(c.ledger.User(1), netlinkOpener{}, false, 7)
@@ -194,13 +195,13 @@ func TestNetlinkRefusals(t *testing.T) {
 			t.Errorf("%s: port ID: got %d, want 7", tt.name, n.portID)
 		}
 		if written := c.mem[128] == unix.AF_NETLINK; written != (tt.name == "getsockname") {
-			t.Errorf("%s: address was written: got %v", tt.name, written)
+			t.Errorf("%s: write of the address: got %v, want only for getsockname", tt.name, written)
 		}
 		c.mem[128] = 0
 	}
 }
 
-// TestCMCaller tests that the queries of the connection manager about a caller are answered for that caller only.
+// TestCMCaller tests that queries of the connection manager about a caller are answered only for that caller.
 func TestCMCaller(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	authority, err := principal.New(nil, 65534)
@@ -223,7 +224,7 @@ func TestCMCaller(t *testing.T) {
 	}
 	later := &cmCaller{user: opener}
 	if later.MayConnect(nil, openers) || later.MayBindLowPorts() {
-		t.Error("a call after its worker has taken another one: got rights, want none")
+		t.Error("caller after its worker took another call: got rights, want none")
 	}
 	if caller.MayBindLowPorts() {
 		t.Error("MayBindLowPorts without CAP_NET_BIND_SERVICE: got true, want false")
@@ -251,8 +252,8 @@ func TestCMCaller(t *testing.T) {
 	}
 }
 
-// TestGetEvent tests GET_EVENT without an event. With O_NONBLOCK it fails with EAGAIN. Otherwise it waits. The wait
-// ends when its thread has gone, and continues after a spurious wakeup.
+// TestGetEvent tests GET_EVENT on a file without an event. With O_NONBLOCK, GET_EVENT fails with EAGAIN. Otherwise
+// it waits. A waiting GET_EVENT ends when its thread has ended, and continues after a spurious wakeup.
 func TestGetEvent(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	p := c.mustProcess()
@@ -264,7 +265,7 @@ func TestGetEvent(t *testing.T) {
 	}
 	f.enter()
 	if v, waits := c.w.cmCommand(f); v.String() != "EAGAIN" || waits {
-		t.Errorf("with O_NONBLOCK: got %v, waits %v, want EAGAIN", v, waits)
+		t.Errorf("GET_EVENT with O_NONBLOCK: got %v and waits %v, want EAGAIN", v, waits)
 	}
 	// The program replaces the file during the check.
 	number := c.w.n.args[0]
@@ -275,16 +276,16 @@ func TestGetEvent(t *testing.T) {
 	defer null.Close()
 	c.w.n.args[0] = uint64(null.Fd())
 	if got, err := c.w.nonBlocking(f); got || err != nil {
-		t.Errorf("O_NONBLOCK of another file: got %v, %v, want false", got, err)
+		t.Errorf("nonBlocking of another file: got %v and error %v, want false", got, err)
 	}
 	c.w.n.args[0] = number
 	d := &deferred{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}
 	if d.try() {
-		t.Error("a spurious wakeup of a trapped thread: the call has ended")
+		t.Error("spurious wakeup of a trapped thread: got the end of the call, want none")
 	}
 	d.n.id = ^c.id
 	if !d.try() {
-		t.Error("a thread that has gone: the call continues")
+		t.Error("wakeup of an ended thread: got no end of the call, want one")
 	}
 	over := make(chan struct{})
 	f.beginWait()
@@ -295,14 +296,14 @@ func TestGetEvent(t *testing.T) {
 	select {
 	case <-over:
 	case <-time.After(10 * time.Second):
-		t.Error("the wait of a thread that has gone continues")
+		t.Error("wait of an ended thread: got no end after 10 s, want one")
 		f.cm.Close()
 		<-over
 	}
 }
 
-// TestGetEventPanic tests that a panic in a call that waits for an event answers the call with EIO and closes only its
-// file.
+// TestGetEventPanic tests that a panic in a call that waits for an event makes the call fail with EIO and closes
+// only its file.
 func TestGetEventPanic(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	p := c.mustProcess()
@@ -317,27 +318,28 @@ func TestGetEventPanic(t *testing.T) {
 		c.pause(point, tid)
 	}
 	if !f.enter() {
-		t.Fatal("the file is closed")
+		t.Fatal("enter of the open file: got false, want true")
 	}
 	if v, waits := c.w.cmCommand(f); !waits {
-		t.Fatalf("a call without an event: got %v, want to wait", v)
+		t.Fatalf("GET_EVENT without an event: got %v, want a wait", v)
 	}
 	f.cm.Close() // wakes the call
 	testutil.Eventually(t, "the answer", func() bool { return stillTrapped(c.s.fd, c.id) != nil })
 	testutil.Eventually(t, "the file to be closed", func() bool { return f.calls.Load() >= closing })
 	if !other.enter() {
-		t.Error("another file of the program is closed")
+		t.Error("enter of another file of the program: got false, want true")
 	} else {
 		other.leave()
 	}
 	if l := c.logs.take(); len(l) != 1 || !strings.Contains(l[0], "a bad event") ||
 		!strings.Contains(l[0], "waits for events") {
-		t.Errorf("logged %q, want the panic", l)
+		t.Errorf("log: got %q, want the panic", l)
 	}
 }
 
-// TestDuplicateNumbers tests that the duplicate of a device gets a number in the range of device files. Another file is
-// duplicated here only if it needs such a number. An invalid number is left to the kernel.
+// TestDuplicateNumbers tests that the duplicate of a device gets a number in the range of device files. The
+// supervisor duplicates another file only if the duplicate needs such a number. The kernel handles an invalid
+// number.
 func TestDuplicateNumbers(t *testing.T) {
 	c := newTrapped(t, nil)
 	null, err := os.Open(os.DevNull)
@@ -353,8 +355,8 @@ func TestDuplicateNumbers(t *testing.T) {
 		least uint64
 		want  string
 	}{
-		{"a file below", null, uint64(c.s.numbers.low.first) - 1, "let through"},
-		{"a file at the first", null, uint64(c.s.numbers.low.first), "let through"},
+		{"a file below the first number", null, uint64(c.s.numbers.low.first) - 1, "let through"},
+		{"a file at the first number", null, uint64(c.s.numbers.low.first), "let through"},
 		{"a file between the ranges", null, uint64(c.s.numbers.low.end), "let through"},
 		{"a file at a high number", null, uint64(c.s.numbers.high), "ok"},
 		{"a file at the greatest number", null, 1<<31 - 1, "let through"},
@@ -393,14 +395,14 @@ func TestDuplicateNumbers(t *testing.T) {
 		return 7, nil
 	})
 	if got != 7 || err != nil {
-		t.Errorf("reopen of a file with a short lease: got %d, %v", got, err)
+		t.Errorf("reopen of a file with a short lease: got %d and error %v, want 7", got, err)
 	}
 	if _, err := c.w.reopen(th, 1<<20, inode{}, func(int) (int, error) { return -1, refused }); err != errGone {
 		t.Errorf("reopen of a closed descriptor: got %v, want %v", err, errGone)
 	}
 }
 
-// raise raises this process's limit to include the numbers of device files during the test.
+// During the test, raise raises this process's limit of open files above the numbers of device files.
 func raise(t *testing.T) {
 	t.Helper()
 	var before unix.Rlimit
@@ -435,7 +437,7 @@ func TestChosenNumbers(t *testing.T) {
 	check := func(name string, want [3]uint32) {
 		t.Helper()
 		if got := [3]uint32{n.choose(th, 0, false), n.choose(th, 0, true), n.choose(th, 900, false)}; got != want {
-			t.Errorf("%s: got %d, want %d", name, got, want)
+			t.Errorf("choose with %s: got %d, want %d", name, got, want)
 		}
 	}
 	check("few descriptors", [3]uint32{959, 1023, 959})
@@ -447,7 +449,7 @@ func TestChosenNumbers(t *testing.T) {
 	occupy(960, 1024)
 	check("no native number", [3]uint32{899, 899, 1500})
 	if got := n.choose(th, 2000, true); got != 2000 {
-		t.Errorf("from 2000 on: got %d", got)
+		t.Errorf("choose from 2000 on: got %d, want 2000", got)
 	}
 	occupy(1500, 1502)
 	occupy(0, 600)
@@ -456,7 +458,8 @@ func TestChosenNumbers(t *testing.T) {
 	check("no room, and no other numbers", [3]uint32{768, 768, 1024})
 }
 
-// TestDescriptorsAreCounted tests that descriptors are counted as in the kernel's directory, up to a limit.
+// TestDescriptorsAreCounted tests that descriptors are counted as in the kernel's directory /proc/TID/fd, up to a
+// limit.
 func TestDescriptorsAreCounted(t *testing.T) {
 	c := newTrapped(t, nil)
 	th := c.lookOnce()
@@ -468,21 +471,21 @@ func TestDescriptorsAreCounted(t *testing.T) {
 		}
 		defer f.Close()
 	}
-	if got := th.descriptors(1000); got < before+5 || got > before+15 { // other goroutines open descriptors, too
-		t.Errorf("got %d descriptors, want about %d", got, before+10)
+	if got := th.descriptors(1000); got < before+5 || got > before+15 { // other goroutines also open descriptors
+		t.Errorf("count of descriptors: got %d, want about %d", got, before+10)
 	}
 	if got := th.descriptors(3); got != 3 {
-		t.Errorf("got %d descriptors, want 3", got)
+		t.Errorf("count of descriptors up to 3: got %d, want 3", got)
 	}
 }
 
-// helperFunc is a Helper made of a function.
+// helperFunc implements Helper by a function.
 type helperFunc func(tid int) (*os.File, error)
 
 func (f helperFunc) OpenMem(tid int) (*os.File, error) { return f(tid) }
 
-// TestHelperIsNotTrusted tests that only a memory file returned by a helper is read and written, and no more than its
-// size.
+// TestHelperIsNotTrusted tests that the supervisor reads and writes only a memory file returned by a helper, and
+// not beyond the end of that file.
 func TestHelperIsNotTrusted(t *testing.T) {
 	var logs logBook
 	path := filepath.Join(t.TempDir(), "file")
@@ -499,17 +502,17 @@ func TestHelperIsNotTrusted(t *testing.T) {
 		want error
 	}{
 		{"memory", "/proc/self/mem", at, len(word), nil},
-		{"memory that is not there", "/proc/self/mem", 0, 0, unix.EFAULT},
+		{"unmapped memory", "/proc/self/mem", 0, 0, unix.EFAULT},
 		{"another file", path, 0, 0, unix.EINVAL},
 	} {
 		helper := helperFunc(func(int) (*os.File, error) { return os.Open(tt.file) })
 		s := &Session{sup: &Supervisor{}, log: logs.logger(), asksOnly: true, helper: helper}
 		got := make([]byte, len(word))
 		if n, err := s.read(os.Getpid(), tt.addr, got); n != tt.n || !errors.Is(err, tt.want) {
-			t.Errorf("%s: got %d bytes, %v, want %d, %v", tt.name, n, err, tt.n, tt.want)
+			t.Errorf("read of %s: got %d bytes and error %v, want %d and %v", tt.name, n, err, tt.n, tt.want)
 		}
 	}
 	if l := logs.take(); len(l) != 1 || !strings.Contains(l[0], "open /proc/PID/mem: got the file") {
-		t.Errorf("logged %q, want the other file", l)
+		t.Errorf("log: got %q, want the name of the other file", l)
 	}
 }

@@ -15,16 +15,16 @@ import (
 func init() {
 	programs["swaps"] = programSwaps
 	if os.Getenv(programEnv) == "swaps" {
-		runtime.LockOSThread() // keep the main thread for the program, since pidfd_getfd(2) uses its table
+		runtime.LockOSThread() // keeps the main thread for the program, because pidfd_getfd(2) uses the main thread's table
 	}
 }
 
-// programSwaps duplicates a device file on a thread that does not share descriptors with the main thread. On a line of
-// input, another thread replaces the file at that number.
+// programSwaps duplicates a device file on a thread that does not share descriptors with the main thread. After a
+// line of input, another thread replaces the file at that number.
 func programSwaps(args []string) {
 	device := openDevice()
 	other := must(unix.Open(args[0], unix.O_PATH|unix.O_CLOEXEC, 0))
-	files := make(chan func()) // for a thread that keeps the table that the main thread leaves
+	files := make(chan func()) // functions for a thread with the table that the main thread leaves
 	go func() {
 		runtime.LockOSThread()
 		for f := range files {
@@ -32,7 +32,7 @@ func programSwaps(args []string) {
 		}
 	}()
 	ready := make(chan bool)
-	files <- func() { close(ready) } // the thread exists
+	files <- func() { close(ready) } // then the thread exists
 	<-ready
 	must(0, unix.Unshare(unix.CLONE_FILES))
 	unix.Close(device)
@@ -51,9 +51,9 @@ func programSwaps(args []string) {
 	os.Exit(0)
 }
 
-// TestDuplicateOfSwappedFile tests that the supervisor does not open a file that a program puts in place of its device
-// file during a duplicate. The program's thread has a separate table of descriptors, so pidfd_getfd(2) does not find
-// the device.
+// TestDuplicateOfSwappedFile tests that the supervisor does not open a file that a program substitutes for its
+// device file during a duplicate. The program's thread has a separate table of descriptors, so pidfd_getfd(2) does
+// not find the device.
 func TestDuplicateOfSwappedFile(t *testing.T) {
 	for _, tt := range []struct{ point, want string }{
 		{"follow", "dup: bad file descriptor"},
@@ -100,8 +100,8 @@ func testSwappedFile(t *testing.T, at, want string) {
 	close(goOn)
 	w.printed(r, want)
 	w.finish(r)
-	w.logs.take() // about the refusal
+	w.logs.take() // removes the line about the refusal
 	if n, err := unix.Read(watch, make([]byte, 256)); err != unix.EAGAIN {
-		t.Errorf("opening by the supervisor: got %d bytes of events and error %v, want EAGAIN", n, err)
+		t.Errorf("inotify events of an open by the supervisor: got %d bytes and error %v, want EAGAIN", n, err)
 	}
 }

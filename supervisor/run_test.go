@@ -79,13 +79,13 @@ func TestProgramSees(t *testing.T) {
 		code, out := w.sh("exec 2>&1; " + tt.script)
 		if out = strings.ReplaceAll(out,
 			"/bin/sh: 1: cannot create /sys/class/infiniband/rxe0/node_desc: Permission denied\n", ""); out != tt.want {
-			t.Errorf("%s\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
+			t.Errorf("%s:\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
 		}
 	}
 }
 
-// TestProgramInDirectories tests paths relative to virtual directories, and to the directories above them, which must
-// list the virtual ones.
+// TestProgramInDirectories tests paths relative to virtual directories and to the directories above them. The
+// directories above must list the virtual directories.
 func TestProgramInDirectories(t *testing.T) {
 	w := newWorld(t)
 	python := func(script string) string { return "python3 -c '\nimport os, stat, sys\n" + script + "'" }
@@ -97,7 +97,7 @@ func TestProgramInDirectories(t *testing.T) {
 		{"cd /dev && ls -d infiniband/uverbs0 && ls -d inf*", "infiniband/uverbs0\ninfiniband\n"},
 		{"ls /sys/class | grep ^infiniband; ls /dev | grep infiniband; ls -f /dev/ | grep -c infiniband",
 			"infiniband\ninfiniband_verbs\ninfiniband\n1\n"},
-		{"ls /sys/class | grep -c -x net; ls /dev | grep -c -x null", "1\n1\n"}, // other entries
+		{"ls /sys/class | grep -c -x net; ls /dev | grep -c -x null", "1\n1\n"}, // the directories also list other entries
 		{"find /sys/class -maxdepth 1 -name 'infini*' | sort", "/sys/class/infiniband\n/sys/class/infiniband_verbs\n"},
 		{"find /sys/class -mindepth 2 -maxdepth 2 -name 'rxe*'; find /dev -path '/dev/inf*' -name 'uverbs*'",
 			"/sys/class/infiniband/rxe0\n/dev/infiniband/uverbs0\n"},
@@ -134,7 +134,7 @@ os.system("pwd; ls; cat ../../sys/class/infiniband/rxe0/node_type")`),
 			"/dev/infiniband True True True\n/dev/infiniband\nuverbs0\n1: CA\n"},
 	} {
 		if testing.Short() && i%3 > 0 {
-			continue // each takes several programs with many trapped system calls
+			continue // each test takes several programs with many trapped system calls
 		}
 		code, out := w.sh("exec 2>&1; " + tt.script)
 		if out != tt.want {
@@ -143,7 +143,8 @@ os.system("pwd; ls; cat ../../sys/class/infiniband/rxe0/node_type")`),
 	}
 }
 
-// TestProgramLooks tests that the files of a GID table are made when a program looks at them, in any way.
+// TestProgramLooks tests that the supervisor makes the files of a GID table when a program accesses them in any
+// way.
 func TestProgramLooks(t *testing.T) {
 	const gids = "/sys/class/infiniband/rxe0/ports/1/gids"
 	for i, tt := range []struct{ script, want string }{
@@ -163,9 +164,9 @@ func TestProgramLooks(t *testing.T) {
 			strings.ReplaceAll("P/gid_attrs/ndevs/3\nP/gid_attrs/types/3\nP/gids/3\n", "P", filepath.Dir(gids))},
 	} {
 		if testing.Short() && i%3 > 0 {
-			continue // each takes a separate service
+			continue // each test needs a separate service
 		}
-		w := newWorld(t) // no program has looked before
+		w := newWorld(t) // no program has accessed the files before
 		if code, out := w.sh("exec 2>&1; " + tt.script); out != tt.want {
 			t.Errorf("%s\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
 		}
@@ -183,12 +184,12 @@ P/gid_attrs/ndevs/7: read: invalid argument
 P/gids/8: open: no such file or directory
 /sys/class/infiniband/rxe1/node_guid: open: no such file or directory`, "P/", port)
 	if got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
+		t.Errorf("opens of the program: got\n%s\nwant\n%s", got, want)
 	}
 }
 
-// TestSignalsToService tests that opens of a program return the right file while the answering threads receive signals,
-// as from Go's runtime.
+// TestSignalsToService tests that a program's opens return the right file while the answering threads receive
+// signals, such as those of Go's runtime.
 func TestSignalsToService(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("reopens", "5000")
@@ -225,7 +226,7 @@ fcntl.ioctl(fd, 0xc0181b01, b)
 print(struct.unpack("QQQ", b)[2], sorted(os.listdir("/sys/class/infiniband/rxe0/ports/1/gids"), key=int))
 `)
 	if want := "42 ['0', '1', '2', '3', '4', '5', '6', '7']\n"; out != want {
-		t.Errorf("printed %q, want %q", out, want)
+		t.Errorf("output: got %q, want %q", out, want)
 	}
 }
 
@@ -233,7 +234,7 @@ func TestCommands(t *testing.T) {
 	w := newWorld(t)
 	fds := openDescriptors(t)
 	if got := w.mustRunSelf("commands"); got != "ok" {
-		t.Errorf("printed %q", got)
+		t.Errorf("output: got %q, want ok", got)
 	}
 	for _, f := range w.srv.files {
 		w.await("the file to be closed", f.closed)
@@ -250,11 +251,11 @@ func TestCommands(t *testing.T) {
 	}
 	var panics int
 	for _, l := range w.logs.take() {
-		if strings.Contains(l, "panic in ioctl") && strings.Contains(l, "as asked for") &&
+		if strings.Contains(l, "panic in ioctl") && strings.Contains(l, "requested by the program") &&
 			strings.Contains(l, "fake_test.go") {
 			panics++
 		} else {
-			t.Errorf("logged: %s", l)
+			t.Errorf("log: got %s, want only the panic of the ioctl", l)
 		}
 	}
 	if panics != 1 {
@@ -263,12 +264,12 @@ func TestCommands(t *testing.T) {
 	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= fds })
 }
 
-// TestNumbersOfManyFiles tests that a program with hundreds of files can use all of them, also at numbers in the range
-// of device files.
+// TestNumbersOfManyFiles tests that a program with hundreds of open files can use all of them, also at numbers in
+// the range of device files.
 func TestNumbersOfManyFiles(t *testing.T) {
 	w := newWorld(t)
 	if got := w.mustRunSelf("numbers"); got != "ok" {
-		t.Errorf("printed %q", got)
+		t.Errorf("output: got %q, want ok", got)
 	}
 }
 
@@ -300,7 +301,7 @@ func TestExitCodes(t *testing.T) {
 		want   int
 	}{{"exit 0", 0}, {"exit 3", 3}, {"exit 255", 255}, {"kill -KILL $$", 128 + 9}, {"kill -SEGV $$", 128 + 11}} {
 		if code, _ := w.sh(tt.script); code != tt.want {
-			t.Errorf("%s: exit code %d, want %d", tt.script, code, tt.want)
+			t.Errorf("%s: exit code: got %d, want %d", tt.script, code, tt.want)
 		}
 	}
 }
@@ -327,20 +328,20 @@ func TestExec(t *testing.T) {
 		r, err := w.tryStart(tt.path, nil, tt.path)
 		var e *ExecError
 		if !errors.Is(err, tt.want) || !errors.As(err, &e) || e.Path != tt.path {
-			t.Errorf("%s: %v, want %v", tt.path, err, tt.want)
+			t.Errorf("Start %s: got %v, want %v", tt.path, err, tt.want)
 			continue
 		}
 		w.await("the end of the session", r.session.Done())
 	}
-	// Without a magic number the file is a script for the shell.
+	// A file without a magic number is a script for the shell.
 	script := write("plain", "echo $0 $*\nexit 5\n", 0o755)
 	code, out := w.finish(w.startPath(script, nil, "plain", "a", "b"))
 	if want := script + " a b\n"; code != 5 || out != want {
-		t.Errorf("script: exit code %d, printed %q, want %q", code, out, want)
+		t.Errorf("script: got exit code %d and output %q, want 5 and %q", code, out, want)
 	}
 }
 
-func TestPassesOnWhatItHas(t *testing.T) {
+func TestProgramInheritsAttributes(t *testing.T) {
 	w := newWorld(t)
 	script := `umask; ulimit -n; ulimit -Hn; pwd; ps -o pgid= -p $$ | tr -d ' '; ps -o sid= -p $$ | tr -d ' '; echo $VERBENA_GUEST_TEST`
 	want, err := os.Getwd()
@@ -366,7 +367,7 @@ func TestPassesOnWhatItHas(t *testing.T) {
 	for i, w := range []string{"0027", got[1], strconv.FormatUint(soft.Max, 10), want, strconv.Itoa(unix.Getpgrp()),
 		strconv.Itoa(sid), "environment"} {
 		if got[i] != w {
-			t.Errorf("line %d: %q, want %q", i+1, got[i], w)
+			t.Errorf("line %d: got %q, want %q", i+1, got[i], w)
 		}
 	}
 }
@@ -379,7 +380,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 		sig  syscall.Signal
 		want string
 	}{{unix.SIGUSR1, "user defined signal 1"}, {unix.SIGHUP, "hangup"}} {
-		if err := unix.Kill(os.Getpid(), tt.sig); err != nil { // this process is its launcher
+		if err := unix.Kill(os.Getpid(), tt.sig); err != nil { // this process is the launcher of the program
 			t.Fatal(err)
 		}
 		w.printed(r, tt.want)
@@ -391,6 +392,6 @@ func TestSignalsArePassedOn(t *testing.T) {
 		t.Errorf("exit code: got %d, want 7; printed %q", code, out)
 	}
 	if err := r.Signal(unix.SIGTERM); err != os.ErrProcessDone {
-		t.Errorf("signal after the end: %v", err)
+		t.Errorf("Signal after the end: got %v, want os.ErrProcessDone", err)
 	}
 }

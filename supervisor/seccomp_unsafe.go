@@ -11,7 +11,7 @@ import (
 // notification is a trapped system call (struct seccomp_notif, with its struct seccomp_data).
 type notification struct {
 	id    uint64
-	tid   uint32 // thread ID in the namespace of the receiver; 0: not visible there
+	tid   uint32 // thread ID in the namespace of the receiver, or 0 if not visible there
 	flags uint32
 	nr    int32
 	arch  uint32
@@ -23,7 +23,7 @@ type notification struct {
 type response struct {
 	id    uint64
 	val   int64
-	errno int32 // negative
+	errno int32 // negative errno
 	flags uint32
 }
 
@@ -49,29 +49,29 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) (uintptr, error) {
 	}
 }
 
-// receive takes the oldest pending notification. It returns ENOENT if the thread of the notification was killed, or if
-// no process is left. It sleeps while there is none.
+// receive takes the oldest pending notification, and sleeps while there is none. It returns ENOENT if the thread of
+// the notification was killed, or if no process is left.
 func receive(listener int, n *notification) error {
-	*n = notification{} // required by the kernel
+	*n = notification{} // the kernel requires a zeroed structure
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))
 	return err
 }
 
-// send sends an answer. It returns ENOENT if the thread no longer waits for it.
+// send sends an answer. It returns ENOENT if the thread does not wait for the answer any more.
 func send(listener int, r *response) error {
 	//verbena:allow nosleep the kernel takes an answer without waiting for the thread that gets it
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
 	return err
 }
 
-// stillTrapped returns an error if the thread of a notification has gone.
+// stillTrapped returns an error if the thread of a notification was killed.
 func stillTrapped(listener int, id uint64) error {
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
 	return err
 }
 
-// sendAddFD installs a duplicate of a.srcFD in the trapped process and returns its number there. No signal interrupts
-// it, including SIGPROF of a CPU profile; see blockSignals.
+// sendAddFD installs a duplicate of a.srcFD in the trapped process, and returns its number in that process. No
+// signal interrupts sendAddFD, including SIGPROF of a CPU profile; see blockSignals.
 func sendAddFD(listener int, a *addFD) (n int, err error) {
 	merr := withoutSIGPROF(func() {
 		var r uintptr
@@ -110,7 +110,7 @@ func setFilter(filter []unix.SockFilter, flags uintptr) (listener int, err error
 	return int(fd), nil
 }
 
-// bytesOf returns the memory of a value in the kernel's layout for programs.
+// bytesOf returns the memory of a value, which has the kernel's layout for programs.
 func bytesOf[T unix.Stat_t | unix.Statx_t](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
@@ -123,7 +123,7 @@ func readMemory(tid int, addr uint64, b []byte) (int, error) {
 	return unix.ProcessVMReadv(tid, local[:], remote[:], 0)
 }
 
-// futexWait sleeps until the word is woken, if it holds value. It returns false after the timeout.
+// futexWait sleeps until a thread wakes the word, if the word equals value. It returns false after the timeout.
 func futexWait(word *uint32, value uint32, timeout time.Duration) bool {
 	ts := unix.NsecToTimespec(int64(timeout))
 	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitPrivate, uintptr(value),

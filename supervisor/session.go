@@ -23,45 +23,47 @@ import (
 
 // SessionInfo describes a program to attach.
 type SessionInfo struct {
-	// LauncherPID is the process that called Start.
+	// LauncherPID is the ID of the process that called Start.
 	LauncherPID int
 	// UID is the launcher's user ID, as reported by the kernel.
 	UID int
-	// Account is the charged user.
+	// Account is the user to charge.
 	Account quota.ID
-	// Pidfd refers to the process LauncherPID, and proves that its number was not reused; nil: only the number is known.
-	// The caller must close it after the session has ended.
+	// Pidfd refers to the process LauncherPID, and proves that its ID was not reused. If Pidfd is nil, only the ID
+	// is known. The caller must close Pidfd after the session has ended.
 	Pidfd *os.File
 	// Args is the program's argument vector, for display.
 	Args []string
-	// Helper accesses the program if this process may not; nil: none.
+	// Helper accesses the program if this process may not access it; nil if there is no helper.
 	Helper Helper
-	// Trace, if not nil, is called with a line for each call of the program that is answered here, except doorbells. The
-	// line holds the thread, the call with its arguments, the result and the time of the answer, in the style of
-	// strace(1). Trace runs on the answering threads, before the program gets the answer, and must not sleep.
+	// If Trace is not nil, the answering threads call it with a line for each call of the program that the
+	// supervisor answers, except doorbells. The line contains the thread, the call with its arguments, the result
+	// and the time of the answer, in the style of strace(1). Trace is called before the program receives the
+	// answer, and must not sleep.
 	Trace func(line string)
-	// Notice, if not nil, shows the user of the program a line of text. It may sleep.
+	// Notice, if not nil, shows a line of text to the user of the program. It may sleep.
 	Notice func(text string) error
 }
 
-// Session is a program with its descendants, under supervision.
+// Session is a supervised program with its descendants.
 type Session struct {
 	sup      *Supervisor
 	info     SessionInfo
-	name     string // prefix of the names of its queue files
+	name     string // prefix of the names of the session's queue files
 	user     *quota.User
 	tree     *userTree
-	log      *slog.Logger // with the user ID as an attribute
+	log      *slog.Logger // logger with the user ID as an attribute
 	listener *os.File
-	// not nil: this process may access only processes that allow it (Tracer), and asks the helper for others
+	// If helper is not nil, this process may access only processes that allow the access (Tracer), and asks the
+	// helper for other processes.
 	helper   Helper
-	asksOnly bool    // asks the helper for all processes
+	asksOnly bool    // asks the helper for every process
 	fd       int     // descriptor of listener
-	numbers  numbers // for command files
+	numbers  numbers // descriptor numbers for command files
 	done     chan struct{}
 
-	canSync bool        // the kernel has SYNC_WAKE_UP
-	sync    atomic.Bool // SYNC_WAKE_UP is on
+	canSync bool        // the kernel supports SYNC_WAKE_UP
+	sync    atomic.Bool // SYNC_WAKE_UP is enabled
 
 	turn    turn
 	intake  intake
@@ -75,7 +77,7 @@ type Session struct {
 
 	//verbena:program the processes of one session: what is read of a new one is an address of the kernel's
 	mu        sync.Mutex
-	processes map[int]*process // by process ID
+	processes map[int]*process // processes by process ID
 
 	warned       atomic.Bool
 	loggedErrnos sync.Map
@@ -83,8 +85,8 @@ type Session struct {
 	faults [ib.NumLibraryFaults]atomic.Int32 // states of the notices about faults of the library
 }
 
-// Attach attaches a program by the listener from Launch.Handover, possibly of another process. On success the session
-// owns the listener. When Attach returns, calls are being answered. Attach may sleep.
+// Attach attaches a program by the listener from Launch.Handover, which another process may have sent. On success,
+// the session owns the listener. When Attach returns, the supervisor is answering calls. Attach may sleep.
 func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, err error) {
 	fail := func(cause error) (*Session, error) {
 		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, cause)
@@ -97,7 +99,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if err != nil {
 		return fail(err)
 	}
-	// From here on a thread may wait for the launcher's memory. It is charged to the user.
+	// From here on a thread may wait for the launcher's memory. The thread is charged to the user.
 	user := s.cfg.Quota.Account(info.Account)
 	if err := sessionCharges.take(user); err != nil {
 		return fail(err)
@@ -107,7 +109,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 			sessionCharges.give(user)
 		}
 	}()
-	// If access to the launcher's memory is denied, access to the program's memory will be as well.
+	// If access to the launcher's memory is denied, access to the program's memory will be denied too.
 	var helper Helper
 	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
 		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) ||
@@ -117,7 +119,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	}
 	if what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", listener.Fd())); err != nil ||
 		what != "anon_inode:seccomp notify" {
-		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", unix.EINVAL))
+		return fail(fmt.Errorf("the descriptor is not a seccomp listener: %w", unix.EINVAL))
 	}
 	t := &Session{
 		sup:       s,
@@ -132,10 +134,11 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		done:      make(chan struct{}),
 		processes: make(map[int]*process),
 	}
-	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may have been reused
+	if info.Pidfd != nil && !runs(info.Pidfd) { // the process ID may have been reused
 		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
 	}
-	// This may wait for a directory that another program of the user keeps locked. The session is charged already.
+	// The next step may wait for a directory that another program of the user keeps locked. The session is already
+	// charged.
 	t.tree, err = s.trees.enter(user.ID())
 	defer func() {
 		if err != nil {
@@ -151,7 +154,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		t.canSync = true
 		t.sync.Store(true)
 	case !errors.Is(err, unix.EINVAL):
-		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", err))
+		return fail(fmt.Errorf("the descriptor is not a seccomp listener: %w", err))
 	}
 	s.mu.Lock()
 	if s.closed {
@@ -165,10 +168,10 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	return t, nil
 }
 
-// sessionDescriptors is the number of descriptors charged for a session: the listener.
+// sessionDescriptors is the number of descriptors charged for a session: one for the listener.
 const sessionDescriptors = 1
 
-// sessionCharges are the charges of a session, including its first worker.
+// sessionCharges lists the charges of a session, including its first worker.
 var sessionCharges = charges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptors}}
 
 // charges is a list of charges made together.
@@ -177,7 +180,7 @@ type charges []struct {
 	n    uint64
 }
 
-// take makes all charges or none. give ends them.
+// take makes all charges or none. give ends the charges.
 func (list charges) take(u *quota.User) error {
 	for i, c := range list {
 		if err := u.Take(c.kind, c.n); err != nil {
@@ -200,14 +203,14 @@ func runs(pidfd *os.File) bool {
 	return err == nil && (&process{conn: conn}).alive()
 }
 
-// maxCopies limits the number of threads that can be blocked by the memory of one user's programs. maxAllCopies is the
-// limit for all users, beyond the first few threads of each.
+// maxCopies limits the number of threads that the memory of one user's programs can block. maxAllCopies is the
+// limit for all users, beyond the first few threads of each user.
 const (
 	maxCopies    = 64
 	maxAllCopies = 2048
 )
 
-// Copies returns the limit shared by a user's programs.
+// Copies returns the limit that a user's programs share.
 func (s *Supervisor) Copies(u *quota.User) *umem.Copies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,15 +222,15 @@ func (s *Supervisor) Copies(u *quota.User) *umem.Copies {
 	return c
 }
 
-// Done returns a channel that is closed when no process of the session is left, or the Supervisor was closed, and all
-// resources of the session were released.
+// Done returns a channel that is closed at the end of the session. The session ends when no process of it is left,
+// or the Supervisor was closed, and all its resources were released.
 func (t *Session) Done() <-chan struct{} { return t.done }
 
-// Name returns the name of the session, which is unique on this machine. It is a path without a file. It is the prefix
-// of the names of its programs' queue files (memfd_create(2)).
+// Name returns the name of the session, which is unique on this machine. The name is a path without a file. The
+// name is the prefix of the names of its programs' queue files (memfd_create(2)).
 func (t *Session) Name() string { return t.name }
 
-// syncWakeUp turns SYNC_WAKE_UP on or off. Concurrent workers may set different values, which costs only time.
+// syncWakeUp enables or disables SYNC_WAKE_UP. Concurrent workers may set different values, which only costs time.
 func (t *Session) syncWakeUp(on bool) {
 	if t.canSync && t.sync.Load() != on {
 		t.sync.Store(on)
@@ -258,7 +261,8 @@ func (t *Session) finish() {
 	close(t.done)
 }
 
-// explainAccess returns the error for a program's memory that cannot be accessed, with the reason and the remedy.
+// explainAccess returns the error for a program's memory that the service may not access, with the reason and the
+// remedy.
 func explainAccess(scope string) error {
 	if scope != "0" {
 		return fmt.Errorf("%w; kernel.yama.ptrace_scope is %s: set it to 1 or 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
@@ -293,11 +297,11 @@ func hardLimitIn(limits io.Reader) (uint64, error) {
 		}
 		return strconv.ParseUint(v[1], 10, 64)
 	}
-	return 0, errors.New("read the limit of open files: /proc/PID/limits has none")
+	return 0, errors.New("read the limit of open files: /proc/PID/limits does not contain it")
 }
 
-// warnOfLimit logs the first error of each errno that means that a program has reached a limit, since the program sees
-// only the errno. The ledger logs its own refusals.
+// warnOfLimit logs the first error of each errno that means that a program has reached a limit. The program itself
+// receives only the errno. The ledger logs its own refusals.
 func (t *Session) warnOfLimit(err error) {
 	e := errno(err)
 	var refusal *quota.Error

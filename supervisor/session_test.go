@@ -32,13 +32,14 @@ func TestLastClose(t *testing.T) {
 			if how == "dup" || how == "mapping" || how == "reopen" || how == "child" {
 				testutil.Eventually(t, "the command after the first close", func() bool { return f.waiting.Load() > 0 })
 				if how == "reopen" {
-					// When the supervisor sees this close, it has processed the close of the other description.
+					// When the supervisor reports this close, it has already processed the close of the other
+					// description.
 					w.mustRunSelf("opens", deviceFile)
 					n++
 					w.await("the other file's close", w.srv.opened(t, n).closed)
 				}
 				if f.isClosed() {
-					t.Error("the file was closed while a descriptor was open")
+					t.Error("device file: got a close while a descriptor was open, want none")
 				}
 				f.gate <- struct{}{}
 			}
@@ -49,7 +50,7 @@ func TestLastClose(t *testing.T) {
 	}
 }
 
-// queuesOf returns links to the queue files of a session in this process, which runs the service.
+// queuesOf returns links to the queue files that this process, which runs the service, has open for a session.
 func queuesOf(t *testing.T, r *run) (links []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/self/fd/*")
@@ -70,7 +71,7 @@ func TestKilledProgramLeavesNothing(t *testing.T) {
 	f := w.srv.opened(t, 1)
 	w.printed(r, "open")
 	if files := queuesOf(t, r); len(files) != 1 {
-		t.Errorf("queue files: %q, want one", files)
+		t.Errorf("queue files: got %q, want one", files)
 	}
 	r.Signal(unix.SIGKILL)
 	w.await("the file to be closed", f.closed)
@@ -92,7 +93,7 @@ func TestKilledInACommand(t *testing.T) {
 		t.Errorf("exit code: got %d, want 137", code)
 	}
 	if f.isClosed() {
-		t.Error("the file was closed while a command was in progress")
+		t.Error("device file: got a close during a command, want none")
 	}
 	f.gate <- struct{}{}
 	w.await("the file to be closed", f.closed)
@@ -112,7 +113,7 @@ func TestSessionOutlivesTheProgram(t *testing.T) {
 	}
 	select {
 	case <-r.session.Done():
-		t.Error("the session ended before its last process")
+		t.Error("session: got the end before its last process ended, want it afterwards")
 	default:
 	}
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
@@ -120,7 +121,7 @@ func TestSessionOutlivesTheProgram(t *testing.T) {
 	}
 	w.await("the end of the session", r.session.Done())
 	if !f.isClosed() {
-		t.Error("the session ended with an open file")
+		t.Error("device file at the end of the session: got an open file, want a closed one")
 	}
 }
 
@@ -128,7 +129,7 @@ func TestNestedIsRefused(t *testing.T) {
 	w := newWorld(t)
 	out := w.mustRunSelf("nested")
 	if want := ErrNested.Error() + "\n" + ErrNested.Error(); out != want {
-		t.Errorf("got\n%s\nwant\n%s", out, want)
+		t.Errorf("nested run: got\n%s\nwant\n%s", out, want)
 	}
 }
 
@@ -136,13 +137,13 @@ func TestOneThreadDoesNotStallAnother(t *testing.T) {
 	w := newWorld(t)
 	for _, second := range []string{"known", "unknown"} {
 		if got := w.mustRunSelf("threads", second); got != "ok" {
-			t.Errorf("printed %q", got)
+			t.Errorf("output: got %q, want ok", got)
 		}
 	}
 }
 
-// TestTurns tests that two workers receive while several threads call, and one worker afterwards, and that no call is
-// lost.
+// TestTurns tests that two workers receive while several threads make calls, that one worker receives afterwards,
+// and that no call is lost.
 func TestTurns(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("turns")
@@ -160,7 +161,7 @@ func TestTurns(t *testing.T) {
 	}
 	code, out := w.finish(r)
 	if want := fmt.Sprintln(f.rung.Load()); code != 0 || out != want {
-		t.Errorf("exit code %d, %q rings, %s of them arrived", code, out, want)
+		t.Errorf("got exit code %d and %q doorbells, want 0 and %s", code, out, want)
 	}
 }
 
@@ -172,14 +173,14 @@ func TestDevicesComeAndGo(t *testing.T) {
 	w.srv.plug("uverbs1", 1, "rxe1")
 	if got, want := list(),
 		"/sys/class/infiniband/rxe0 /sys/class/infiniband/rxe1 /dev/infiniband/uverbs0 /dev/infiniband/uverbs1\n"; got != want {
-		t.Errorf("with two: %q, want %q", got, want)
+		t.Errorf("files of two devices: got %q, want %q", got, want)
 	}
 	w.srv.unplug()
 	if got, want := list(), "/sys/class/infiniband/rxe0 /dev/infiniband/uverbs0\n"; got != want {
-		t.Errorf("with one: %q, want %q", got, want)
+		t.Errorf("files of one device: got %q, want %q", got, want)
 	}
 	if got := created(); got != first {
-		t.Errorf("device made at %q, first seen as %q", got, first)
+		t.Errorf("time stamp of the device: got %q, want the earlier %q", got, first)
 	}
 	r := w.startSelf("gone")
 	f := w.srv.opened(t, 1)
@@ -190,11 +191,11 @@ func TestDevicesComeAndGo(t *testing.T) {
 		t.Errorf("exit code and output: got %d and %s, want 0 and ok", code, out)
 	}
 	if got, want := list(), "/sys/class/infiniband/* /dev/infiniband/*\n"; got != want {
-		t.Errorf("without devices: %q, want %q", got, want)
+		t.Errorf("files without devices: got %q, want %q", got, want)
 	}
 	w.srv.plug("uverbs0", 0, "rxe0")
 	if got := created(); got == first {
-		t.Error("another device of the same name has the same time stamp")
+		t.Error("time stamp of another device of the same name: got the same, want another one")
 	}
 }
 
@@ -218,13 +219,13 @@ func TestChangesAreSeenAtOnce(t *testing.T) {
 		{"gid_attrs/types/0", "cat: /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/0: Invalid argument\n"},
 	} {
 		if got := cat(tt.name); got != tt.want {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+			t.Errorf("content of %s: got %q, want %q", tt.name, got, tt.want)
 		}
 	}
 }
 
 func TestNodePermissions(t *testing.T) {
-	testutil.NeedRoot(t, "to be different users")
+	testutil.NeedRoot(t, "to act as different users")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
 	for _, tt := range []struct {
 		who  []string
@@ -238,7 +239,7 @@ func TestNodePermissions(t *testing.T) {
 		args := append(append([]string{"setpriv"}, tt.who...), "sh", "-c",
 			`test -w /dev/infiniband/uverbs0 && echo yes || echo no; (exec 3<>/dev/infiniband/uverbs0) 2>/dev/null && echo yes || echo no`)
 		if _, got := w.finish(w.start(nil, args...)); got != tt.want {
-			t.Errorf("%q: %q, want %q", tt.who, got, tt.want)
+			t.Errorf("open as %q: got %q, want %q", tt.who, got, tt.want)
 		}
 	}
 }
@@ -254,7 +255,7 @@ func TestSupervisorCloses(t *testing.T) {
 	r.Guard(lost, func() { close(abandoned) })
 	w.sup.Close()
 	if !f.isClosed() {
-		t.Error("the file is still open after Close")
+		t.Error("device file after Close: got an open file, want a closed one")
 	}
 	close(lost)
 	w.await("abandon", abandoned)
@@ -265,7 +266,7 @@ func TestSupervisorCloses(t *testing.T) {
 	}
 }
 
-// TestReceive tests that a thread does not sleep until the next call after another thread has taken the call that it
+// TestReceive tests that a thread does not sleep until the next call if another thread has taken the call that it
 // saw.
 func TestReceive(t *testing.T) {
 	w := newWorld(t)
@@ -283,10 +284,10 @@ func TestReceive(t *testing.T) {
 	select {
 	case ok := <-got:
 		if ok {
-			t.Error("receive without a notification: got success, want false")
+			t.Error("receive without a notification: got true, want false")
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("sleeps")
+		t.Error("receive without a notification: got no return after 20 s, want one")
 	}
 	r.Signal(unix.SIGKILL)
 	w.finish(r)
@@ -312,7 +313,7 @@ func testGuardian(t *testing.T) {
 	said := bufio.NewReader(pipe)
 	hear := func(what string) {
 		if line, err := said.ReadString('\n'); err != nil || !strings.HasPrefix(line, what) {
-			t.Fatalf("service said %q (%v), want %q", line, err, what)
+			t.Fatalf("line of the service: got %q and error %v, want %q", line, err, what)
 		}
 	}
 	rd, wr, err := os.Pipe()
@@ -352,7 +353,7 @@ func testGuardian(t *testing.T) {
 	}
 }
 
-// TestHandoverFails tests that a program is removed without a trace if its supervisor refuses it.
+// TestHandoverFails tests that the program is removed completely if its supervisor refuses it.
 func TestHandoverFails(t *testing.T) {
 	if err := Probe(); err != nil {
 		t.Skip(err)
@@ -362,7 +363,7 @@ func TestHandoverFails(t *testing.T) {
 	if _, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error {
 		return refused
 	}}); !errors.Is(err, refused) {
-		t.Errorf("error %v, want %v", err, refused)
+		t.Errorf("Start: got %v, want %v", err, refused)
 	}
 	if n := openDescriptors(t); n != fds {
 		t.Errorf("open descriptors: got %d, want %d", n, fds)
@@ -374,7 +375,7 @@ func again(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%q: %v\n%s", cmd.Args, err, out)
+		t.Errorf("%q: got %v, want success:\n%s", cmd.Args, err, out)
 	} else if !strings.Contains(string(out), "PASS: TestCommands") {
 		t.Errorf("%q: got no passed TestCommands, want one:\n%s", cmd.Args, out)
 	}
@@ -383,7 +384,7 @@ func again(t *testing.T, cmd *exec.Cmd) {
 func TestAsNobody(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	tests := "^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestAttachRefuses|TestOneThread.*|TestOpenForAnotherUser)$"
-	if testing.Short() { // the others take seconds, and run as this user
+	if testing.Short() { // the other tests take seconds, and run as this user
 		tests = "^(TestCommands|TestProgramOpens|TestOpenForAnotherUser)$"
 	}
 	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run", tests)

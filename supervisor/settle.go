@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	// leastSettle is the time in which the end of a file begins after a program has closed it.
+	// leastSettle is the time in which the end of a file begins after a program has closed the file.
 	leastSettle = 5 * time.Millisecond
 	mostSettle  = 500 * time.Millisecond
 )
 
-// settle reports whether a call that failed with err should be tried again, because the user lacked a resource. The
-// kernel has ended a file when close(2) returns, but the service ends it slightly later. So Supervisor.settle waits
+// settle reports whether to repeat a call that failed with err because the user lacked a resource. For a program, a
+// file has ended when close(2) returns, but the service ends it slightly later. Supervisor.settle therefore waits
 // until the user's closed files have ended. It may sleep.
 func (s *Supervisor) settle(u *quota.User, err error) bool {
-	if err == nil { // the rest allocates
+	if err == nil { // only the failure path allocates memory
 		return false
 	}
 	var lack *quota.Error
 	if !errors.As(err, &lack) {
 		return false
 	}
-	// One thread of a user checks all files. The user's other threads wait for it.
+	// One thread of a user checks all files. The user's other threads wait for the checking thread.
 	s.mu.Lock()
 	over, waits := s.settles[u]
 	if !waits {
@@ -56,8 +56,8 @@ func (s *Supervisor) settle(u *quota.User, err error) bool {
 	return true
 }
 
-// settling reports whether the kernel has reported closes that were not processed yet, or files of the user are about
-// to end.
+// settling reports whether there are closes that the kernel has reported and the service has not processed, or
+// files of the user that are about to end.
 func (s *Supervisor) settling(u *quota.User) bool {
 	if n, err := unix.IoctlGetInt(s.notifyFD, unix.TIOCINQ); err == nil && n > 0 {
 		return true
@@ -72,7 +72,7 @@ func (s *Supervisor) settling(u *quota.User) bool {
 	return false
 }
 
-// looking reports whether a close of the file was not checked yet, or not for long enough.
+// looking reports whether a close of the file was not checked yet, or was not checked for long enough.
 func (f *openFile) looking() bool {
 	f.look.Lock()
 	defer f.look.Unlock()

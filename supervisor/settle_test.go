@@ -11,8 +11,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestSettle tests the wait of a call that lacks a resource: for a short time, and for a closing file of its user, with
-// a limit. Calls of one user wait together. Files of other users, and other errors, cause no wait.
+// TestSettle tests the wait of a call that lacks a resource: for a short time, and for a closing file of its user,
+// with a limit. Calls of one user wait together. Files of other users, and other errors, cause no wait.
 func TestSettle(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	mine, other := ledger.User(1), ledger.User(2)
@@ -43,16 +43,16 @@ func TestSettle(t *testing.T) {
 				for range 3 {
 					wg.Go(func() {
 						if got := s.settle(mine, tt.err); got != tt.wants {
-							t.Errorf("got %t, want %t", got, tt.wants)
+							t.Errorf("settle: got %t, want %t", got, tt.wants)
 						}
 					})
 				}
 				wg.Wait()
 				if d := time.Since(began); d != tt.waits {
-					t.Errorf("waited %v, want %v", d, tt.waits)
+					t.Errorf("duration of settle: got %v, want %v", d, tt.waits)
 				}
 				if len(s.settles) != 0 {
-					t.Errorf("waiting users: got %d, want none", len(s.settles))
+					t.Errorf("waiting users: got %d, want 0", len(s.settles))
 				}
 			})
 		})

@@ -18,8 +18,8 @@ type forwarder struct {
 	done chan struct{}
 }
 
-// forwarded are the signals to pass on. The terminal sends some of them to the whole foreground process group, so the
-// program has received those already.
+// forwarded lists the signals to pass on. The terminal sends some of these signals to the whole foreground process
+// group, so the program has received them already.
 var forwarded = map[syscall.Signal]struct{ byTerminal bool }{
 	unix.SIGINT:   {true},
 	unix.SIGQUIT:  {true},
@@ -32,8 +32,8 @@ var forwarded = map[syscall.Signal]struct{ byTerminal bool }{
 	unix.SIGCONT:  {},
 }
 
-// catchSignals catches signals for forward from now on. Signals that were ignored at the start of this process (nohup)
-// stay ignored, here and in the program.
+// From this call on, catchSignals catches signals for forward. Signals that were ignored at the start of this
+// process (nohup) stay ignored in this process and in the program.
 func catchSignals() *forwarder {
 	f := &forwarder{c: make(chan os.Signal, 64), done: make(chan struct{})}
 	for sig := range forwarded {
@@ -57,8 +57,8 @@ func (f *forwarder) forward(p *Program) {
 			_ = p.Signal(sig) // the program may have ended
 		}
 		if sig == unix.SIGTSTP {
-			// The caller of this process, a shell, expects it to stop when the program stops. Under Go's runtime, SIGTSTP no
-			// longer stops the process.
+			// The caller of this process, a shell, expects it to stop when the program stops. Under Go's runtime,
+			// SIGTSTP does not stop the process.
 			_ = unix.Kill(unix.Getpid(), unix.SIGSTOP)
 		}
 	}
@@ -71,8 +71,8 @@ func (f *forwarder) stop() {
 	})
 }
 
-// inForeground reports whether this process is in the foreground process group of its terminal. If so, keyboard signals
-// are assumed to come from the keyboard.
+// inForeground reports whether this process is in the foreground process group of its terminal. If this process is
+// in the foreground, keyboard signals are assumed to come from the keyboard.
 func inForeground() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -85,15 +85,15 @@ func inForeground() bool {
 
 // blockSignals permanently blocks signals on the calling thread. If a thread receives a signal while it installs a
 // descriptor as a call's answer, the kernel loses the descriptor (kernel/seccomp.c, seccomp_notify_addfd). The call
-// then returns 0, which is another descriptor. Go's runtime sends SIGURG to preempt a goroutine, and works without it.
-// The thread still receives the signals that it raises itself. It also receives SIGPROF, for profiles of a service,
-// except within withoutSIGPROF.
+// then returns 0, which is the number of another descriptor. Go's runtime sends SIGURG to preempt a goroutine, and
+// also works without it. The thread still receives the signals that it raises itself. It also receives SIGPROF, for
+// profiles of a service, except within withoutSIGPROF.
 func blockSignals() error {
 	var set unix.Sigset_t
 	for i := range set.Val {
 		set.Val[i] = ^set.Val[i]
 	}
-	bits := 1024 / len(set.Val) // in a word
+	bits := 1024 / len(set.Val) // bits in a word
 	for _, sig := range [...]unix.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGSYS,
 		unix.SIGPROF} {
 		set.Val[(int(sig)-1)/bits] &^= 1 << ((int(sig) - 1) % bits)

@@ -56,13 +56,13 @@ func (l *launcher) finish(t *testing.T) []string {
 	<-l.output.end
 	out := l.output.String()
 	if code := l.ProcessState.ExitCode(); code != 7 {
-		t.Fatalf("exit code: got %d (%v), want 7; printed:\n%s", code, err, out)
+		t.Fatalf("exit code: got %d (%v), want 7; output:\n%s", code, err, out)
 	}
 	return strings.Fields(strings.ReplaceAll(out, " ", "_"))
 }
 
-// TestSignalsToTheLauncherAlone tests that signals sent to the launcher alone reach the program once, including those
-// of the keyboard when the launcher is not in the foreground.
+// TestSignalsToTheLauncherAlone tests that signals sent only to the launcher reach the program once, including
+// those of the keyboard when the launcher is not in the foreground.
 func TestSignalsToTheLauncherAlone(t *testing.T) {
 	rd, wr, err := os.Pipe()
 	if err != nil {
@@ -82,12 +82,11 @@ func TestSignalsToTheLauncherAlone(t *testing.T) {
 		want = append(want, tt.name)
 	}
 	if got := l.finish(t); !slices.Equal(got, append(want, "terminated")) {
-		t.Errorf("printed %q, want %q", got, want)
+		t.Errorf("output: got %q, want %q", got, want)
 	}
 }
 
-// TestStop tests that a launcher that receives SIGTSTP stops after it has passed the signal on, and continues together
-// with the program.
+// TestStop tests that a launcher passes SIGTSTP on and then stops, and that it continues together with the program.
 func TestStop(t *testing.T) {
 	rd, wr, err := os.Pipe()
 	if err != nil {
@@ -101,7 +100,7 @@ func TestStop(t *testing.T) {
 		var status syscall.WaitStatus
 		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() ||
 			status.StopSignal() != unix.SIGSTOP {
-			t.Fatalf("status %#x, %v, want stopped", status, err)
+			t.Fatalf("status of the launcher: got %#x and error %v, want stopped", status, err)
 		}
 		testutil.Eventually(t, "the program to be stopped", func() bool {
 			return strings.Count(l.output.String(), "stopped") == n+1
@@ -110,7 +109,7 @@ func TestStop(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WCONTINUED, nil); err != nil || !status.Continued() {
-			t.Fatalf("status %#x, %v, want continued", status, err)
+			t.Fatalf("status of the launcher: got %#x and error %v, want continued", status, err)
 		}
 		// A stop would discard a pending SIGCONT.
 		testutil.Eventually(t, "the program to be continued", func() bool {
@@ -119,11 +118,11 @@ func TestStop(t *testing.T) {
 	}
 	want := []string{"ready", "stopped", "continued", "stopped", "continued", "terminated"}
 	if got := l.finish(t); !slices.Equal(got, want) {
-		t.Errorf("printed %q, want %q", got, want)
+		t.Errorf("output: got %q, want %q", got, want)
 	}
 }
 
-// TestKeyboard tests that a signal of the terminal to the process group reaches the program once.
+// TestKeyboard tests that a signal that the terminal sends to the process group reaches the program once.
 func TestKeyboard(t *testing.T) {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -150,21 +149,21 @@ func TestKeyboard(t *testing.T) {
 	l := startLauncher(t, &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}, tty, wr, rd)
 	want := []string{"ready"}
 	for range 3 {
-		if _, err := master.WriteString("\x03\x1c"); err != nil { // ^C ^\
+		if _, err := master.WriteString("\x03\x1c"); err != nil { // ^C and ^\\
 			t.Fatal(err)
 		}
 		want = append(want, "interrupt", "quit")
 		testutil.Eventually(t, "signals", func() bool { return strings.Count(l.output.String(), "\n") >= len(want) })
 	}
 	got := l.finish(t)
-	slices.Sort(got[1 : len(got)-1]) // two simultaneous signals have no order
+	slices.Sort(got[1 : len(got)-1]) // two simultaneous signals arrive in any order
 	slices.Sort(want[1:])
 	if !slices.Equal(got, append(want, "terminated")) {
-		t.Errorf("printed %q, want %q", got, want)
+		t.Errorf("output: got %q, want %q", got, want)
 	}
 }
 
-// TestWithoutSIGPROF tests that SIGPROF is blocked while the function runs, and that the mask is restored.
+// TestWithoutSIGPROF tests that SIGPROF is blocked while the function runs, and that the signal mask is restored.
 func TestWithoutSIGPROF(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileInfo holds the attributes that calls of the stat family show for an entry instead of those of its file in the
-// tree. The zero value shows the file unchanged.
+// fileInfo holds the attributes of an entry that calls of the stat family return instead of the attributes of the
+// entry's file in the tree. The zero value leaves the attributes of the file unchanged.
 type fileInfo struct {
 	mode     uint32
 	uid, gid uint32
@@ -66,7 +66,7 @@ func (w *worker) stat(path string, flags, buf uint64) verdict {
 	return w.putStat(fd, info, buf)
 }
 
-// openInfo opens the file for a stat of a virtual path, with O_PATH.
+// openInfo opens the file of a virtual path with O_PATH, for a stat.
 func (w *worker) openInfo(path string, flags uint64) (fd int, info fileInfo, err error) {
 	s := w.session.sup
 	path, e, err := w.findFor(path, flags)
@@ -133,8 +133,8 @@ func (w *worker) statDevice(f *openFile) verdict {
 	return w.withDeviceInfo(f, func(fd int, info fileInfo) verdict { return w.putStat(fd, info, w.n.args[1]) })
 }
 
-// withDeviceInfo calls answer with the attributes of an open device file. They equal those of its node, even after the
-// node has gone.
+// withDeviceInfo calls answer with the attributes of an open device file. The attributes equal those of the file's
+// device node, even after the node was removed.
 func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) verdict) verdict {
 	s := w.session.sup
 	path, info := devDir+"/"+f.node.device, s.nodeInfo(&f.node)
@@ -144,7 +144,7 @@ func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) 
 			return answer(fd, info)
 		}
 	}
-	// Release the file before the write to the program's memory.
+	// The file must be released before the write to the program's memory.
 	own := -1
 	if f.memory == nil {
 		return fails(syscall.EIO)

@@ -26,44 +26,49 @@ import (
 	"verbena/uverbs/poller"
 )
 
-// SupervisorConfig configures a Supervisor.
+// SupervisorConfig is the configuration of a Supervisor.
 type SupervisorConfig struct {
-	// Uverbs provides the devices. It must outlive the Supervisor.
+	// Uverbs provides the devices. The server must outlive the Supervisor.
 	Uverbs *uverbs.Server
-	// CM is the connection manager of the devices; nil: none. It must outlive the Supervisor.
+	// CM is the connection manager of the devices; nil means none. The connection manager must outlive the
+	// Supervisor.
 	CM *ucma.Server
-	// Links makes and removes devices for programs of managers; nil: no program may do so.
+	// Links makes and removes devices for programs of managers. If Links is nil, no program may make or remove
+	// devices.
 	Links Links
-	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
-	// searchable for others, and creates the trees of /dev and /sys for programs in it. The directories stay owned by this
-	// process's user.
+	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes
+	// Dir searchable for other users, and creates the trees of /dev and /sys for programs in it. This process's
+	// user stays the owner of the directories.
 	Dir string
 	// Node is the owner and mode of the device files.
 	Node Node
-	// Quota counts the resources of the users of sessions, and enforces limits; nil: no accounting.
+	// Quota counts the resources of the users of sessions and enforces limits; nil means no accounting.
 	Quota *quota.Ledger
-	// AskHelper makes sessions access their programs only by SessionInfo.Helper, as if Yama restricted this process.
+	// AskHelper makes sessions access their programs only by SessionInfo.Helper, as if Yama restricted this
+	// process.
 	AskHelper bool
-	// Doorbells selects the programs with native doorbells.
+	// Doorbells selects the programs that have native doorbells.
 	Doorbells Doorbells
-	// Pollers polls the queues of native doorbells; nil: the Supervisor makes its own.
+	// Pollers polls the queues of native doorbells. If Pollers is nil, the Supervisor makes its own.
 	Pollers *poller.Pollers
-	// Authority decides which account is charged for a program, and whether the program manages the service; nil: an
-	// Authority without configured managers.
+	// Authority decides which account is charged for a program, and whether the program manages the service. If it
+	// is nil, the Supervisor uses an Authority without configured managers.
 	Authority *principal.Authority
-	// Rights closes unexpected descriptors sent by programs; nil: the Supervisor makes its own.
+	// Rights closes unexpected descriptors that programs send. If Rights is nil, the Supervisor makes its own.
 	Rights *rights.Queues
-	// Kept charges users for files, pipes and sockets of the service that their programs keep; nil: no charge.
+	// Kept charges users for files, pipes and sockets of the service that their programs keep; nil means no charge.
 	Kept *kept.Keeper
-	// Log receives errors that have no caller. At level Debug it also receives opens and closes of device files, and
-	// refused commands. Records about a session have the attribute uid. nil discards all.
+	// Log receives errors that cannot be returned to a caller. At level Debug, Log also receives opens and closes
+	// of device files, and refused commands. Records about a session have the attribute uid. A nil Log discards all
+	// records.
 	Log *slog.Logger
 
-	// pause, if not nil, is called at named points with the thread of the current call, for tests. It may panic.
+	// pause, if not nil, is called at named points with the thread of the current call; only tests set it. It may
+	// panic.
 	pause func(point string, tid uint32)
 }
 
-// Supervisor answers the trapped system calls of programs. It is safe for concurrent use.
+// Supervisor answers the trapped system calls of programs. Supervisor is safe for concurrent use.
 type Supervisor struct {
 	cfg    SupervisorConfig
 	server server
@@ -71,13 +76,13 @@ type Supervisor struct {
 	own    *userTree // tree for this process's user
 
 	stop, stopper *os.File // stop loses its last writer when Close begins
-	notify        *os.File // inotify
+	notify        *os.File // inotify instance
 	notifyFD      int
 	reader        sync.WaitGroup
 
 	sessionCount atomic.Uint64
 	fileCount    atomic.Uint64
-	looks        atomic.Int64 // checks for last closes
+	looks        atomic.Int64 // number of checks for last closes
 	allCopies    *umem.Copies
 	pollers      *poller.Pollers
 	natives      natives
@@ -85,7 +90,7 @@ type Supervisor struct {
 	shown struct {
 		sync.Mutex
 		err   error // error of the last update
-		asked bool  // Shown has reported an error before, so new errors are logged
+		asked bool  // Shown has reported an error before, so it logs new errors
 	}
 
 	mu           sync.Mutex
@@ -96,11 +101,11 @@ type Supervisor struct {
 	settles      map[*quota.User]chan struct{} // users with a thread in Supervisor.settle; closed after its wait
 	netlinks     map[inode]*netlinkSocket
 	netlinkUsers map[*quota.User]*netlinkUser
-	waits        map[*quota.User]*atomic.Int64 // calls that wait for events of the connection manager, by user
+	waits        map[*quota.User]*atomic.Int64 // number of calls that wait for events of the connection manager, by user
 	copies       map[*quota.User]*umem.Copies
 }
 
-// server is a uverbs.Server, or a fake of one.
+// server is the interface of a uverbs.Server or of a fake.
 type server interface {
 	devices() []device
 	open(name string, p uverbs.Process, m uverbs.Memory) (uverbsFile, error)
@@ -109,7 +114,7 @@ type server interface {
 	queuePairUser(dev *ib.Device, num uint32) (*quota.User, bool)
 }
 
-// commandFile is a uverbs.File, or a file of the connection manager.
+// commandFile is the interface of a uverbs.File or of a connection manager's file.
 type commandFile interface {
 	Write(c uverbs.Caller, addr uint64, n int) (int, error)
 	Ioctl(c uverbs.Caller, request uint32, arg uint64) error
@@ -219,13 +224,14 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	s.notify = os.NewFile(uintptr(fd), "inotify")
 	s.reader.Go(s.watchCloses)
 	srv.onChange(s.update)
-	s.update() // changes since the tree was made
+	s.update() // applies changes since the tree was made
 	return s, nil
 }
 
-// Refresh updates the files below /sys to the state of the devices. It is for programs that open these files by
-// relative paths; opening a file by its absolute path updates that file. Call it after a change of a device's
-// attributes, such as its ports. New and removed devices are noticed without it. It may sleep.
+// Refresh updates the files below /sys to the state of the devices. Refresh is for programs that open these files
+// by relative paths. Opening a file by its absolute path updates that file. Callers must call Refresh after a
+// change of a device's attributes, such as its ports. The Supervisor detects new and removed devices without
+// Refresh. It may sleep.
 func (s *Supervisor) Refresh() { s.update() }
 
 // describe makes the entries of the current devices.
@@ -243,13 +249,14 @@ func (s *Supervisor) update() {
 	s.shown.Lock()
 	defer s.shown.Unlock()
 	if err != nil && s.shown.err == nil && s.shown.asked {
-		s.cfg.Log.Warn("programs do not see the devices as they are", "err", err)
+		s.cfg.Log.Warn("programs do not see the current devices", "err", err)
 	}
 	s.shown.err = err
 }
 
 // Shown returns an error if programs do not see the current state of the devices. The error wraps an errno, such as
-// ENOSPC for a full /dev/shm. After an error, Shown first tries to update again. Later errors are logged. It may sleep.
+// ENOSPC for a full /dev/shm. After an error, Shown first tries to update the trees again. The Supervisor logs
+// later errors. It may sleep.
 func (s *Supervisor) Shown() error {
 	s.shown.Lock()
 	s.shown.asked = true
@@ -272,11 +279,11 @@ func (s *Supervisor) explainFull(err error) error {
 	return err
 }
 
-// closeTimeout is the time for which Close waits for calls blocked on memory that does not answer.
+// closeTimeout is the time for which Close waits for calls that are blocked on a program's memory.
 const closeTimeout = 2 * time.Second
 
-// Close ends all sessions. It closes open device files, and leaves running programs to their guardians. It may sleep,
-// but for a limited time: after some seconds it logs and abandons a session with a blocked call.
+// Close ends all sessions. It closes open device files, and leaves running programs to their guardians. Close may
+// sleep for a limited time. After some seconds it logs and abandons a session with a blocked call.
 func (s *Supervisor) Close() {
 	s.mu.Lock()
 	if s.closed {
@@ -320,7 +327,7 @@ const (
 	inotifyPause = time.Millisecond
 )
 
-// watchCloses ends device files after the close of their last descriptor by close, exec, exit or kill.
+// watchCloses ends a device file after the close of its last descriptor by close, exec, exit or kill.
 func (s *Supervisor) watchCloses() {
 	buf := make([]byte, 4096*inotifyEvent)
 	for ; ; time.Sleep(inotifyPause) {
@@ -364,10 +371,10 @@ func (s *Supervisor) lookAtAll() {
 }
 
 // barTimeout is the time for which Close waits until native doorbells fail. It is less than closeTimeout, so a
-// program that takes longer leaves time for the end of the others.
+// program that takes longer leaves time for the end of the other programs.
 const barTimeout = closeTimeout / 4
 
-// barAll makes all native doorbells fail, and waits for barTimeout at most.
+// barAll makes all native doorbells fail, and waits for at most barTimeout.
 func (s *Supervisor) barAll() {
 	s.mu.Lock()
 	var all sync.WaitGroup

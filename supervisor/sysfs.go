@@ -15,7 +15,7 @@ import (
 	"verbena/uverbs"
 )
 
-// The device numbers of the command files. (IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR)
+// These are the device numbers of the command files. (IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR)
 const (
 	verbsMajor  = 231
 	baseMinor   = 192
@@ -24,14 +24,14 @@ const (
 	sysDevChar  = "/sys/dev/char/" + majorPrefix
 )
 
-// The device number of rdma_cm. The kernel would assign it dynamically. (MISC_MAJOR)
+// This is the device number of rdma_cm. The kernel would assign that number dynamically. (MISC_MAJOR)
 const (
 	miscMajor = 10
 	cmMinor   = 122
 	cmNumber  = "10:122"
 )
 
-// The names of rdma_cm outside of /dev.
+// These are the names of rdma_cm outside of /dev.
 const (
 	cmClass        = "/sys/class/misc/rdma_cm"
 	maxBacklogFile = "/proc/sys/net/rdma_ucm/max_backlog"
@@ -41,11 +41,12 @@ const (
 	devDir   = "/dev/infiniband"
 	ibDir    = "/sys/class/infiniband"
 	verbsDir = "/sys/class/infiniband_verbs"
-	// virtualDir is the target directory of the links above, and of those in /sys/class/misc.
+	// virtualDir is the target directory of the links above, and of the links in /sys/class/misc.
 	virtualDir = "/sys/devices/virtual"
 )
 
-// addClass adds the directory of a device of a class, and the link to it in the class. (device_add_class_symlinks)
+// addClass adds the directory of a device of a class, and the link to the directory in the class.
+// (device_add_class_symlinks)
 func (t entries) addClass(class, name string, id any) (dir string) {
 	dir = virtualDir + "/" + class + "/" + name
 	t.at(dir, &entry{dir: true, id: id})
@@ -54,18 +55,18 @@ func (t entries) addClass(class, name string, id any) (dir string) {
 	return dir
 }
 
-// errEmpty is the error of reading the attribute of an empty entry of the GID table. libibverbs relies on EINVAL.
+// errEmpty is the error of reading the attribute of an empty entry of the GID table. libibverbs requires EINVAL.
 var errEmpty = fmt.Errorf("the entry of the GID table is empty: %w", syscall.EINVAL)
 
 // device is a device as reported by the server.
 type device struct {
 	name      string // name of the command file, such as uverbs0
-	minor     int    // number from 0
+	minor     int    // number of the command file, from 0
 	ib        *ib.Device
-	counters  uverbs.Counters                   // nil: no counters
+	counters  uverbs.Counters                   // nil without counters
 	files     map[string]func() (string, error) // files of the driver, by path below the device's directory
 	driverABI int
-	identity  any // distinguishes this device from others of the same name
+	identity  any // distinguishes this device from other devices of the same name
 	verbsABI  int
 }
 
@@ -122,7 +123,7 @@ func (d *device) describe(t entries) {
 			return text(&a) + "\n", err
 		})
 	}
-	t.text(dir+"/node_type", "1: CA\n") // RDMA_NODE_IB_CA, as for every driver of RoCE
+	t.text(dir+"/node_type", "1: CA\n") // RDMA_NODE_IB_CA, as for every RoCE driver
 	t.text(dir+"/node_desc", d.ib.Name()+"\n")
 	attr("node_guid", func(a *ib.DeviceAttr) string { return guid(a.NodeGUID) })
 	attr("sys_image_guid", func(a *ib.DeviceAttr) string { return guid(a.SysImageGUID) })
@@ -144,8 +145,9 @@ func (d *device) describe(t entries) {
 	}
 }
 
-// describeHost adds the entries about the location of a device: its network interface (rxe's parent attribute), and all
-// processors as local ones. (rxe's parent_show; Documentation/ABI/testing/sysfs-bus-pci)
+// describeHost adds the entries about the location of a device: its network interface (rxe's parent attribute), and
+// the mask of local processors, which contains all processors. (rxe's parent_show;
+// Documentation/ABI/testing/sysfs-bus-pci)
 func (d *device) describeHost(t entries, dir string) {
 	p, err := d.ib.QueryPort(1)
 	if err != nil {
@@ -170,7 +172,7 @@ func cpuMask(n int) string {
 	return strings.TrimSuffix(s, ",")
 }
 
-// portAttributes holds the files of a port. (core/sysfs.c)
+// portAttributes lists the files of a port. (core/sysfs.c)
 var portAttributes = map[string]func(a *ib.PortAttr) string{
 	"state":          func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.State, a.State) },
 	"phys_state":     func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.PhysState, physState(a.PhysState)) },
@@ -262,7 +264,7 @@ func rate(a *ib.PortAttr) string {
 	lanes := map[uint8]int{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[a.ActiveWidth]
 	speed, ok := map[uint16]struct {
 		name  string
-		gbit2 int // speed of one link, in units of 0.5 Gb/s
+		gbit2 int // speed of a link of width 1, in units of 0.5 Gb/s
 	}{
 		1: {" SDR", 5}, 2: {" DDR", 10}, 4: {" QDR", 20}, 8: {" FDR10", 20}, 16: {" FDR", 28}, 32: {" EDR", 50},
 		64: {" HDR", 100}, 128: {" NDR", 200}, 256: {" XDR", 400},

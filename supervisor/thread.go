@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// thread is a separate operating system thread. Its kernel state may be changed permanently, since the Go scheduler
-// runs nothing else on it and does not clone it. It ends with end. It is never the process's main thread, which could
-// not end.
+// thread is a separate operating system thread. Its kernel state may be changed permanently, because the Go
+// scheduler runs no other goroutine on it and does not clone it. The thread ends with the call of end. The thread
+// is never the process's main thread, because the main thread could not end.
 type thread struct {
 	tid  int
 	work chan func()
@@ -38,10 +38,10 @@ func (t *thread) run(ready chan struct{}) {
 	for f := range t.work {
 		f()
 	}
-	// The thread ends because the goroutine returns while locked to it.
+	// The thread ends because the goroutine returns while it is locked to the thread.
 }
 
-// do runs f on the thread and waits for it.
+// do runs f on the thread and waits until f returns.
 func (t *thread) do(f func()) {
 	done := make(chan struct{})
 	t.work <- func() {

@@ -11,19 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If Yama restricts ptrace to ancestors (ptrace_scope is 1), a process may name another process that may access it and
-// its descendants (PR_SET_PTRACER). The kernel keeps this for the process's main thread, through exec, until either
-// process ends. Children do not inherit it. It is lost when another thread executes a program, or when the program
-// names another process. In these cases the Helper is used. (security/yama/yama_lsm.c)
+// If Yama restricts ptrace to ancestors (ptrace_scope is 1), a process may name another process that may access it
+// and its descendants (PR_SET_PTRACER). The kernel stores this permission for the process's main thread, through
+// exec, until either process ends. Child processes do not inherit the permission. The permission is lost when
+// another thread executes a program, or when the program names another process. In these cases the supervisor uses
+// the Helper. (security/yama/yama_lsm.c)
 //
-// The process itself must make that call, between fork and exec, where a Go program cannot run its own code. So the
-// launcher first executes itself (ExecTraced).
+// The process itself must make the prctl call, between fork and exec, where a Go program cannot run its own code.
+// The launcher therefore first executes itself (ExecTraced).
 
 // Tracer is a supervisor in another process, which a program may allow to access its memory.
 type Tracer struct {
-	// PID is the supervisor's process, as reported by the kernel (SO_PEERCRED).
+	// PID is the process ID of the supervisor, as reported by the kernel (SO_PEERCRED).
 	PID int
-	// Pidfd was opened by that number. The process has answered since, which proves that the number was not reused.
+	// Pidfd was opened by PID. The process has answered since then, which proves that PID was not reused.
 	Pidfd *os.File
 	// Exec is the path of a program that calls ExecTraced, which is the launcher itself.
 	Exec string
@@ -32,12 +33,12 @@ type Tracer struct {
 // execTraced is the first argument that makes a program call ExecTraced.
 const execTraced = "exec-traced"
 
-// numTraced is the number of arguments before the program's own: the name, execTraced, the process, two descriptors,
-// and the program's path.
+// numTraced is the number of arguments before the program's own arguments: the name, execTraced, the process, two
+// descriptors, and the program's path.
 const numTraced = 6
 
-// ExecTraced must be the first call in the main function of a launcher, with its arguments. It returns unless Start has
-// executed the launcher for it.
+// ExecTraced must be the first call in the main function of a launcher, with the launcher's arguments. ExecTraced
+// returns unless Start has executed the launcher for this purpose.
 func ExecTraced(args []string) {
 	if len(args) < numTraced+1 || args[1] != execTraced {
 		return
@@ -72,18 +73,18 @@ func closeOnExec(f *os.File, on bool) error {
 	return err
 }
 
-// admit allows a process to access this one's memory, if the number still belongs to the process of the pidfd. It
-// ignores errors, as without Yama.
+// admit allows a process to access this process's memory, if the process ID still belongs to the process of the
+// pidfd. admit ignores errors, which occur without Yama.
 func admit(pid, pidfd int, set func(pid int) error) {
 	if set(pid) == nil && ended(pidfd) {
 		_ = set(0)
 	}
 }
 
-// setPtracer names the process that may access this one's memory; 0: none.
+// setPtracer names the process that may access this process's memory; 0 names none.
 func setPtracer(pid int) error { return unix.Prctl(unix.PR_SET_PTRACER, uintptr(pid), 0, 0, 0) }
 
-// ended reports whether the process of a pidfd has ended. It returns true if that is unknown.
+// ended reports whether the process of a pidfd has ended. It returns true if the state is unknown.
 func ended(pidfd int) bool {
 	pfd := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	for {
@@ -94,7 +95,7 @@ func ended(pidfd int) bool {
 	}
 }
 
-// start starts a program that allows t to access it. It is called on the filtered thread. outcome, which must be called
+// start starts a program that allows t to access it. The filtered thread calls start. outcome, which must be called
 // on another thread, returns the error of the exec.
 func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	r, w, err := os.Pipe()
@@ -102,8 +103,8 @@ func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func
 		return 0, nil, err
 	}
 	defer w.Close()
-	// The descriptors keep their numbers, which are free in this process. At another number, the program may inherit a
-	// descriptor from this process's parent.
+	// The descriptors keep their numbers, which are free in this process. At another number, the program might
+	// inherit a descriptor from this process's parent.
 	for _, f := range []*os.File{w, t.Pidfd} {
 		if err := closeOnExec(f, false); err != nil {
 			r.Close()
@@ -120,7 +121,7 @@ func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func
 	return pid, func() error {
 		defer r.Close()
 		var number [4]byte
-		if _, err := io.ReadFull(r, number[:]); err != nil { // it was executed, or killed before
+		if _, err := io.ReadFull(r, number[:]); err != nil { // the process was executed, or killed before
 			return nil
 		}
 		for {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTraced tests that programs that name their supervisor before the exec behave like others.
+// TestTraced tests that programs that name their supervisor before the exec behave like other programs.
 func TestTraced(t *testing.T) {
 	pidfd := openPidfd(t, os.Getpid())
 	askHelper, tracer = true, &Tracer{PID: os.Getpid(), Pidfd: pidfd, Exec: "/proc/self/exe"}
@@ -22,7 +22,7 @@ func TestTraced(t *testing.T) {
 		{"Commands", TestCommands},
 		{"Exec", TestExec},
 		{"ExitCodes", TestExitCodes},
-		{"PassesOnWhatItHas", TestPassesOnWhatItHas},
+		{"ProgramInheritsAttributes", TestProgramInheritsAttributes},
 		{"SignalsArePassedOn", TestSignalsArePassedOn},
 		{"NoDescriptorIsLeftOver", TestNoDescriptorIsLeftOver},
 	} {
@@ -36,13 +36,13 @@ func TestTraced(t *testing.T) {
 		code, out := w.sh("ls /proc/$$/fd; ulimit -n")
 		tracer = nil
 		if plain, want := w.sh("ls /proc/$$/fd; ulimit -n"); code != plain || out != want {
-			t.Errorf("got %q (exit code %d), want %q (%d), as without a tracer", out, code, want, plain)
+			t.Errorf("program with a tracer: got %q (exit code %d), want %q (%d)", out, code, want, plain)
 		}
 	})
 }
 
 // TestTracedInherits tests that descriptors of the launcher's parent, such as those of make's job server, reach the
-// program at their numbers, as without a tracer.
+// program at their numbers.
 func TestTracedInherits(t *testing.T) {
 	script := ""
 	for n := 3; n < 9; n++ {
@@ -60,7 +60,7 @@ func TestTracedInherits(t *testing.T) {
 	tracer = &Tracer{PID: os.Getpid(), Pidfd: openPidfd(t, os.Getpid()), Exec: "/proc/self/exe"}
 	defer func() { tracer = nil }()
 	if code, out := newWorld(t).sh(script + "true"); code != 0 || out != "3\n4\n5\n6\n7\n8\n" {
-		t.Errorf("got exit code %d, descriptors %q, want 3 to 8", code, out)
+		t.Errorf("got exit code %d and descriptors %q, want 0 and 3 to 8", code, out)
 	}
 }
 
@@ -93,7 +93,7 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// TestExecTracedReturns tests that ExecTraced returns for the arguments of other programs.
+// TestExecTracedReturns tests that ExecTraced returns if the arguments are those of another program.
 func TestExecTracedReturns(t *testing.T) {
 	for _, args := range [][]string{
 		nil, {"verbena"}, {"verbena", "run"}, {"verbena", execTraced}, {"verbena", execTraced, "1", "3", "4", "/bin/true"},

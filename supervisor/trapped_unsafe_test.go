@@ -16,8 +16,8 @@ import (
 	"verbena/rdmacm/ucma"
 )
 
-// trapped is a worker of a session without threads, with a call of a thread of this process. The thread stays trapped
-// until the test ends. The test chooses the arguments of the call.
+// trapped is a worker of a session without threads. The worker has a call of a thread of this process. The thread
+// stays trapped until the test ends. The test chooses the arguments of the call.
 type trapped struct {
 	*world
 	s      *Session
@@ -27,11 +27,11 @@ type trapped struct {
 	mem    []byte // memory of the caller
 
 	proofs  int          // number of proofs so far
-	failing int          // number of the proof that fails; 0: none
+	failing int          // number of the proof that fails, or 0 for none
 	paused  func(string) // called at each point where the worker can pause; may be nil
 }
 
-// newTrapped traps a thread after it has called prepare.
+// newTrapped traps a thread after the thread has called prepare.
 func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *trapped {
 	t.Helper()
 	c := &trapped{ledger: quota.New(quota.Limits{})}
@@ -95,7 +95,8 @@ func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *
 	return c
 }
 
-// pause counts the proofs. The failing proof uses a notification that does not exist, and all others the trapped one.
+// pause counts the proofs. The failing proof uses a notification that does not exist. All other proofs use the
+// notification of the trapped thread.
 func (c *trapped) pause(point string, tid uint32) {
 	if c.w == nil || point == "event" || tid != c.w.n.tid { // for a waiting call, on another thread
 		return
@@ -111,7 +112,7 @@ func (c *trapped) pause(point string, tid uint32) {
 	}
 }
 
-// eachProof calls f once for each proof with only that proof failing, and a last time without a failing one.
+// eachProof calls f once for each proof, with only that proof failing, and a last time without a failing proof.
 func (c *trapped) eachProof(f func() string) (got []string) {
 	for n := 1; ; n++ {
 		c.proofs, c.failing = 0, n
@@ -171,7 +172,7 @@ func (c *trapped) mustProcess() *process {
 	return p
 }
 
-// mustOpen opens the device, or the connection manager's file, for a user. The test closes both at its end.
+// mustOpen opens the device, or the connection manager's file, for a user. The test closes both files at its end.
 func (c *trapped) mustOpen(n *node, user *quota.User, how int) (f *openFile, description *os.File) {
 	c.Helper()
 	make := newOpenFile
@@ -231,8 +232,8 @@ func (v verdict) String() string {
 	return "ok"
 }
 
-// TestEachProof tests each proof that a caller is still trapped on its own. If a proof fails, the supervisor does not
-// answer the call for the process that has the caller's number now, and closes the files opened meanwhile.
+// TestEachProof tests each proof that a caller is still trapped separately. If a proof fails, the supervisor does
+// not answer the call for the process that now has the caller's ID, and closes the files opened meanwhile.
 func TestEachProof(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	w, s := c.w, c.s
@@ -295,12 +296,12 @@ func TestEachProof(t *testing.T) {
 			}
 			return outcome(err)
 		}, []string{gone, gone, ok}},
-		{"a remembered process", func() string {
+		{"a cached process", func() string {
 			w.desc = &descriptor{tid: w.n.tid, fd: int32(deviceFD.Fd()), file: device}
 			w.desc.process.Store(p)
 			got, _, err := w.findCaller()
 			if got != p {
-				t.Errorf("got process %v, want the remembered one", got)
+				t.Errorf("process: got %v, want the cached one", got)
 			}
 			return outcome(err)
 		}, []string{gone, ok}},
@@ -335,7 +336,7 @@ func TestEachProof(t *testing.T) {
 			c.call(cwd, c.path(devChar+"192"), c.at(4096), 100)
 			return w.pathCall(callReadlinkat).String()
 		}, []string{gone, gone, gone, ok}},
-		{"an exec that is over", func() string {
+		{"an ended exec", func() string {
 			s.execs.add(w.n.tid)
 			s.execs.over(w)
 			_, there := s.execs.tids[w.n.tid]
@@ -348,10 +349,10 @@ func TestEachProof(t *testing.T) {
 			}
 			return outcome(err)
 		}, []string{gone, ok}},
-		{"a queue pair of another user", func() string { // the service's own user may connect it
+		{"a queue pair of another user", func() string { // the service's own user may connect the queue pair
 			return fmt.Sprint((&cmCaller{w: w, user: p.user}).MayConnect(nil, 1))
 		}, []string{"false", "false", "true"}},
-		{"an event that has to be waited for", func() string {
+		{"a wait for an event", func() string {
 			c.getEvent(cmFD)
 			w.known = known{done: true, proc: p, space: p.space}
 			cm.enter()
@@ -366,7 +367,7 @@ func TestEachProof(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := c.eachProof(tt.call); fmt.Sprint(got) != fmt.Sprint(tt.want) {
-				t.Errorf("got %q, want %q", got, tt.want)
+				t.Errorf("results of the proofs: got %q, want %q", got, tt.want)
 			}
 		})
 	}
@@ -375,9 +376,10 @@ func TestEachProof(t *testing.T) {
 	})
 }
 
-// getEvent sets the call to a GET_EVENT on a file of the connection manager.
+// getEvent makes the call a GET_EVENT on a file of the connection manager.
 func (c *trapped) getEvent(f *os.File) {
-	// struct rdma_ucm_cmd_hdr: RDMA_USER_CM_CMD_GET_EVENT, 8 bytes in, 512 out
+	// struct rdma_ucm_cmd_hdr: The command is RDMA_USER_CM_CMD_GET_EVENT, with 8 bytes of input and 512 bytes of
+	// output.
 	copy(c.mem, []byte{12, 0, 0, 0, 8, 0, 0, 2})
 	c.call(uint64(f.Fd()), c.at(0), 16)
 }

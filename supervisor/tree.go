@@ -16,25 +16,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is the file at a virtual path: exactly one of a directory, a file, a link and a device node.
+// entry is the file at a virtual path, which is exactly one of a directory, a file, a link and a device node.
 type entry struct {
 	dir bool
-	// read makes the content of a file. If it fails, reading the file fails with that error.
+	// read makes the content of a file. If read fails, reading the file fails with the same error.
 	read func() (string, error)
-	// deferred marks a file that is made when a program first looks at it, or at a directory above it; see tree.complete.
+	// deferred marks a file that is made when a program first accesses it or a directory above it; see
+	// tree.complete.
 	deferred bool
 	link     string // relative target of a symbolic link
 	node     *node
-	// id of a directory changes when the directory stands for another object of the same name. (rdma-core uses the
-	// directory's time stamps for that.)
+	// id identifies the object of a directory, and changes when the directory represents another object of the same
+	// name. (rdma-core compares the directory's time stamps for this purpose.)
 	id any
 }
 
-// node is a device file.
+// node describes a device file.
 type node struct {
 	device string // name of the device on the server
 	minor  uint32
-	cm     bool // rdma_cm
+	cm     bool // the node is rdma_cm
 }
 
 // major returns the major device number.
@@ -56,7 +57,7 @@ func (t entries) at(path string, e *entry) {
 	}
 }
 
-// free reports whether a file can be added: no entry has its path, and all entries above it are directories.
+// free reports whether a file can be added, because no entry has its path and all entries above it are directories.
 func (t entries) free(path string) bool {
 	if t[path] != nil {
 		return false
@@ -75,7 +76,8 @@ func (t entries) text(path, content string) {
 	t.file(path, func() (string, error) { return content, nil })
 }
 
-// resolve follows links. No link leads to another link. With nofollow, the last component is not followed.
+// resolve follows links. No link refers to another link. With nofollow, a link in the last component is not
+// followed.
 func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 	for end := 1; end < len(path); end++ {
 		if path[end] != '/' {
@@ -93,22 +95,22 @@ func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 	return path, e
 }
 
-// tree is the part of /dev and /sys that programs of one user see, as files in a directory. A program that has a
-// descriptor of a file or directory in it uses it natively. Device nodes are placeholders that cannot be opened. A
-// program can hold the kernel's lock of a directory, so each method below that may sleep may block without bound; see
-// trees.
+// tree contains the parts of /dev and /sys that programs of one user see, as files in a directory. A program that
+// has a descriptor of a file or directory of the tree uses it natively. Device nodes are represented by
+// placeholders that cannot be opened. A program can hold the kernel's lock of a directory, so each method below
+// that may sleep may block for an unlimited time; see trees.
 type tree struct {
 	root  string
-	name  string   // name of root in above
-	above *os.Root // directory through which files are changed
-	// directory through which programs' files are opened: a read-only mount of above, if the kernel allows this process to
-	// make one
+	name  string   // name of root in the directory above
+	above *os.Root // directory through which the service changes files
+	// This is the directory through which programs' files are opened. It is a read-only mount of above, if the
+	// kernel allows this process to make one.
 	dir     *os.File
 	current atomic.Pointer[entries]
 
 	places atomic.Pointer[places]
 
-	// set once deferred files are made like others
+	// set once deferred files are made like other files
 	completed atomic.Bool
 
 	mu    sync.Mutex
@@ -116,13 +118,14 @@ type tree struct {
 	temps int
 }
 
-// The contents that most files of a sparse GID table have. All files with such a content share one inode.
+// These are the contents that most files of a sparse GID table have. All files with such a content share one inode.
 const (
 	noGID   = "0000:0000:0000:0000:0000:0000:0000:0000\n"
 	nothing = ""
 )
 
-// newTree makes an empty tree in a new directory of above, which it owns. dir is an open descriptor of above.
+// newTree makes an empty tree in a new directory of above, and the tree owns that directory. dir is an open
+// descriptor of above.
 func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 	t := &tree{root: filepath.Join(above.Name(), name), name: name, above: above, dir: dir, shown: make(map[string]string)}
 	t.current.Store(&entries{})
@@ -140,8 +143,8 @@ func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 // remove removes the tree.
 func (t *tree) remove() error { return t.above.RemoveAll(t.name) }
 
-// open opens the file of a virtual path without following links. Programs of this process's user may write to the tree,
-// and may have replaced the file.
+// open opens the file of a virtual path without following links. Programs of this process's user may write to the
+// tree, so they may have replaced the file.
 //
 //verbena:allow open only files of the tree are opened, with O_CLOEXEC
 func (t *tree) open(path string, how int) (int, error) {
@@ -151,7 +154,7 @@ func (t *tree) open(path string, how int) (int, error) {
 	})
 }
 
-// makeDir makes a directory that is readable for all users, independent of the umask.
+// makeDir makes a directory that all users can read, regardless of the umask.
 func makeDir(path string) error {
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return err
@@ -170,18 +173,18 @@ func makeFile(path, content string, mode os.FileMode) error {
 
 func (t *tree) common(name string) string { return filepath.Join(t.root, ".common", name) }
 
-// real returns the path of the file of a virtual path.
+// real returns the path of the file that represents a virtual path.
 func (t *tree) real(path string) string { return t.root + path }
 
-// lookup returns the entry of a clean path, or nil, and the path after links. With nofollow, the last component is not
-// followed.
+// lookup returns the entry of a clean path, or nil, and the path after following links. With nofollow, a link in
+// the last component is not followed.
 func (t *tree) lookup(path string, nofollow bool) (string, *entry) {
 	return (*t.current.Load()).resolve(path, nofollow)
 }
 
 // update changes the tree to the entries that describe returns. An existing directory keeps its time stamps unless
-// entries in it are added or removed. After an error some entries are missing, and the next update makes them. update
-// may sleep.
+// entries of it are added or removed. After an error some entries are missing, and the next update makes them.
+// update may sleep.
 func (t *tree) update(describe func() entries) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,7 +198,7 @@ func (t *tree) update(describe func() entries) error {
 	for _, path := range slices.Sorted(maps.Keys(have)) {
 		up := filepath.Dir(path)
 		switch {
-		case have[up] != nil && kept[up] == nil: // removed with its directory
+		case have[up] != nil && kept[up] == nil: // already removed together with its directory
 			delete(t.shown, path)
 		case gone(path):
 			delete(t.shown, path)
@@ -249,9 +252,10 @@ func (e *entry) content() string {
 	return s
 }
 
-// complete makes all deferred files, before a program opens a directory that leads to them without a trap. Most
-// programs never do that. The thousands of files of a GID table would take most of the time of a service's start or a
-// device's reset. Files stay complete from then on, since the program may keep the directory. complete may sleep.
+// complete makes all deferred files, before a program opens a directory through which it could reach them without a
+// trap. Most programs never open such a directory. Making the thousands of files of a GID table would take most of
+// the time of a service's start or a device's reset. Files stay complete after this call, since the program may
+// keep the directory open. complete may sleep.
 func (t *tree) complete() error {
 	if t.completed.Load() {
 		return nil
@@ -269,7 +273,7 @@ func (t *tree) complete() error {
 	return err
 }
 
-// make makes the file of a deferred entry for a program that looks at it without reading it. It may sleep.
+// make makes the file of a deferred entry for a program that accesses the file without reading it. It may sleep.
 func (t *tree) make(path string, e *entry) error {
 	if !e.deferred || t.completed.Load() {
 		return nil
@@ -285,7 +289,7 @@ func (t *tree) make(path string, e *entry) error {
 	return t.show(path, e.content())
 }
 
-// refresh updates the file of an entry. An error of reading the entry takes precedence.
+// refresh updates the file of an entry. An error of reading the entry has precedence.
 func (t *tree) refresh(path string, e *entry) error {
 	content, err := e.read()
 	if err != nil {
@@ -299,9 +303,9 @@ func (t *tree) refresh(path string, e *entry) error {
 	return t.show(path, content)
 }
 
-// show makes a file or changes its content. A file keeps its inode, so that programs with many open descriptors of it
-// hold one page of memory and read the new content. A reader may see parts of both contents. Only files with a shared
-// content change their inode.
+// show makes a file or changes its content. A file keeps its inode. Programs with many open descriptors of the file
+// therefore hold one page of memory, and read the new content. A reader may see parts of both contents. The inode
+// changes only for files with a shared content.
 func (t *tree) show(path, content string) error {
 	old, shown := t.shown[path]
 	if shown && old == content {
@@ -320,15 +324,15 @@ func (t *tree) show(path, content string) error {
 
 func isCommon(content string) bool { return content == noGID || content == nothing }
 
-// rewrite changes the content of a file. If programs of this process's user have replaced the file, rewrite replaces it
-// again.
+// rewrite changes the content of a file. If programs of this process's user have replaced the file, rewrite makes a
+// new one.
 func (t *tree) rewrite(path, content string) error {
 	name := t.name + path
 	open := func() (*os.File, error) {
 		return t.above.OpenFile(name, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	}
 	f, err := open()
-	if errors.Is(err, unix.EACCES) { // without CAP_DAC_OVERRIDE
+	if errors.Is(err, unix.EACCES) { // the process lacks CAP_DAC_OVERRIDE
 		if err = t.above.Chmod(name, 0o644); err == nil {
 			f, err = open()
 			err = errors.Join(err, t.above.Chmod(name, 0o444))
@@ -354,8 +358,8 @@ func (t *tree) rewrite(path, content string) error {
 	return errors.Join(err, f.Close())
 }
 
-// replace replaces the file at a path. A rename out of the directory would hold a lock of the file system while it
-// waits for the lock of the directory.
+// replace replaces the file at a path. A rename out of the directory would hold a lock of the file system while
+// waiting for the lock of the directory.
 func (t *tree) replace(path, content string) error {
 	t.temps++
 	temp := filepath.Join(filepath.Dir(t.real(path)), fmt.Sprintf(".%d", t.temps))
@@ -377,8 +381,8 @@ func (t *tree) replace(path, content string) error {
 	return err
 }
 
-// isVirtual reports whether a clean path belongs to this package, whether or not there is a file. Real devices at such
-// paths are hidden.
+// isVirtual reports whether a clean path belongs to this package, whether or not a file exists at the path.
+// Programs do not see real devices at such paths.
 func isVirtual(path string) bool {
 	for _, p := range [...]string{"/dev/infiniband", cmClass, virtualDir + "/misc/rdma_cm", "/dev/char/" + cmNumber,
 		"/sys/dev/char/" + cmNumber, maxBacklogFile} {
@@ -394,7 +398,7 @@ func isVirtual(path string) bool {
 	return false
 }
 
-// hasVirtualWord quickly reports whether a raw path can be virtual. Most paths cannot.
+// hasVirtualWord is a quick check whether a raw path can be virtual. Most paths cannot.
 func hasVirtualWord(path []byte) bool {
 	for _, word := range virtualWords {
 		if bytes.Contains(path, word) {
@@ -404,6 +408,6 @@ func hasVirtualWord(path []byte) bool {
 	return false
 }
 
-// virtualWords are words of which each virtual path contains one.
+// virtualWords contains at least one word of each virtual path.
 var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte("rdma_ucm"), []byte(majorPrefix),
 	[]byte(cmNumber)}

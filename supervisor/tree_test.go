@@ -40,7 +40,7 @@ func (t *tree) mustUpdate(tb testing.TB, want entries) {
 	}
 }
 
-// list returns the entries of the tree's directory: path and content, type or target.
+// list returns the entries of the tree's directory, by path, with their content, type or target.
 func (t *tree) list(tb testing.TB) map[string]string {
 	tb.Helper()
 	m := make(map[string]string)
@@ -91,7 +91,7 @@ func TestTreeFollowsTheDevices(t *testing.T) {
 	} {
 		tr.mustUpdate(t, tt.set)
 		if got := tr.list(t); !maps.Equal(got, tt.want) {
-			t.Errorf("have %q, want %q", got, tt.want)
+			t.Errorf("entries: got %q, want %q", got, tt.want)
 		}
 	}
 	if left, _ := os.ReadDir(tr.common("")); len(left) != 2 {
@@ -99,7 +99,7 @@ func TestTreeFollowsTheDevices(t *testing.T) {
 	}
 }
 
-// TestTreeUpdateFails tests that an update makes the files that the previous one failed to make.
+// TestTreeUpdateFails tests that an update makes the files that the previous update failed to make.
 func TestTreeUpdateFails(t *testing.T) {
 	tr := newTestTree(t)
 	inTheWay := tr.real("/sys")
@@ -119,7 +119,7 @@ func TestTreeUpdateFails(t *testing.T) {
 	}
 	tr.mustUpdate(t, want)
 	if got := tr.list(t)["/sys/class/name"]; got != "rxe0\n" {
-		t.Errorf("got %q", got)
+		t.Errorf("content after the second update: got %q, want rxe0", got)
 	}
 }
 
@@ -148,14 +148,14 @@ func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 	set(1, "down", "dev1")
 	set(1, "up")
 	if at("/dev0") != first {
-		t.Error("the directory of an unchanged device has a new time stamp")
+		t.Error("time stamp of an unchanged device's directory: got a new one, want the old one")
 	}
 	set(2, "up")
 	if at("/dev0") == first {
-		t.Error("the directory of another device has the same time stamp")
+		t.Error("time stamp of another device's directory: got the old one, want a new one")
 	}
 	if tr.list(t)["/dev0/port/state"] != "up" {
-		t.Error("files are missing in a new directory")
+		t.Error("files of a new directory: got some missing, want all")
 	}
 }
 
@@ -175,14 +175,14 @@ func TestTreeRefresh(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, _ := os.ReadFile(tr.real("/f")); string(got) != content {
-			t.Errorf("content %q, want %q", got, content)
+			t.Errorf("content: got %q, want %q", got, content)
 		}
 	}
 	var b [8]byte
 	if n, _ := open.ReadAt(b[:], 0); string(b[:n]) != "2" {
-		t.Errorf("a program with the file open reads %q, want 2, the content before the shared one", b[:n])
+		t.Errorf("read of an open file: got %q, want 2, the content before the shared one", b[:n])
 	}
-	// Without a shared content, the file keeps its inode, even if a program has replaced it meanwhile.
+	// Without a shared content, the file keeps its inode, even if a program has replaced the file meanwhile.
 	again, err := os.Open(tr.real("/f"))
 	if err != nil {
 		t.Fatal(err)
@@ -193,11 +193,11 @@ func TestTreeRefresh(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n, _ := again.ReadAt(b[:], 0); string(b[:n]) != content {
-			t.Errorf("a program with the file open reads %q, want %q", b[:n], content)
+			t.Errorf("read of an open file: got %q, want %q", b[:n], content)
 		}
 	}
 	if st, err := os.Stat(tr.real("/f")); err != nil || st.Mode() != 0o444 {
-		t.Errorf("the file: got %v, %v, want mode 0444", st, err)
+		t.Errorf("file: got %v and error %v, want mode 0444", st, err)
 	}
 	for _, put := range []func(path string) error{
 		func(path string) error { return syscall.Mkfifo(path, 0o600) },
@@ -213,11 +213,11 @@ func TestTreeRefresh(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(tr.real("/f")); string(got) != content {
-			t.Errorf("content %q, %v, want %q", got, err, content)
+			t.Errorf("content: got %q and error %v, want %q", got, err, content)
 		}
 	}
 	if got, _ := os.ReadFile(tr.common("nothing")); len(got) != 0 {
-		t.Errorf("content of the shared file: got %q", got)
+		t.Errorf("content of the shared file: got %q, want none", got)
 	}
 	if fail = errEmpty; !errors.Is(tr.refresh("/f", e["/f"]), syscall.EINVAL) {
 		t.Error("refresh of an unreadable attribute: got success, want EINVAL")
@@ -225,12 +225,12 @@ func TestTreeRefresh(t *testing.T) {
 	fail = nil
 	tr.mustUpdate(t, entries{})
 	if err := tr.refresh("/f", e["/f"]); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("refresh of a removed file: %v", err)
+		t.Errorf("refresh of a removed file: got %v, want ErrNotExist", err)
 	}
 }
 
-// TestDriverFiles tests that a driver's files appear below its device, do not hide other files, and cannot be in the
-// place of a directory or below a file.
+// TestDriverFiles tests that a driver's files appear below its device, do not hide other files, and cannot replace
+// a directory or lie below a file.
 func TestDriverFiles(t *testing.T) {
 	own := func() (string, error) { return "own\n", nil }
 	dev := device{name: "uverbs0", ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device(),
@@ -242,11 +242,11 @@ func TestDriverFiles(t *testing.T) {
 	dir := virtualDir + "/infiniband/rxe7/"
 	for name, want := range map[string]string{"own": "own\n", "ports/1/hw/own": "own\n", "node_type": "1: CA\n"} {
 		if got, err := e[dir+name].read(); err != nil || got != want {
-			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
+			t.Errorf("content of %s: got %q and error %v, want %q", name, got, err, want)
 		}
 	}
 	if e[dir+"node_type/own"] != nil || !e[dir+"ports"].dir {
-		t.Error("a driver's file is below a file, or replaces a directory")
+		t.Error("driver's files: got one below a file or in place of a directory, want none")
 	}
 }
 
@@ -275,7 +275,7 @@ func TestTreeLookup(t *testing.T) {
 	} {
 		path, entry := tr.lookup(tt.path, tt.nofollow)
 		if (entry != nil) != (tt.want != "") || entry != nil && path != tt.want {
-			t.Errorf("%s (nofollow %v): %s %v, want %s", tt.path, tt.nofollow, path, entry, tt.want)
+			t.Errorf("lookup %s (nofollow %v): got %s and %v, want %s", tt.path, tt.nofollow, path, entry, tt.want)
 		}
 	}
 	for path, entry := range e {
@@ -287,7 +287,7 @@ func TestTreeLookup(t *testing.T) {
 			t.Errorf("%s: got a real path, want a virtual one", path)
 		}
 		if _, err := os.Lstat(tr.real(path)); (err == nil) == entry.deferred {
-			t.Errorf("%v: %v", entry, err)
+			t.Errorf("file of entry %v: got error %v, want a file unless it is deferred", entry, err)
 		}
 	}
 }
@@ -308,7 +308,7 @@ func TestTreeDefers(t *testing.T) {
 		t.Helper()
 		want["/d"] = "dir"
 		if got := tr.list(t); !maps.Equal(got, want) {
-			t.Errorf("%s: have %q, want %q", what, got, want)
+			t.Errorf("entries %s: got %q, want %q", what, got, want)
 		}
 	}
 	one := describe("1", 1)
@@ -319,16 +319,16 @@ func TestTreeDefers(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	have("when two have been looked at", map[string]string{"/d/now": "1", "/d/x": "1", "/d/bad": ""})
+	have("after two were accessed", map[string]string{"/d/now": "1", "/d/x": "1", "/d/bad": ""})
 	two := describe("2", 1)
 	tr.mustUpdate(t, two)
-	have("when they have changed", map[string]string{"/d/now": "2", "/d/x": "2", "/d/bad": ""})
+	have("after a change of two", map[string]string{"/d/now": "2", "/d/x": "2", "/d/bad": ""})
 	if err := tr.make("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("a removed file: %v", err)
+		t.Errorf("make of a removed file: got %v, want ENOENT", err)
 	}
 	tr.mustUpdate(t, describe("3", 2))
-	have("in another directory", map[string]string{"/d/now": "3"})
-	// As on a full file system: first an error, later success.
+	have("of another directory", map[string]string{"/d/now": "3"})
+	// The steps simulate a full file system: first an error, later success.
 	if err := os.Rename(tr.real("/d"), tr.real("/away")); err != nil {
 		t.Fatal(err)
 	}
@@ -342,10 +342,10 @@ func TestTreeDefers(t *testing.T) {
 		if err := tr.complete(); err != nil {
 			t.Error(err)
 		}
-		have("when the directory has been opened", map[string]string{"/d/now": "3", "/d/x": "3", "/d/y": "3", "/d/bad": ""})
+		have("after the directory was opened", map[string]string{"/d/now": "3", "/d/x": "3", "/d/y": "3", "/d/bad": ""})
 	}
 	tr.mustUpdate(t, describe("4", 3))
-	have("in another directory, later", map[string]string{"/d/now": "4", "/d/x": "4", "/d/y": "4", "/d/bad": ""})
+	have("of another directory, later", map[string]string{"/d/now": "4", "/d/x": "4", "/d/y": "4", "/d/bad": ""})
 }
 
 func TestIsVirtual(t *testing.T) {
@@ -371,12 +371,13 @@ func TestIsVirtual(t *testing.T) {
 		"/sys/module/infiniband/dev/infiniband": false,
 	} {
 		if got := isVirtual(path); got != want {
-			t.Errorf("%s: virtual %v, want %v", path, got, want)
+			t.Errorf("isVirtual(%s): got %v, want %v", path, got, want)
 		}
 	}
 }
 
-// FuzzVirtualPath tests that hasVirtualWord accepts each path that isVirtual accepts, with any dots and slashes.
+// FuzzVirtualPath tests that hasVirtualWord accepts each path that isVirtual accepts, with any number of dots and
+// slashes.
 func FuzzVirtualPath(f *testing.F) {
 	for _, s := range []string{"/dev/infiniband/uverbs0", "/dev/../sys//class/./infiniband/x", "/sys/class/misc/rdma_cm",
 		"/dev/char/231:192", "/sys/dev/char/231:1/../231:2", "", "/", "infiniband", "/dev/infini/../band",

@@ -16,17 +16,18 @@ import (
 	"verbena/internal/reopen"
 )
 
-// trees holds a tree of virtual files for each user with sessions. It also holds one for the service's own user, which
-// shows whether there is enough space.
+// trees holds a tree of virtual files for each user with sessions. It also holds a tree for the service's own user,
+// which shows whether there is enough space.
 //
-// A program that lists a directory into memory that does not answer, such as a mapped FUSE file, holds the kernel's
-// lock of the directory. Each change in the directory waits for that lock, and then each lookup of an uncached name.
-// Programs can reach only the directories of their own user. So they can block only calls of that user, and the thread
-// that updates the user's tree. A change of the devices waits for treeTimeout at most.
+// A program that lists a directory into memory that blocks access, such as a mapped FUSE file, holds the kernel's
+// lock of the directory. Each change in the directory then waits for that lock, and so does each lookup of an
+// uncached name after the change. Programs can reach only the directories of their own user. A program can
+// therefore block only calls of its own user, and the thread that updates that user's tree. A change of the devices
+// waits for at most treeTimeout.
 type trees struct {
 	above    *os.Root // directory of the trees
-	dir      *os.File // descriptor of above, for programs' files
-	mounted  bool     // dir is a separate mount, without a way up to this process's root
+	dir      *os.File // descriptor of above, through which programs' files are opened
+	mounted  bool     // dir is a separate mount, from which no path leads to this process's root
 	describe func() entries
 	own      quota.ID
 	log      *slog.Logger
@@ -44,10 +45,10 @@ type userTree struct {
 	user   quota.ID
 	number uint64
 
-	sessions int // under trees.mu
+	sessions int // guarded by trees.mu
 
 	making sync.Mutex // held while the tree is made
-	*tree             // nil: not made yet, or failed
+	*tree             // nil if the tree was not made yet, or could not be made
 
 	changes struct {
 		sync.Mutex
@@ -59,13 +60,13 @@ type userTree struct {
 	}
 }
 
-// change is a change of a tree. done is closed at its end.
+// change is a change of a tree. done is closed at the end of the change.
 type change struct {
 	done chan struct{}
 	err  error
 }
 
-// treeTimeout is the longest time for which a change of the devices waits for the trees.
+// treeTimeout limits the time for which a change of the devices waits for the trees.
 const treeTimeout = time.Second
 
 // newTrees makes the empty directory of the trees. Without a ledger all users share one tree.
@@ -94,9 +95,10 @@ func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func
 	return s, nil
 }
 
-// makeTreesDir makes a directory that no program can search, so that programs cannot get from their own tree to another
-// user's by "..". Programs with this process's user ID but without CAP_DAC_OVERRIDE may belong to another user, for
-// example user ID 0 in a container. So the owner has no rights either if this process needs none.
+// makeTreesDir makes a directory that no program can search. Programs therefore cannot get from their own tree to
+// another user's tree by "..". Programs with this process's user ID but without CAP_DAC_OVERRIDE may belong to
+// another user, for example user ID 0 in a container. The owner therefore has no rights on the directory either, if
+// this process does not need them.
 func makeTreesDir(path string) error {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return err
@@ -125,8 +127,9 @@ func openDirectory(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// detachedMount returns a directory as a read-only mount that is not attached to the file system, so that no path leads
-// up from it. It returns nil if this process may not mount (open_tree(2); CAP_SYS_ADMIN). A confined process may not.
+// detachedMount returns a directory as a read-only mount that is not attached to the file system, so no path leads
+// up from it. It returns nil if this process may not mount (open_tree(2); CAP_SYS_ADMIN). A confined process may
+// not mount.
 func detachedMount(dir *os.File) *os.File {
 	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -141,9 +144,9 @@ func detachedMount(dir *os.File) *os.File {
 	return os.NewFile(uintptr(fd), dir.Name())
 }
 
-// enter returns the tree of a user, and makes it for the first session. After an error the tree is incomplete, or
-// t.tree is nil if it could not be made. Each enter needs a leave, also after an error. enter can block as long as the
-// user's programs lock a directory of the tree.
+// enter returns the tree of a user, and makes the tree for the first session. After an error the tree is
+// incomplete, or t.tree is nil if it could not be made. Each call of enter needs a call of leave, also after an
+// error. enter can block as long as the user's programs lock a directory of the tree.
 func (s *trees) enter(id quota.ID) (t *userTree, err error) {
 	s.mu.Lock()
 	if t = s.users[id]; t == nil {
@@ -161,7 +164,7 @@ func (s *trees) enter(id quota.ID) (t *userTree, err error) {
 		if err != nil {
 			return t, err
 		}
-		s.mu.Lock() // updates of the devices read it
+		s.mu.Lock() // updates of the devices read this field
 		t.tree = made
 		s.mu.Unlock()
 	} else if t.whole() {
@@ -172,7 +175,7 @@ func (s *trees) enter(id quota.ID) (t *userTree, err error) {
 	return t, c.err
 }
 
-// leave ends a session's use of the tree, and removes the tree after the last session. It can block like enter.
+// leave ends a session's use of the tree, and removes the tree after the last session. leave can block like enter.
 func (s *trees) leave(t *userTree) {
 	s.mu.Lock()
 	t.sessions--
@@ -186,12 +189,12 @@ func (s *trees) leave(t *userTree) {
 	}
 	t.settle()
 	if err := t.remove(); err != nil && !errors.Is(err, os.ErrClosed) {
-		s.log.Warn("the virtual files of a user are left behind", "user", t.user, "err", err)
+		s.log.Warn("the virtual files of a user were not removed", "user", t.user, "err", err)
 	}
 }
 
-// update updates all trees to the devices. It returns an error for incomplete trees. It waits for treeTimeout at most;
-// trees that programs block are updated later.
+// update updates all trees to the current devices, and returns an error for incomplete trees. It waits for at most
+// treeTimeout. Trees that programs block are updated later.
 func (s *trees) update() error {
 	s.mu.Lock()
 	var all []*userTree
@@ -214,7 +217,7 @@ func (s *trees) update() error {
 			continue
 		}
 		if t.isLate() {
-			s.log.Warn("the virtual files of a user are not up to date: a program of the user may keep a directory locked; they will be when it ends",
+			s.log.Warn("the virtual files of a user are not up to date: a program of the user may keep a directory locked; they are updated when the program ends",
 				"user", t.user, "after", treeTimeout)
 		}
 	}
@@ -261,8 +264,8 @@ func (t *userTree) work(c *change, describe func() entries) {
 	}
 }
 
-// wait waits for the end of a change, or until the channel is closed. If the tree is late already, it does not wait. It
-// reports whether the change has ended.
+// wait waits until a change has ended or the channel is closed. If the tree is already late, wait does not wait.
+// wait reports whether the change has ended.
 func (t *userTree) wait(c *change, timeout <-chan struct{}) bool {
 	t.changes.Lock()
 	late := t.changes.late
@@ -282,7 +285,7 @@ func (t *userTree) wait(c *change, timeout <-chan struct{}) bool {
 	}
 }
 
-// isLate marks the tree as late, and reports whether that is new.
+// isLate marks the tree as late, and reports whether the tree was not late before.
 func (t *userTree) isLate() bool {
 	t.changes.Lock()
 	defer t.changes.Unlock()
@@ -291,7 +294,7 @@ func (t *userTree) isLate() bool {
 	return t.changes.late && !was
 }
 
-// settle waits for all requested changes, and refuses further ones.
+// settle waits for all requested changes, and refuses further changes.
 func (t *userTree) settle() {
 	t.changes.Lock()
 	t.changes.ended = true

@@ -14,7 +14,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// forest is a trees whose devices are represented by the content of one file.
+// forest is a set of trees in which the content of one file represents the devices.
 type forest struct {
 	*trees
 	root    string
@@ -57,13 +57,13 @@ func (f *forest) count(t *testing.T) int {
 	return len(all)
 }
 
-// TestTreeOfEachUser tests that the sessions of a user share a tree, which is removed after the last one, and that
-// sessions of two users do not share one.
+// TestTreeOfEachUser tests that the sessions of a user share a tree, which is removed after the last session, and
+// that two users do not share a tree.
 func TestTreeOfEachUser(t *testing.T) {
 	f := newForest(t)
 	a, again, b := f.mustEnter(t, 1), f.mustEnter(t, 1), f.mustEnter(t, 2)
 	if a != again || a == b || f.count(t) != 2 {
-		t.Fatalf("the trees %p, %p, %p in %d directories; want the first two alike, in two", a, again, b, f.count(t))
+		t.Fatalf("trees: got %p, %p, %p in %d directories, want the first two equal and 2 directories", a, again, b, f.count(t))
 	}
 	f.content.Store("2")
 	if err := f.update(); err != nil {
@@ -71,29 +71,29 @@ func TestTreeOfEachUser(t *testing.T) {
 	}
 	for _, u := range []*userTree{a, b} {
 		if got := u.list(t); !maps.Equal(got, map[string]string{"/d": "dir", "/d/x": "2"}) {
-			t.Errorf("user %v has %q", u.user, got)
+			t.Errorf("tree of user %v: got %q, want the new content", u.user, got)
 		}
 	}
 	f.leave(a)
 	if f.count(t) != 2 {
-		t.Error("the tree was removed before the end of its last session")
+		t.Error("trees before the end of the last session: got a removed one, want both")
 	}
 	f.leave(again)
 	if _, err := os.Stat(a.root); !errors.Is(err, os.ErrNotExist) || f.count(t) != 1 {
-		t.Errorf("the tree exists after its last session: %v", err)
+		t.Errorf("tree after its last session: got %v, want ErrNotExist", err)
 	}
 	if c := a.change(f.describe); !isClosed(c.done) || f.count(t) != 1 {
 		t.Error("change of a removed tree: got a change, want none")
 	}
 	if later := f.mustEnter(t, 1); later.root == a.root || later.list(t)["/d/x"] != "2" {
-		t.Errorf("next tree of the user: got %s with %q, want a new one with 2", later.root, later.list(t))
+		t.Errorf("next tree of the user: got %s with %q, want a new tree with content 2", later.root, later.list(t))
 	}
 	want := os.FileMode(0o700)
-	if os.Geteuid() == 0 { // user ID 0 without CAP_DAC_OVERRIDE is another user
+	if os.Geteuid() == 0 { // user ID 0 without CAP_DAC_OVERRIDE belongs to another user
 		want = 0
 	}
 	if st, err := os.Stat(f.root); err != nil || st.Mode().Perm() != want {
-		t.Errorf("the directory of the trees: %v, %v, want mode %#o, which separates the users", st.Mode(),
+		t.Errorf("directory of the trees: got mode %v and error %v, want mode %#o", st.Mode(),
 			err, want)
 	}
 }
@@ -107,12 +107,12 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// TestTreeThatIsKept tests that changes of the devices wait at most once for a tree with a directory locked by a
-// program, for treeTimeout. The tree is updated after the unlock.
+// TestTreeThatIsKept tests that changes of the devices wait treeTimeout at most once for a tree with a
+// directory that a program keeps locked. The tree is updated after the unlock.
 func TestTreeThatIsKept(t *testing.T) {
 	f := newForest(t)
 	kept, free := f.mustEnter(t, 1), f.mustEnter(t, 2)
-	kept.mu.Lock() // acts as a change that waits for the kernel's lock of a directory
+	kept.mu.Lock() // simulates a change that waits for the kernel's lock of a directory
 	for i, content := range []string{"2", "3", "4"} {
 		f.content.Store(content)
 		began := time.Now()
@@ -120,35 +120,35 @@ func TestTreeThatIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); i > 0 && took >= treeTimeout {
-			t.Errorf("update %d after a late one: got %v, want less than %v", i, took, treeTimeout)
+			t.Errorf("duration of update %d after a late one: got %v, want less than %v", i, took, treeTimeout)
 		}
 		if got := free.list(t)["/d/x"]; got != content {
-			t.Errorf("another user sees %q, want %q", got, content)
+			t.Errorf("tree of another user: got %q, want %q", got, content)
 		}
 	}
 	if got := f.logs.take(); len(got) != 1 {
-		t.Errorf("logged %q, want one line", got)
+		t.Errorf("log: got %q, want one line", got)
 	}
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		f.leave(f.mustEnter(t, 1)) // another session of the user does not wait, since the tree is complete
+		f.leave(f.mustEnter(t, 1)) // another session of the user does not wait, because the tree is complete
 		f.leave(free)
 	}()
 	select {
 	case <-left:
 	case <-time.After(10 * time.Second):
-		t.Error("another session waits for the tree")
+		t.Error("enter by another session: got no return after 10 s, want one")
 	}
 	kept.mu.Unlock()
 	testutil.Eventually(t, "the tree to be updated", func() bool { return kept.list(t)["/d/x"] == "4" })
 	f.content.Store("5")
 	if err := f.update(); err != nil || kept.list(t)["/d/x"] != "5" {
-		t.Errorf("update after the unlock: got %v, %q", err, kept.list(t))
+		t.Errorf("update after the unlock: got error %v and content %q, want 5", err, kept.list(t))
 	}
 	f.leave(kept)
 	if got := f.logs.take(); len(got) != 0 || f.count(t) != 0 {
-		t.Errorf("logged %q; got %d directories", got, f.count(t))
+		t.Errorf("log and directories: got %q and %d, want none", got, f.count(t))
 	}
 }
 
@@ -160,7 +160,7 @@ func TestTreeOfAFullDisk(t *testing.T) {
 	}
 	u, err := f.enter(quota.ID{UID: 1})
 	if err == nil || u.tree != nil {
-		t.Errorf("a tree that cannot be made: %v", err)
+		t.Errorf("enter with a blocked path: got %v, want an error and no tree", err)
 	}
 	full := f.describe
 	f.describe = func() entries {
@@ -170,16 +170,16 @@ func TestTreeOfAFullDisk(t *testing.T) {
 	}
 	again, err := f.enter(quota.ID{UID: 1})
 	if again != u || u.tree == nil || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("an incomplete tree: %v", err)
+		t.Errorf("enter with an incomplete tree: got %v, want the tree and ENOTDIR or EEXIST", err)
 	}
 	f.describe = full
 	if _, err := f.enter(quota.ID{UID: 1}); err != nil || u.list(t)["/d/x"] != "1" {
-		t.Errorf("enter with room: got error %v and %q, want 1", err, u.list(t))
+		t.Errorf("enter after the repair: got error %v and content %q, want 1", err, u.list(t))
 	}
 	for range 3 {
 		f.leave(u)
 	}
 	if f.count(t) != 0 {
-		t.Error("the tree was not removed")
+		t.Error("trees at the end: got one, want none")
 	}
 }

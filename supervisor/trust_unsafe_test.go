@@ -63,19 +63,20 @@ func arena(fill byte) []byte {
 	return mem
 }
 
-// stepNames are the steps of programSteps. Each step uses only memory of the arena.
+// stepNames lists the steps of programSteps. Each step uses only memory of the arena.
 var stepNames = []string{"open", "stat", "statx", "readlink", "access", "directory", "file", "openat2", "fstat",
 	"increment", "install", "same", "register",
 	"dup", "dupfd", "dup2", "exec"}
 
-// The steps must run on the main thread, which has the number of the process. Only init can ensure that.
+// The steps must run on the main thread, because its thread ID is the process ID. Only an init function can ensure
+// that.
 func init() {
 	if os.Getenv(programEnv) == "steps" {
 		runtime.LockOSThread()
 	}
 }
 
-// programSteps opens the device, reports that, and takes one step on a line of input.
+// programSteps opens the device, reports the open, and takes one step after a line of input.
 func programSteps(args []string) {
 	mem := arena('p')
 	at := func(off int) uintptr { return uintptr(unsafe.Pointer(&mem[off])) }
@@ -140,8 +141,8 @@ func programSteps(args []string) {
 	os.Exit(0)
 }
 
-// programVictim has memory at the same address. On a line of input it reports whether that memory has changed, and its
-// open files.
+// programVictim has memory at the same address as programSteps. After a line of input, the victim reports whether
+// that memory has changed, and which files it has open.
 func programVictim([]string) {
 	mem := arena('v')
 	state := func() string {
@@ -156,8 +157,8 @@ func programVictim([]string) {
 	fmt.Print("same ", state() == before, "\n")
 }
 
-// victimScript starts a victim with a process number that has just become free. A shell has one thread, so the next
-// process gets the next number, unless another program is faster.
+// victimScript starts a victim with a process ID that has just become free. A shell has one thread, so the next
+// process gets the next ID, unless another program starts a process first.
 const victimScript = `
 exec 3<&0
 i=0
@@ -170,8 +171,8 @@ while [ $i -lt 300 ]; do
 done
 exit 8`
 
-// replace starts a victim with the number. It returns a function that queries the victim's state, or nil if another
-// process has the number.
+// replace starts a victim with the process ID. It returns a function that queries the victim's state, or nil if
+// another process has the ID.
 func replace(t *testing.T, pid int) (ask func() string) {
 	t.Helper()
 	c := exec.Command("/bin/sh", "-c", victimScript, mustSelf(t), strconv.Itoa(pid))
@@ -192,7 +193,7 @@ func replace(t *testing.T, pid int) (ask func() string) {
 	for {
 		line, err := said.ReadString('\n')
 		if err != nil {
-			t.Logf("no process got number %d: %v", pid, c.Wait())
+			t.Logf("no victim got process ID %d: %v", pid, c.Wait())
 			return nil
 		}
 		if line == fmt.Sprintf("ready %d\n", pid) {
@@ -207,19 +208,19 @@ func replace(t *testing.T, pid int) (ask func() string) {
 	}
 }
 
-// TestCallerIsReplaced kills the caller at each pause point of the supervisor, in each call, and gives its number to
-// another process, which must stay unchanged.
+// TestCallerIsReplaced kills the caller at each pause point of the supervisor, in each kind of call, and gives its
+// process ID to another process. That process must stay unchanged.
 func TestCallerIsReplaced(t *testing.T) {
-	testutil.NeedRoot(t, "to choose the number of a process")
+	testutil.NeedRoot(t, "to choose the ID of a process")
 	steps := stepNames
 	if testing.Short() {
-		steps = []string{"stat", "increment", "dup2", "exec"} // one of each kind of call
+		steps = []string{"stat", "increment", "dup2", "exec"} // one step for each kind of call
 	}
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
 			points, _ := replaced(t, step, -1)
 			if len(points) == 0 && step != "access" {
-				t.Error("no point at which to pause")
+				t.Error("pause points: got none, want some")
 			}
 			for i, point := range points {
 				t.Run(fmt.Sprint(i, " ", point), func(t *testing.T) {
@@ -228,7 +229,7 @@ func TestCallerIsReplaced(t *testing.T) {
 							return
 						}
 					}
-					t.Error("the caller's number was taken by another process each time")
+					t.Error("process ID of the caller: got another process each time, want the victim")
 				})
 			}
 		})
@@ -236,7 +237,7 @@ func TestCallerIsReplaced(t *testing.T) {
 }
 
 // replaced takes one step and replaces the caller at the at-th point, or never if at is -1. It returns the points
-// passed. ok is false if the caller's number could not be reused.
+// passed. ok is false if the caller's process ID could not be reused.
 func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 	var mu sync.Mutex
 	var pid uint32
@@ -285,22 +286,22 @@ func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 		return points, false
 	}
 	if got := ask(); got != "same true\n" {
-		t.Errorf("victim: got %q", got)
+		t.Errorf("victim: got %q, want no change", got)
 	}
 	w.srv.mu.Lock()
 	files := slices.Clone(w.srv.files)
 	w.srv.mu.Unlock()
 	for _, f := range files {
 		if !f.isClosed() {
-			t.Error("a file is still open")
+			t.Error("device files after the end of the caller: got an open one, want none")
 		}
 		if r := f.page.Load(); r != nil && r.Check(false) == nil {
-			t.Error("a region still refers to memory")
+			t.Error("region after the end of the caller: got access to memory, want an error")
 		}
 	}
 	for _, l := range w.logs.take() {
 		if !strings.Contains(l, errGone.Error()) {
-			t.Errorf("logged: %s", l)
+			t.Errorf("log: got %s, want only errGone", l)
 		}
 	}
 	return points, true
@@ -308,8 +309,8 @@ func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 
 const verbsIoctl = 0xc0181b01
 
-// programExecutes registers a page, makes a child keep the device, and executes a program, or tries to, in one of
-// several ways.
+// programExecutes registers a page, makes a child keep the device, and executes a program in one of several ways,
+// or attempts to.
 func programExecutes(args []string) {
 	how := args[0]
 	mem := arena('r')
@@ -319,13 +320,13 @@ func programExecutes(args []string) {
 	must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
 	keeper := exec.Command("/bin/sleep", "1000")
 	keeper.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), "device")}
-	must(0, keeper.Start()) // a fork and an exec of another process, without effect here
+	must(0, keeper.Start()) // the fork and exec of another process have no effect on this process
 	load := func() uint64 {
 		op := fakeOp{op: opLoad}
 		check(operate(fd, &op) == 0, "load")
 		return op.out
 	}
-	check(load() == 0x7272727272727272, "the page is %#x", load())
+	check(load() == 0x7272727272727272, "registered page: got %#x, want 0x7272727272727272", load())
 	secret := func() error {
 		return unix.Exec("/proc/self/exe", []string{"secret", strconv.Itoa(keeper.Process.Pid)},
 			append(os.Environ(), programEnv+"=secret"))
@@ -335,11 +336,11 @@ func programExecutes(args []string) {
 		for _, path := range []string{"/nonexistent", "/etc/passwd", "/"} {
 			check(unix.Exec(path, []string{"x"}, nil) != nil, "exec of %s", path)
 		}
-		check(load() == 0x7272727272727272, "after a failed exec the page is %#x", load())
+		check(load() == 0x7272727272727272, "registered page after a failed exec: got %#x, want 0x7272727272727272", load())
 		mem[0] = 1
-		check(load()&0xff == 1, "after a failed exec the page is not the program's")
+		check(load()&0xff == 1, "registered page after a failed exec: got other memory, want the program's page")
 		again := fakeOp{op: opRegister, in: uint64(uintptr(unsafe.Pointer(&mem[4096])))}
-		check(operate(fd, &again) == 0 && load() == 0x7272727272727272, "a new registration")
+		check(operate(fd, &again) == 0 && load() == 0x7272727272727272, "new registration: got a failure, want success")
 		must(0, keeper.Process.Kill())
 		fmt.Println("ok")
 	case "leader":
@@ -358,7 +359,7 @@ func programExecutes(args []string) {
 	}
 }
 
-// programSecret registers nothing, and checks that its memory stays unchanged.
+// programSecret registers no memory, and checks that its memory stays unchanged.
 func programSecret(args []string) {
 	mem := arena('s')
 	fmt.Println("ready", unix.Getpid(), os.Args[1])
@@ -368,8 +369,8 @@ func programSecret(args []string) {
 	fmt.Println("memory was changed")
 }
 
-// TestRegistrationsEndWithExec tests that after an exec, a device kept by a child gives no access to the memory of the
-// next program.
+// TestRegistrationsEndWithExec tests that after an exec, a device kept by a child gives no access to the memory of
+// the next program.
 func TestRegistrationsEndWithExec(t *testing.T) { eachAccess(t, testRegistrationsEndWithExec) }
 
 func testRegistrationsEndWithExec(t *testing.T) {
@@ -380,29 +381,29 @@ func testRegistrationsEndWithExec(t *testing.T) {
 			testutil.Eventually(t, "the program", func() bool { return strings.Contains(r.output.String(), "\n") })
 			var pid, keeper int
 			if _, err := fmt.Sscanf(r.output.String(), "ready %d %d\n", &pid, &keeper); err != nil || pid != r.PID() {
-				t.Fatalf("printed %q: %v", r.output.String(), err)
+				t.Fatalf("output of the program: got %q and error %v, want ready", r.output.String(), err)
 			}
 			w.bound(r.session, pid)
 			region := w.srv.opened(t, 1).page.Load()
 			word := make([]byte, 8)
 			if err := region.ReadV([][]byte{word}, region.IOVA()); !errors.Is(err, umem.ErrFault) {
-				t.Errorf("the page reads as %q: %v", word, err)
+				t.Errorf("read of the page: got %q and error %v, want ErrFault", word, err)
 			}
 			if err := region.WriteV([][]byte{{1}}, region.IOVA()); !errors.Is(err, umem.ErrFault) {
-				t.Errorf("the page is written: %v", err)
+				t.Errorf("write of the page: got %v, want ErrFault", err)
 			}
 			for _, pid := range []int{pid, keeper} {
 				unix.Kill(pid, unix.SIGKILL)
 			}
 			if _, out := w.finish(r); strings.Contains(out, "written to") {
-				t.Error("the memory of the next program was changed")
+				t.Error("memory of the next program: got a change, want none")
 			}
 		})
 	}
 }
 
-// bound fails the test unless the former address spaces of a process are bound. Access by number would reach the memory
-// of the next program.
+// bound makes the test fail unless the former address spaces of a process are bound. Access by process ID would
+// reach the memory of the next program.
 func (w *world) bound(t *Session, pid int) {
 	w.Helper()
 	t.mu.Lock()
@@ -422,12 +423,13 @@ func (w *world) bound(t *Session, pid int) {
 func programBeside([]string) {
 	fd := openDevice()
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(fd, &op) == 0, "a command before")
+	check(operate(fd, &op) == 0, "command before the exec: got a failure, want success")
 	in := bufio.NewReader(os.Stdin)
 	executed := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
-		// Not by syscall.Exec: until that returns, the runtime starts no thread, and other goroutines may wait for one.
+		// The program does not use syscall.Exec. Until syscall.Exec returns, the runtime starts no thread, and
+		// other goroutines may wait for a thread.
 		path, _ := unix.BytePtrFromString("/nonexistent")
 		args := []*byte{path, nil}
 		_, _, errno := unix.Syscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&args[0])), 0)
@@ -435,19 +437,19 @@ func programBeside([]string) {
 		close(executed)
 	}()
 	must(in.ReadString('\n'))
-	check(operate(fd, &op) == 0, "a command meanwhile")
+	check(operate(fd, &op) == 0, "command during the exec: got a failure, want success")
 	fmt.Println("done")
 	<-executed
 	fmt.Println("ok")
 }
 
-// TestCommandBesideExec tests that during a thread's exec, the address space used by another thread is bound.
+// TestCommandBesideExec tests that during a thread's exec, the address space that another thread uses is bound.
 func TestCommandBesideExec(t *testing.T) {
 	reached, goOn := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, func(c *SupervisorConfig) {
 		var first atomic.Bool
 		c.pause = func(point string, _ uint32) {
-			if point == "exec" && first.Swap(true) { // the first is the test program itself
+			if point == "exec" && first.Swap(true) { // the first program is the test program itself
 				close(reached)
 				<-goOn
 			}
@@ -467,7 +469,7 @@ func TestCommandBesideExec(t *testing.T) {
 	space := r.session.processes[r.PID()].space
 	r.session.mu.Unlock()
 	if space == nil || !space.Bound() {
-		t.Error("a command beside an exec: its address space is not bound")
+		t.Error("address space of a command beside an exec: got an unbound one, want a bound one")
 	}
 	close(goOn)
 	if code, said := w.finish(r); code != 0 || !strings.HasSuffix(said, "ok\n") {
@@ -484,12 +486,12 @@ func TestFailedExecKeepsRegistrations(t *testing.T) {
 	})
 }
 
-// eachAccess runs a test with a supervisor that accesses programs itself, and with one that uses a helper.
+// eachAccess runs a test with a supervisor that accesses programs itself, and with a supervisor that uses a helper.
 func eachAccess(t *testing.T, f func(*testing.T)) {
 	t.Run("direct", f)
 	t.Run("helper", func(t *testing.T) {
 		if testing.Short() {
-			t.Skip("it repeats the programs; TestByHelper runs some")
+			t.Skip("this test repeats the programs; TestByHelper runs some of them")
 		}
 		askHelper = true
 		defer func() { askHelper = false }()
@@ -497,7 +499,7 @@ func eachAccess(t *testing.T, f func(*testing.T)) {
 	})
 }
 
-// programJailed looks for a way up from the tree's directories.
+// programJailed looks for a path that leads up from the tree's directories.
 func programJailed(args []string) {
 	if args[0] == "chroot" {
 		must(0, unix.Chroot(args[1]))
@@ -525,11 +527,11 @@ func programJailed(args []string) {
 	if f, err := unix.Openat(fd, "evil", unix.O_CREAT|unix.O_WRONLY, 0o600); err == nil {
 		fmt.Println("created", f)
 	}
-	fmt.Println("climbed", unix.Mkdirat(fd, "evil", 0o700)) // not trapped
+	fmt.Println("climbed", unix.Mkdirat(fd, "evil", 0o700)) // this call is not trapped
 }
 
-// TestNoWayUp tests programs with a different root directory, or different mounts. Such a program gets no directory, or
-// one without a way up to this process's root.
+// TestNoWayUp tests programs with a different root directory, or with different mounts. Such a program gets no
+// directory, or a directory from which no path leads up to this process's root.
 func TestNoWayUp(t *testing.T) {
 	testutil.NeedRoot(t, "for chroot")
 	jail := t.TempDir()
@@ -541,19 +543,19 @@ func TestNoWayUp(t *testing.T) {
 				if !mounts {
 					w.sup.trees.mounted, want = false, "permission denied"
 				} else if !w.sup.trees.mounted {
-					t.Fatal("no detached mount")
+					t.Fatal("detached mount: got none, want one")
 				}
 				if got := w.mustRunSelf("jailed", how, jail); got != want {
-					t.Errorf("printed %q, want %q", got, want)
+					t.Errorf("output: got %q, want %q", got, want)
 				}
-				w.logs.take() // about the refused directory
+				w.logs.take() // removes the line about the refused directory
 			})
 		}
 	}
 }
 
-// TestTreeIsWhatItWas tests that links that a program puts into the tree are not followed. A program of the service's
-// own user can write to it.
+// TestTreeIsWhatItWas tests that the supervisor does not follow links that a program puts into the tree. A program
+// of the service's own user can write to the tree.
 func TestTreeIsWhatItWas(t *testing.T) {
 	w := newWorld(t)
 	w.mustRun("cat", "/sys/class/infiniband/rxe0/node_guid")
@@ -564,7 +566,7 @@ func TestTreeIsWhatItWas(t *testing.T) {
 	if code, out := w.sh(
 		"cat /sys/class/infiniband/rxe0/node_desc 2>&1; stat -c %F /sys/class/infiniband/rxe0/node_desc"); strings.Contains(
 		out, "root:") {
-		t.Errorf("exit code %d: %s", code, out)
+		t.Errorf("replacement of files: got exit code %d, want 0: %s", code, out)
 	}
 	dir := w.sup.own.root + "/sys/devices/virtual/infiniband/rxe0"
 	if err := errors.Join(os.Rename(dir, dir+".moved"), os.Symlink("/etc", dir)); err != nil {
@@ -578,7 +580,8 @@ func TestTreeIsWhatItWas(t *testing.T) {
 	}
 }
 
-// TestUserNamespaceGivesNothing tests that all capabilities in a new user namespace give no rights here.
+// TestUserNamespaceGivesNothing tests that all capabilities in a new user namespace give no rights in the service's
+// namespace.
 func TestUserNamespaceGivesNothing(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
@@ -586,10 +589,10 @@ func TestUserNamespaceGivesNothing(t *testing.T) {
 	_, got := w.finish(w.start(nil, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Ur", "sh",
 		"-c", "id -u; "+open))
 	if got != "0\nno\nno\n" {
-		t.Errorf("printed %q", got)
+		t.Errorf("output in a user namespace: got %q, want no rights", got)
 	}
 	if _, got := w.finish(w.start(nil, "sh", "-c", open)); got != "yes\nyes\n" {
-		t.Errorf("root: %q", got)
+		t.Errorf("output as root: got %q, want both rights", got)
 	}
 }
 
@@ -600,10 +603,10 @@ func programReadOnly([]string) {
 	_, err = unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	check(err == unix.EACCES, "map writable: %v", err)
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(fd, &op) == 0 && op.out == 2, "ioctl") // as in the kernel
+	check(operate(fd, &op) == 0 && op.out == 2, "ioctl") // same result as in the kernel
 	d := must(unix.Dup(fd))
 	_, err = doorbell(d)
-	check(err == unix.EBADF, "write to a duplicate: %v", err)
+	check(err == unix.EBADF, "write to a duplicate: got %v, want EBADF", err)
 	fmt.Println("ok")
 }
 
@@ -623,12 +626,12 @@ func programMainExit([]string) {
 		check(testutil.Poll(func() bool {
 			b, err := os.ReadFile("/proc/self/stat")
 			return err == nil && strings.Contains(string(b), ") Z ")
-		}), "the main thread is no zombie")
+		}), "main thread: got no zombie, want one")
 		fd := openDevice()
 		op := fakeOp{op: opIncrement, in: 1}
 		check(operate(fd, &op) == 0 && op.out == 2, "increment")
 		d := must(unix.Dup(fd))
-		check(operate(d, &op) == 0, "increment by a duplicate")
+		check(operate(d, &op) == 0, "increment by a duplicate: got a failure, want success")
 		page := make([]byte, 2*os.Getpagesize())
 		op = fakeOp{op: opRegister, in: uint64(uintptr(unsafe.Pointer(&page[0])))}
 		check(operate(fd, &op) == 0, "register")
@@ -637,7 +640,7 @@ func programMainExit([]string) {
 		fmt.Println("ok")
 		os.Exit(0)
 	}()
-	check(unix.Gettid() == unix.Getpid(), "not on the main thread")
+	check(unix.Gettid() == unix.Getpid(), "thread: got another one, want the main thread")
 	unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
 }
 
@@ -656,8 +659,8 @@ func TestMainThreadEnded(t *testing.T) {
 	})
 }
 
-// programDup2 duplicates pipes to numbers in the range of device files while another thread opens devices. Neither may
-// replace the other's files.
+// programDup2 duplicates pipes to numbers in the range of device files while another thread opens devices. Neither
+// thread may replace the other thread's files.
 func programDup2([]string) {
 	first := openDevice()
 	unix.Close(first)
@@ -668,7 +671,7 @@ func programDup2([]string) {
 		for !stop.Load() {
 			fd := openDevice()
 			op := fakeOp{op: opIncrement, in: 1}
-			check(operate(fd, &op) == 0, "%d is no device", fd)
+			check(operate(fd, &op) == 0, "descriptor %d: got another file, want a device", fd)
 			unix.Close(fd)
 		}
 	})
@@ -680,7 +683,7 @@ func programDup2([]string) {
 		n := first + 1 + i%3
 		must(0, unix.Dup3(p[0], n, unix.O_CLOEXEC))
 		must(0, unix.Fstat(n, &st))
-		check(st.Ino == pipe.Ino, "descriptor %d is another file than was put there", n)
+		check(st.Ino == pipe.Ino, "descriptor %d: got another file, want the pipe", n)
 		unix.Close(n)
 	}
 	stop.Store(true)
@@ -688,14 +691,14 @@ func programDup2([]string) {
 	fmt.Println("ok")
 }
 
-func TestNumbersAreGivenOutOnce(t *testing.T) {
+func TestNumbersAreAssignedOnce(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("dup2"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)
 	}
 }
 
-// programSlow blocks one thread in a command by write(2), and opens files by another.
+// programSlow blocks one thread in a command by write(2), and opens files on another thread.
 func programSlow([]string) {
 	fd := openDevice()
 	done := make(chan bool)
@@ -725,7 +728,7 @@ func TestSlowCommandStopsNoOtherThread(t *testing.T) {
 	}
 }
 
-// programParallel makes several threads wait in a command each.
+// programParallel makes several threads wait, each in a command.
 func programParallel(args []string) {
 	fd := openDevice()
 	var wg sync.WaitGroup
@@ -740,7 +743,7 @@ func programParallel(args []string) {
 	sleep()
 }
 
-// TestWorkersEnd tests that unneeded workers end, and that the user is charged for the running ones.
+// TestWorkersEnd tests that unneeded workers end, and that the running workers are charged to the user.
 func TestWorkersEnd(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.Workers].PerUser = 5
@@ -763,13 +766,13 @@ func TestWorkersEnd(t *testing.T) {
 	})
 	for _, k := range []quota.Kind{quota.Sessions, quota.Descriptors, quota.RingBytes, quota.Mappings} {
 		if user.Held(k) == 0 {
-			t.Errorf("charged: got no %v", k)
+			t.Errorf("charge of %v: got none, want some", k)
 		}
 	}
 	r.Signal(unix.SIGKILL)
 	w.finish(r)
 	if users, _ := ledger.Usage(); len(users) > 0 {
-		t.Errorf("charged at the end: got %+v", users)
+		t.Errorf("charges at the end: got %+v, want none", users)
 	}
 }
 
@@ -782,19 +785,19 @@ func TestSessionLimit(t *testing.T) {
 	w.printed(r, "open")
 	if _, err := w.tryStart("/bin/true", nil, "true"); !errors.Is(err, unix.EAGAIN) ||
 		!strings.Contains(err.Error(), "sessions") {
-		t.Errorf("a second session: %v", err)
+		t.Errorf("second session: got %v, want EAGAIN", err)
 	}
 	r.Signal(unix.SIGKILL)
 	w.finish(r)
 	if code, _ := w.finish(w.start(nil, "true")); code != 0 {
-		t.Errorf("after the end of the first session: exit code: got %d, want 0", code)
+		t.Errorf("exit code of a session after the first: got %d, want 0", code)
 	}
 	if users, _ := ledger.Usage(); len(users) > 0 {
-		t.Errorf("charged at the end: got %+v", users)
+		t.Errorf("charges at the end: got %+v, want none", users)
 	}
 }
 
-// programChurn repeatedly opens the device's file by its link in /proc, which is not trapped, and closes it.
+// programChurn repeatedly opens the device's file by its link in /proc, which is not trapped, and closes the file.
 func programChurn([]string) {
 	fd := openDevice()
 	link := fmt.Sprintf("fd/%d", fd)
@@ -814,8 +817,8 @@ func TestManyCloses(t *testing.T) {
 	w.await("the last close", w.srv.files[0].closed)
 }
 
-// TestOneLookAtATime tests that at most one check of a file is pending while its descriptors are closed one after the
-// other.
+// TestOneLookAtATime tests that at most one check of a file is pending while its descriptors are closed one after
+// another.
 func TestOneLookAtATime(t *testing.T) {
 	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
 	if err != nil {
@@ -834,16 +837,16 @@ func TestOneLookAtATime(t *testing.T) {
 		}
 		testutil.Advance(firstLook)
 		if n := f.sup.looks.Load(); n != 1 {
-			t.Errorf("got %d checks of a file after 5 closes, want 1", n)
+			t.Errorf("checks of a file after 5 closes: got %d, want 1", n)
 		}
-		testutil.Advance(24 * time.Hour) // after the last check, which comes after 4096 ms
+		testutil.Advance(24 * time.Hour) // after the last check, which happens after 4096 ms
 		if n := f.sup.looks.Load(); n != 7 {
-			t.Errorf("got %d checks of a file in use, want 7", n)
+			t.Errorf("checks of a file in use: got %d, want 7", n)
 		}
 	})
 }
 
-// TestExecOfANumber tests that a call of a thread that has gone does not end the exec of a thread with the same number.
+// TestExecOfANumber tests that a call of a killed thread does not end the exec of a thread with the same thread ID.
 func TestExecOfANumber(t *testing.T) {
 	const tid = 1 << 30
 	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasTurn: true, n: notification{tid: tid}}
@@ -851,7 +854,7 @@ func TestExecOfANumber(t *testing.T) {
 	execs.add(tid)
 	w.pathCall(callOpen)
 	if _, there := execs.tids[tid]; !there {
-		t.Error("the exec of another thread was ended")
+		t.Error("exec of another thread: got its end, want none")
 	}
 	world := newWorld(t)
 	r := world.start(nil, "sh", "-c", "test -e /dev/infiniband/x; echo ready; exec sleep 1000")
@@ -867,11 +870,12 @@ func TestExecOfANumber(t *testing.T) {
 	world.finish(r)
 }
 
-// TestWayUpThroughWhatIsNotTheCallers tests that paths reveal nothing about a directory that the caller may not search.
+// TestWayUpThroughWhatIsNotTheCallers tests that paths reveal nothing about a directory that the caller may not
+// search.
 func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
-	testutil.NeedRoot(t, "for a directory that is not the caller's")
+	testutil.NeedRoot(t, "to create a directory of another user")
 	w := newWorld(t)
-	dir := shmDir(t) // mode 0700
+	dir := shmDir(t) // with mode 0700
 	if err := unix.Mkdir(dir+"/secret", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -883,7 +887,7 @@ func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 		} {
 			script := caller.setpriv + "test -e " + dir + name + up + "/dev/infiniband/uverbs0 && echo yes || echo no"
 			if _, out := w.sh(script); out != caller.want {
-				t.Errorf("%s: %q, want %q", script, out, caller.want)
+				t.Errorf("%s: got %q, want %q", script, out, caller.want)
 			}
 		}
 	}
@@ -893,7 +897,8 @@ func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 	}
 }
 
-// programOwnFiles duplicates descriptors on a thread with a separate table, including a descriptor of O_PATH.
+// programOwnFiles duplicates descriptors on a thread with a separate table, including a descriptor opened with
+// O_PATH.
 func programOwnFiles([]string) {
 	device := openDevice()
 	low := must(unix.Open("/proc/self/comm", unix.O_RDONLY|unix.O_CLOEXEC, 0))
@@ -902,7 +907,7 @@ func programOwnFiles([]string) {
 	must(0, unix.Fstat(path, &want))
 	must(0, unix.Dup3(path, device+1, unix.O_CLOEXEC))
 	must(0, unix.Fstat(device+1, &st))
-	check(st.Ino == want.Ino, "the path is another file")
+	check(st.Ino == want.Ino, "duplicate of the path: got another file, want the same")
 	unshared, replaced, done := make(chan bool), make(chan bool), make(chan bool)
 	th := newThread() // never the main thread
 	go th.do(func() {
@@ -914,10 +919,10 @@ func programOwnFiles([]string) {
 		<-replaced
 		must(0, unix.Dup3(low, device+2, unix.O_CLOEXEC))
 		must(0, unix.Fstat(device+2, &st))
-		check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "the thread was given the main thread's file")
+		check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "duplicate on the thread: got the main thread's file, want the thread's device")
 		fd := must(unix.Dup(device))
 		op := fakeOp{op: opIncrement, in: 1}
-		check(operate(fd, &op) == 0, "the duplicate of the thread's device is none")
+		check(operate(fd, &op) == 0, "ioctl by the duplicate: got a failure, want success")
 	})
 	<-unshared
 	must(0, unix.Dup3(path, device, unix.O_CLOEXEC)) // in the main thread's table
@@ -926,7 +931,7 @@ func programOwnFiles([]string) {
 	fmt.Println("ok")
 }
 
-func TestDuplicatesOfAThreadsOwn(t *testing.T) {
+func TestDuplicatesInSeparateTable(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("ownfiles"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)
@@ -942,8 +947,8 @@ func programClosed([]string) {
 	check(operate(fd, &op) == 0, "ioctl")
 	unix.Close(fd)
 	e := operate(fd, &op)
-	check(e == unix.EBADF, "ioctl of what is closed: %v", e)
-	check(operate(other, &op) == 0, "ioctl of the other")
+	check(e == unix.EBADF, "ioctl of a closed descriptor: got %v, want EBADF", e)
+	check(operate(other, &op) == 0, "ioctl of the open descriptor: got a failure, want success")
 	fmt.Println("ok")
 }
 
@@ -955,7 +960,8 @@ func TestClosedNumber(t *testing.T) {
 	}
 }
 
-// programTwice issues a command, and another one on a line of input. With an argument it waits for a line first.
+// programTwice issues a command, and a second command after a line of input. With an argument, programTwice first
+// waits for a line of input.
 func programTwice(args []string) {
 	runtime.LockOSThread()
 	if len(args) > 0 {
@@ -971,8 +977,8 @@ func programTwice(args []string) {
 	}
 }
 
-// TestRememberedProcess tests that the cached process of a thread's number is not confused with the process that has
-// the number now.
+// TestRememberedProcess tests that the cached process of a thread ID is not confused with the process that now has
+// the ID.
 func TestRememberedProcess(t *testing.T) {
 	w := newWorld(t)
 	in, out, err := os.Pipe()
@@ -1006,7 +1012,7 @@ func TestRememberedProcess(t *testing.T) {
 		}
 	}
 	if n == 0 {
-		t.Error("cache: got no process")
+		t.Error("cache: got no process, want one")
 	}
 	io.WriteString(out, "\n")
 	w.printed(r, "command 1")
@@ -1016,7 +1022,7 @@ func TestRememberedProcess(t *testing.T) {
 	}
 }
 
-// TestEndedProcess tests that the state of an ended process is not used for a process that has its number now.
+// TestEndedProcess tests that the state of an ended process is not used for the process that now has its ID.
 func TestEndedProcess(t *testing.T) {
 	w := newWorld(t)
 	in, out, err := os.Pipe()

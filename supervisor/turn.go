@@ -11,10 +11,10 @@ import (
 	"verbena/internal/sched"
 )
 
-// turn manages the receive tokens of a session's threads. Each notification wakes all threads that wait for one. So
-// normally one thread holds the only token: it receives a call, answers it, and receives again. It passes the token to
-// another thread only if its answer may take long while other threads may be calling. Waking that thread takes as long
-// as answering a few calls. The rules are:
+// turn manages the receive tokens of a session's threads. Each notification wakes all threads that wait for a
+// notification. Normally one thread therefore holds the only token. It receives a call, answers the call, and
+// receives again. turn passes the token to another thread only if the answer may take long while other threads may
+// be making calls. Waking another thread takes as long as answering a few calls. The rules are:
 //
 //   - While only one thread of the program calls, its calls are answered without passing the token. A watchdog, which
 //     runs while there are calls, passes the token of a call that takes longer than once or twice 5 ms (25 ms for a
@@ -31,21 +31,21 @@ import (
 //	|  +--------------------+----------------- end --------- busy without a token
 //	+--workerIdle--> ended
 type turn struct {
-	free      uint32       // futex word: number of free tokens
+	free      uint32       // futex word with the number of free tokens
 	turns     atomic.Int32 // number of tokens
 	waiting   atomic.Int32 // number of workers in take
 	receiving atomic.Int32 // number of workers that wait for a call
 	passing   sched.Mutex
 	workers   atomic.Int32
 	start     func()      // starts another worker
-	user      *quota.User // charged for workers, except the first
+	user      *quota.User // user charged for workers, except the first
 
-	// The callers, as seen by the receiving workers.
+	// The receiving workers record the callers in the fields below.
 	lastCaller atomic.Uint32
-	mixture    atomic.Int32 // measure of recent changes of callers
+	mixture    atomic.Int32 // measure of recent changes of the calling thread
 	doorbell   atomic.Int64 // average processor time of recent doorbells, in nanoseconds
 
-	watching [2]atomic.Bool // whether the watchdog's timers run: for doorbells, and for other calls
+	watching [2]atomic.Bool // whether the watchdog's timers run, for doorbells and for other calls
 	mu       sync.Mutex
 	all      map[*worker]bool
 }
@@ -54,18 +54,18 @@ const (
 	timeout         = 5 * time.Millisecond
 	doorbellTimeout = 25 * time.Millisecond
 	worthPassing    = 20 * time.Microsecond
-	// changeCounts is the weight of a change of callers, relative to another call of the same caller. mixtureLimit limits
-	// the sum.
+	// changeCounts is the weight of a change of callers, relative to another call of the same caller. mixtureLimit
+	// limits the sum.
 	changeCounts = 64
 	mixtureLimit = 16 * changeCounts
-	// mixed is the sum above which a program counts as one with several calling threads. A single stray call stays below
-	// it.
+	// mixed is the sum above which several threads of a program are considered to make calls. A single call of
+	// another thread does not exceed this sum.
 	mixed = 2 * changeCounts
-	// sharedTurns is the number of tokens while several threads call.
+	// sharedTurns is the number of tokens while several threads make calls.
 	sharedTurns = 2
 	// maxWorkers limits the number of calls of a session in progress.
 	maxWorkers = 16
-	// workerIdle is the time for which a worker waits for a token before it ends.
+	// workerIdle is the time for which a worker waits for a token before the worker ends.
 	workerIdle = time.Second
 )
 
@@ -89,7 +89,7 @@ func (t *turn) init(start func(), user *quota.User) {
 	start()
 }
 
-// join and leave register a worker with the watchdog.
+// join registers a worker with the watchdog, and leave ends the registration.
 func (t *turn) join(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,8 +113,8 @@ func (t *turn) take() bool {
 			}
 			continue
 		}
-		// Decrement waiting before taking the token. So pass may start one worker too many, but never counts on a worker that
-		// already has a token.
+		// take decrements waiting before it takes the token. Therefore pass may start one worker too many, but
+		// never relies on a worker that already has a token.
 		t.waiting.Add(-1)
 		if atomic.CompareAndSwapUint32(&t.free, n, n-1) {
 			return true
@@ -123,7 +123,7 @@ func (t *turn) take() bool {
 	}
 }
 
-// retire ends a waiting worker, unless pass counts on it to take a free token.
+// retire ends a waiting worker, unless pass relies on that worker to take a free token.
 func (t *turn) retire() bool {
 	t.passing.Lock()
 	defer t.passing.Unlock()
@@ -136,13 +136,13 @@ func (t *turn) retire() bool {
 	return true
 }
 
-// release frees a token for a waiting or later worker.
+// release frees a token for a worker that is waiting or will wait.
 func (t *turn) release() {
 	atomic.AddUint32(&t.free, 1)
 	futexWake(&t.free, 1)
 }
 
-// pass frees a token. If no waiting worker can take it, pass starts another one, within the limits.
+// pass frees a token. If no waiting worker can take the token, pass starts another worker, within the limits.
 func (t *turn) pass() {
 	t.passing.Lock()
 	defer t.passing.Unlock()
@@ -154,27 +154,27 @@ func (t *turn) pass() {
 	t.release()
 }
 
-// ended ends the charges for workers that have not retired, except the first. It is called after the last worker has
-// ended.
+// ended ends the charges for workers that have not retired, except the first. It is called after the last worker
+// has ended.
 func (t *turn) ended() {
 	if n := t.workers.Swap(0); n > 1 {
 		t.user.Give(quota.Workers, uint64(n-1))
 	}
 }
 
-// adapt adds a token when several threads have begun to call.
+// adapt adds a token when several threads have begun to make calls.
 func (t *turn) adapt() {
 	if t.shared() && t.turns.CompareAndSwap(1, sharedTurns) {
 		t.pass()
 	}
 }
 
-// surplus removes a token when only one thread calls. Another worker must be receiving.
+// surplus removes a token when only one thread makes calls. Another worker must be receiving.
 func (t *turn) surplus() bool {
 	return t.turns.Load() > 1 && !t.shared() && t.receiving.Load() > 0 && t.turns.CompareAndSwap(sharedTurns, 1)
 }
 
-// note records the caller. Concurrent workers may miss some.
+// note records the calling thread. Concurrent workers may miss some calls.
 func (t *turn) note(tid uint32) {
 	m := t.mixture.Load()
 	switch {
@@ -186,13 +186,13 @@ func (t *turn) note(tid uint32) {
 	}
 }
 
-// shared reports whether several threads of the program call.
+// shared reports whether several threads of the program make calls.
 func (t *turn) shared() bool { return t.mixture.Load() > mixed }
 
-// begin is called before each part of an answer that may take long. The caller must call end afterwards.
+// begin must be called before each part of an answer that may take long. The caller must call end afterwards.
 func (w *worker) begin(c call) {
 	if !w.hasTurn || w.busy.Load() != idle {
-		return // passed already, or watched; passing again would create another token
+		return // passed already, or watched; a second pass would create another token
 	}
 	t := &w.session.turn
 	shared := t.shared()
@@ -215,7 +215,7 @@ func (w *worker) begin(c call) {
 	t.pass()
 }
 
-// end is called after the answer was made.
+// end is called after the answer is complete.
 func (w *worker) end() {
 	t := &w.session.turn
 	if w.timed {
@@ -225,7 +225,7 @@ func (w *worker) end() {
 	}
 	if w.busy.Load() != idle && !w.busy.CompareAndSwap(busy, idle) {
 		w.busy.Store(idle)
-		w.hasTurn = false // claimed
+		w.hasTurn = false // claimed by the watchdog
 	}
 }
 
@@ -239,8 +239,8 @@ func threadTime() int64 {
 // doorbellSize is the size of nearly all write(2) calls on a device file.
 const doorbellSize = 32
 
-// watch starts the watchdog if it is not running. For doorbells alone it runs rarely, since a timer takes processor
-// time from the program.
+// watch starts the watchdog if it is not running. For doorbells alone the watchdog runs rarely, because a timer
+// takes processor time from the program.
 func (t *turn) watch(doorbell bool) {
 	i, after := 0, doorbellTimeout
 	if !doorbell {

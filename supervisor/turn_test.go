@@ -5,11 +5,11 @@ import (
 	"testing"
 )
 
-// TestTurnIsPassedOnce tests that an answer passes its token only once, however often it calls begin.
+// TestTurnIsPassedOnce tests that an answer passes its token only once, regardless of the number of calls of begin.
 func TestTurnIsPassedOnce(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
-		several  bool // several threads call
+		several  bool // several threads make calls
 		watchdog bool // the watchdog has claimed the token in between
 		free     uint32
 	}{
@@ -39,7 +39,7 @@ func TestTurnIsPassedOnce(t *testing.T) {
 				t.Errorf("free tokens: got %d, want %d", n, tt.free)
 			}
 			if w.hasTurn != (tt.free == 0) {
-				t.Errorf("token held by the worker: got %v", w.hasTurn)
+				t.Errorf("token held by the worker: got %v, want %v", w.hasTurn, tt.free == 0)
 			}
 		})
 	}

@@ -23,9 +23,9 @@ import (
 	"verbena/uverbs"
 )
 
-// worker is a thread that answers the calls of a session, one at a time, from the receipt to the answer. Handing a call
-// to another thread would cost several times as much as most answers. A worker is the caller of its uverbs file
-// (uverbs.Caller).
+// worker is a thread that answers the calls of a session, one at a time, from the receipt to the answer. Passing a
+// call to another thread would cost several times as much as most answers. A worker implements uverbs.Caller for
+// the commands that it executes.
 type worker struct {
 	session *Session
 	source  *source
@@ -36,15 +36,15 @@ type worker struct {
 	desc  *descriptor // the device file of argument 0, for calls on a device file
 	known known       // cached facts about the caller
 	path  [unix.PathMax]byte
-	trace *callTrace  // nil: the session is not traced
-	taken *ucma.Taken // event taken for the answer; nil: none
+	trace *callTrace  // nil if the session is not traced
+	taken *ucma.Taken // event taken from the queue for the answer, or nil
 
-	// For the watchdog; see turn.
+	// The watchdog uses the following fields; see turn.
 	busy    atomic.Uint32 // busyState
 	calls   atomic.Uint64 // number of calls begun
-	seen    uint64        // value of calls that the watchdog saw last; under turn.mu
+	seen    uint64        // value of calls that the watchdog saw last; guarded by turn.mu
 	timed   bool
-	used    int64 // processor time of the thread before the call, if timed
+	used    int64 // processor time of the thread before a timed call
 	stalled bool  // Stalled has answered the call
 }
 
@@ -57,16 +57,16 @@ func newWorker(t *Session) *worker {
 	return &worker{session: t, source: newSource(t.listener, t.sup.stop, &t.intake)}
 }
 
-// run answers calls until no process of the session is left, or the Supervisor closes. Its thread ends with it, since
-// no other goroutine could run on that thread.
+// run answers calls until no process of the session is left, or the Supervisor closes. The thread of run ends with
+// it, because no other goroutine could run on that thread.
 func (w *worker) run() {
 	runtime.LockOSThread()
 	if err := blockSignals(); err != nil {
 		w.session.log.Warn("worker", "err", err)
 	}
 	sched.Prompt(sched.SleeperSlice)
-	// A program can remove pages of shared memory (ftruncate). The fault must be an error of the program's call, not a
-	// crash of the service.
+	// A program can remove pages of shared memory (ftruncate). The resulting fault must be an error of the
+	// program's call, not a crash of the service.
 	debug.SetPanicOnFault(true)
 	t := &w.session.turn
 	t.join(w)
@@ -75,7 +75,7 @@ func (w *worker) run() {
 		w.hasTurn = true
 		for w.hasTurn {
 			if !w.receive() {
-				t.release() // so that the next worker can end as well
+				t.release() // the next worker then ends too
 				return
 			}
 			w.answer()
@@ -95,9 +95,9 @@ func (w *worker) receive() bool {
 	}
 	t.turn.note(w.n.tid)
 	t.turn.adapt()
-	// SYNC_WAKE_UP makes the kernel run the woken thread on the processor of the waking thread. This is several times as
-	// fast for a caller and a worker that alternate. With several callers it would move all of them to one processor,
-	// where threads that poll a completion queue delay the others.
+	// SYNC_WAKE_UP makes the kernel run the woken thread on the processor of the waking thread. The answer to a
+	// caller that alternates with a worker is then several times as fast. With several callers, SYNC_WAKE_UP would
+	// move all of them to one processor, where threads that poll a completion queue delay the others.
 	t.syncWakeUp(!t.turn.shared())
 	return true
 }
@@ -114,7 +114,7 @@ type fate uint8
 const (
 	answered   fate = iota // val and err are the answer
 	letThrough             // the call continues in the kernel
-	sent                   // the answer was sent already
+	sent                   // the answer was already sent
 )
 
 func fails(err error) verdict { return verdict{err: err} }
@@ -149,8 +149,8 @@ func (w *worker) answer() {
 	default:
 		r.val = v.val
 	}
-	// ENOENT: the thread was killed. The kernel has closed the descriptors installed in it, and their last close is
-	// detected.
+	// ENOENT means that the thread was killed. The kernel has closed the descriptors installed in the thread's
+	// process, and the supervisor detects their last close.
 	err := send(w.session.fd, &r)
 	if t := w.taken; t != nil {
 		if w.taken = nil; err != nil {
@@ -162,8 +162,8 @@ func (w *worker) answer() {
 	}
 }
 
-// handle makes the answer. A panic becomes an error of the call, and the service continues. The device may have locks
-// held, so it gets a fatal event.
+// handle answers the current call. A panic becomes an error of the call, and the service continues. After a panic
+// the device may have locked mutexes, so it gets a fatal event.
 func (w *worker) handle() (v verdict) {
 	w.known, w.desc = known{}, nil
 	defer func() {
@@ -261,7 +261,7 @@ func (w *worker) command(c call, f *openFile) verdict {
 		return verdict{fate: sent}
 	}
 	f.tellLibraryFaults()
-	if w.known.stale { // nothing was read or done
+	if w.known.stale { // no data was read and nothing was executed
 		return verdict{fate: letThrough}
 	}
 	if v.err != nil {
@@ -271,9 +271,9 @@ func (w *worker) command(c call, f *openFile) verdict {
 	return v
 }
 
-// mayCommand returns EACCES for a command on a file that another user has opened. A program may have been tricked into
-// writing to an inherited descriptor, or the number may refer to another file than before. Doorbells are allowed, since
-// they read nothing and report only that there may be work. (ib_safe_file_access)
+// mayCommand returns EACCES for a command on a file that another user has opened. A program may have been tricked
+// into writing to an inherited descriptor, or the number may refer to another file than before. Doorbells are
+// allowed, because they read nothing and only report that there may be work. (ib_safe_file_access)
 func (w *worker) mayCommand(c call, f *openFile) error {
 	if c == callWrite && w.n.args[2] == doorbellSize && f.cm == nil {
 		return nil
@@ -281,11 +281,12 @@ func (w *worker) mayCommand(c call, f *openFile) error {
 	if _, _, err := w.caller(); errors.Is(err, errForeign) {
 		return err
 	}
-	return nil // a command fails by itself if it cannot access the caller's memory
+	return nil // a command fails if it cannot access the caller's memory
 }
 
-// Stalled answers a doorbell whose thread is blocked in the memory of another program. The caller's posts were taken,
-// and its file can be closed. Stalled is called on another thread, while this one waits. (ib.Staller)
+// Stalled answers a doorbell whose thread is blocked in the memory of another program. The caller's posts were
+// consumed, and its file can be closed. Stalled is called on another thread while the worker's thread waits.
+// (ib.Staller)
 func (w *worker) Stalled() {
 	if w.stalled {
 		return
@@ -302,7 +303,7 @@ func (w *worker) Stalled() {
 	}()
 }
 
-// refused logs a command that fails. Its error begins with the name of the command.
+// refused logs a command that fails. The error begins with the name of the command.
 func (w *worker) refused(f *openFile, err error) {
 	t := w.session
 	if !t.log.Enabled(context.Background(), slog.LevelDebug) {
@@ -320,8 +321,8 @@ func (w *worker) Space() umem.Space {
 	return s.Exact()
 }
 
-// Peek reads the memory of the cached process of the caller's thread, without checking that the cache is still valid.
-// The check would take longer than the rest of a doorbell. (uverbs.Peeker)
+// Peek reads the memory of the cached process of the caller's thread, without checking that the cache entry is
+// still valid. Such a check would take longer than the rest of a doorbell. (uverbs.Peeker)
 func (w *worker) Peek(dst [][]byte, addr uint64) bool {
 	if w.desc == nil {
 		return false
@@ -356,7 +357,7 @@ func (w *worker) InstallFD(fd int, cloexec bool) (int, error) {
 	return n, nil
 }
 
-// SameFile identifies the file under a descriptor of the caller. (uverbs.Caller)
+// SameFile identifies the file of a descriptor of the caller. (uverbs.Caller)
 func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
 	i, err := inodeOf(w.n.tid, int32(fd))
 	if err == nil {
@@ -365,7 +366,7 @@ func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
 	return i.dev, i.ino, err
 }
 
-// nowhere is the memory of a process that cannot be accessed.
+// nowhere represents the memory of a process that cannot be accessed.
 type nowhere struct{ err error }
 
 func (n nowhere) fault() error                        { return fmt.Errorf("%w: %w", umem.ErrFault, n.err) }
@@ -373,8 +374,8 @@ func (n nowhere) Check(uint64, uint64, bool) error    { return n.fault() }
 func (n nowhere) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
 func (n nowhere) WriteV(src [][]byte, _ uint64) error { return n.fault() }
 
-// descriptor is a device file as seen by one thread. Looking it up takes longer than most calls, so it is cached for a
-// while, for doorbells only. Other calls look it up again (findCaller).
+// descriptor is a device file as accessed by one thread. The lookup of a device file takes longer than most calls,
+// so the result is cached for a while, for doorbells only. Other calls look the file up again (findCaller).
 type descriptor struct {
 	tid     uint32
 	fd      int32
@@ -385,17 +386,17 @@ type descriptor struct {
 
 const (
 	cacheSize = 64
-	// remembered is less than the time in which thread numbers can wrap around. Within it, a thread number identifies a
-	// thread.
+	// remembered is less than the time in which thread IDs can wrap around. Within that time, a thread ID
+	// identifies a thread.
 	remembered = 500 * time.Millisecond
 )
 
-// base is the origin of until. Reading only the monotonic clock takes half as long.
+// base is the origin of until. Reading only the monotonic clock takes half as long as time.Now.
 var base = time.Now()
 
 func slot(tid uint32, fd int32) uint32 { return (tid*31 + uint32(fd)) % cacheSize }
 
-// descriptor returns the device file under a number of the caller, or nil for other files.
+// descriptor returns the device file at a number of the caller, or nil for other files.
 func (w *worker) descriptor(fd int32) *descriptor {
 	t, tid := w.session, w.n.tid
 	at := &t.cache[slot(tid, fd)]
@@ -421,7 +422,7 @@ func (w *worker) descriptor(fd int32) *descriptor {
 	return d
 }
 
-// forget drops the cached entries for the numbers from first to last.
+// forget removes the cached entries for the numbers from first to last.
 func (t *Session) forget(first, last uint32) {
 	for i := range t.cache {
 		if d := t.cache[i].Load(); d != nil && first <= uint32(d.fd) && uint32(d.fd) <= last {
@@ -430,8 +431,8 @@ func (t *Session) forget(first, last uint32) {
 	}
 }
 
-// closes answers close(2) and close_range(2). Each number may afterwards refer to another file, on which writes are not
-// doorbells.
+// closes answers close(2) and close_range(2). Each closed number may later refer to another file, on which writes
+// are not doorbells.
 func (w *worker) closes(c call) verdict {
 	first := uint32(w.n.args[0])
 	last := first
@@ -442,14 +443,14 @@ func (w *worker) closes(c call) verdict {
 	return verdict{fate: letThrough}
 }
 
-// fdLink returns the link for a number in a thread's directory in /proc.
+// fdLink returns the path of the link for a number in a thread's directory in /proc.
 func fdLink(fd int32) string { return "fd/" + strconv.Itoa(int(fd)) }
 
-// inodeOf returns the inode of the file under a number of a thread.
+// inodeOf returns the inode of the file at a number of a thread.
 func inodeOf(tid uint32, fd int32) (inode, error) { return inodeAt(tid, fdLink(fd)) }
 
-// inodeAt returns the inode of the file that a link in a thread's directory in /proc refers to. It does not query the
-// file system, which may be a program of the user (FUSE).
+// inodeAt returns the inode of the file that a link in a thread's directory in /proc refers to. It does not query
+// the file system, which may be a program of the user (FUSE).
 func inodeAt(tid uint32, link string) (inode, error) {
 	var st unix.Statx_t
 	path := "/proc/" + strconv.Itoa(int(tid)) + "/" + link

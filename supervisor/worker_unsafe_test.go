@@ -45,7 +45,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 		if n := testing.AllocsPerRun(100, func() {
 			s.turn.note(tid)
 			if v := w.handle(); v.fate != tt.want || v.err != nil {
-				t.Fatalf("%s: got %+v, want fate %v", tt.name, v, tt.want)
+				t.Fatalf("handle %s: got %+v, want fate %v", tt.name, v, tt.want)
 			}
 		}); n != 0 {
 			t.Errorf("allocations of %s: got %v, want 0", tt.name, n)
@@ -53,7 +53,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	}
 	runtime.KeepAlive(path)
 	if file.rung.Load() == 0 {
-		t.Error("doorbells: got none")
+		t.Error("doorbells: got none, want some")
 	}
 }
 
@@ -70,12 +70,12 @@ func TestErrno(t *testing.T) {
 		{errors.New("x"), syscall.EIO},
 	} {
 		if got := errno(tt.err); got != tt.want {
-			t.Errorf("%v: %v, want %v", tt.err, got, tt.want)
+			t.Errorf("errno of %v: got %v, want %v", tt.err, got, tt.want)
 		}
 	}
 }
 
-// filteredThread returns a thread with a filter that traps nothing, and the filter's listener.
+// filteredThread returns a thread with a filter that traps no call, and the filter's listener.
 func filteredThread(t *testing.T) (*thread, *os.File) {
 	t.Helper()
 	th := newThread()
@@ -99,21 +99,21 @@ func TestAttachRefuses(t *testing.T) {
 	}
 	defer null.Close()
 	if _, err := w.sup.Attach(null, SessionInfo{LauncherPID: os.Getpid()}); err == nil ||
-		!strings.Contains(err.Error(), "no seccomp listener") {
-		t.Errorf("a file other than a listener: got %v", err)
+		!strings.Contains(err.Error(), "not a seccomp listener") {
+		t.Errorf("Attach of a file other than a listener: got %v, want an error", err)
 	}
 	if os.Geteuid() != 0 {
 		if _, err := w.sup.Attach(null, SessionInfo{LauncherPID: 1}); !errors.Is(err, umem.ErrAccess) {
-			t.Errorf("a process of another user: %v, want %v", err, umem.ErrAccess)
+			t.Errorf("Attach of a process of another user: got %v, want %v", err, umem.ErrAccess)
 		}
 	}
 	if _, err := null.Stat(); err != nil {
-		t.Errorf("the caller's file after a failed Attach: %v", err)
+		t.Errorf("caller's file after a failed Attach: got %v, want an open file", err)
 	}
 }
 
 func TestQueueFilesBelongToTheUser(t *testing.T) {
-	testutil.NeedRoot(t, "to be a service for another user")
+	testutil.NeedRoot(t, "to run a service for another user")
 	w := newWorld(t)
 	c := exec.Command("/bin/sleep", "1000")
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -137,9 +137,9 @@ func TestQueueFilesBelongToTheUser(t *testing.T) {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(description.Fd()), &st); err != nil || st.Uid != 65534 || st.Mode&0o777 != 0o600 {
-		t.Errorf("owner and mode of the file: got %d, %#o, %v; want 65534, 0600", st.Uid, st.Mode&0o777, err)
+		t.Errorf("owner and mode of the file: got %d, %#o and error %v, want 65534 and 0600", st.Uid, st.Mode&0o777, err)
 	}
-	description.Close() // the last one
+	description.Close() // closes the last descriptor
 	w.await("the last close", f.ended)
 	th.end()
 	w.await("the end of the session", s.Done())

@@ -94,7 +94,7 @@ func TestDrain(t *testing.T) {
 			want = 1
 		}
 		notice := fmt.Sprintf("rdma-core %d.", version)
-		if got := strings.Count(said.String(), "took more completions"); got != want ||
+		if got := strings.Count(said.String(), "consumed more completions"); got != want ||
 			want == 1 && !strings.Contains(said.String(), notice) {
 			t.Errorf("drain %v with rdma-core %d: got %d notices, want %d with %q: %s", c.args, version, got, want, notice,
 				said.String())

@@ -38,7 +38,7 @@ func TestLauncher(t *testing.T) {
 		{"path not found", []string{"/no/such/program"}, "", 127, "", "/no/such/program"},
 		{"not executable", []string{notExecutable}, "", 126, "", "permission denied"},
 		{"directory", []string{"/tmp"}, "", 126, "", "/tmp"},
-		{"nested", []string{binary(t), "run", "--", "true"}, "", 125, "", "leave out the inner one"},
+		{"nested", []string{binary(t), "run", "--", "true"}, "", 125, "", "omit the inner `verbena run`"},
 		{"files of the host", []string{"cat", "/proc/sys/kernel/ostype"}, "", 0, "Linux\n", ""},
 		{"the device file", []string{"stat", "-c", "%F", "/dev/infiniband/uverbs0"}, "", 0, "character special file\n", ""},
 		{"listing the devices", []string{"ls", "/sys/class/infiniband"}, "", 0, "rxe0\n", ""},
