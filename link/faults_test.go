@@ -434,8 +434,8 @@ func TestRuleJSON(t *testing.T) {
 // TestRuleValidate: rules that make no sense are refused, with the reason.
 func TestRuleValidate(t *testing.T) {
 	const (
-		noEffect = "it has no effect: give one of drop, duplicate, "
-		alone    = "stop and rnr go into rules of their own"
+		noEffect = "the rule has no effect: add one of drop, duplicate, "
+		alone    = "stop and rnr need separate rules"
 	)
 	f := link.NewFaults(simnet.New(simnet.Config{}), nil)
 	for _, c := range []struct {

@@ -129,7 +129,7 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// TestRefusedClientLearnsWhy tests that a client whose request preceded the refusal receives the reason instead of
+// TestRefusedClientLearnsWhy tests that a client with a request before the refusal receives the reason instead of
 // a connection reset.
 func TestRefusedClientLearnsWhy(t *testing.T) {
 	limits := DefaultLimits(true)

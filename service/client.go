@@ -199,7 +199,7 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 }
 
 // ReadyFD is the descriptor on which a spawned service reports one line, either "ready" or an error. ControlFD is
-// the descriptor of a private service's only connection.
+// the descriptor of the connection to a private service.
 const (
 	ReadyFD   = 3
 	ControlFD = 4

@@ -298,7 +298,7 @@ func TestConnectionsPerUser(t *testing.T) {
 		}
 	}
 	first[0].Close()
-	testutil.Eventually(t, "a connection to succeed after another was closed", func() bool { return ask(connect(4242)) == nil })
+	testutil.Eventually(t, "a connection after a close to succeed", func() bool { return ask(connect(4242)) == nil })
 }
 
 // TestRequestsPerUser tests that pending requests of a user delay no requests of other users, and that their number is

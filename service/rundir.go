@@ -130,7 +130,7 @@ func (d *runDir) sweep() {
 	}
 }
 
-// These are the forms of the names of services' directories and sessions.
+// The following patterns are the forms of the names of services' directories and sessions.
 var (
 	runDirNames  = regexp.MustCompile(`^verbena-[0-9]+-[0-9]+$`)
 	sessionNames = regexp.MustCompile(`^run/[0-9]+-[0-9]+$`)

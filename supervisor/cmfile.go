@@ -480,7 +480,8 @@ type deferred struct {
 	began   time.Time
 }
 
-// These are the intervals at which await checks a waiting call for a signal, and whether its thread exists.
+// The following constants are the intervals at which await checks a waiting call for a signal, and whether its
+// thread exists.
 const (
 	firstSignalLook = 10 * time.Millisecond
 	lastSignalLook  = 100 * time.Millisecond

@@ -279,8 +279,8 @@ func callOf(n *notification) call {
 	return callOther
 }
 
-// These are the offsets in struct seccomp_data. Arguments are 64 bits wide. On these architectures the low half of
-// an argument comes first.
+// The following constants are the offsets in struct seccomp_data. Arguments are 64 bits wide. On these
+// architectures the low half of an argument comes first.
 const (
 	offNr   = 0
 	offArch = 4

@@ -218,8 +218,8 @@ func TestFilterVerdicts(t *testing.T) {
 			t.Errorf("tests of %v: got none, want one", c)
 		}
 	}
-	// These are execve and execveat in the kernel's system call tables, for each architecture that a program can
-	// switch to.
+	// The numbers below are execve and execveat in the kernel's system call tables, for each architecture that a
+	// program can switch to.
 	for _, tt := range []struct {
 		name  string
 		audit uint32

@@ -106,8 +106,9 @@ func knock() {
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, ^uintptr(0), uapi.VerbsIoctl, 0)
 }
 
-// These are limits for the age of an unanswered call, as a number of later notifications. An attempt with all
-// recent numbers takes about ten milliseconds, and an attempt with all numbers up to ever takes about a second.
+// The following constants are limits for the age of an unanswered call, as a number of later notifications. An
+// attempt with all recent numbers takes about ten milliseconds, and an attempt with all numbers up to ever takes
+// about a second.
 const (
 	recently = 1 << 16
 	ever     = 1 << 22

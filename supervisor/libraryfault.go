@@ -11,7 +11,7 @@ import (
 	"verbena/internal/procfile"
 )
 
-// These are the states of an element of Session.faults.
+// The following constants are the states of an element of Session.faults.
 const (
 	notFound = iota
 	found    // the user has not received the notice yet

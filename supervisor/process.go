@@ -105,7 +105,7 @@ type Node struct {
 	Mode uint32
 }
 
-// These are the access rights, as in access(2).
+// The following constants are the access rights, as in access(2).
 const (
 	mayExecute = unix.X_OK
 	mayWrite   = unix.W_OK

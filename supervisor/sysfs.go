@@ -15,7 +15,7 @@ import (
 	"verbena/uverbs"
 )
 
-// These are the device numbers of the command files. (IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR)
+// The following constants are the device numbers of the command files. (IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR)
 const (
 	verbsMajor  = 231
 	baseMinor   = 192
@@ -24,14 +24,14 @@ const (
 	sysDevChar  = "/sys/dev/char/" + majorPrefix
 )
 
-// This is the device number of rdma_cm. The kernel would assign that number dynamically. (MISC_MAJOR)
+// miscMajor and cmMinor are the device number of rdma_cm. The kernel would assign that number dynamically. (MISC_MAJOR)
 const (
 	miscMajor = 10
 	cmMinor   = 122
 	cmNumber  = "10:122"
 )
 
-// These are the names of rdma_cm outside of /dev.
+// The following constants are the names of rdma_cm outside of /dev.
 const (
 	cmClass        = "/sys/class/misc/rdma_cm"
 	maxBacklogFile = "/proc/sys/net/rdma_ucm/max_backlog"

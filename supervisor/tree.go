@@ -103,7 +103,7 @@ type tree struct {
 	root  string
 	name  string   // name of root in the directory above
 	above *os.Root // directory through which the service changes files
-	// This is the directory through which programs' files are opened. It is a read-only mount of above, if the
+	// dir is the directory through which programs' files are opened. It is a read-only mount of above, if the
 	// kernel allows this process to make one.
 	dir     *os.File
 	current atomic.Pointer[entries]
@@ -118,7 +118,8 @@ type tree struct {
 	temps int
 }
 
-// These are the contents that most files of a sparse GID table have. All files with such a content share one inode.
+// The following constants are the contents that most files of a sparse GID table have. All files with such a
+// content share one inode.
 const (
 	noGID   = "0000:0000:0000:0000:0000:0000:0000:0000\n"
 	nothing = ""

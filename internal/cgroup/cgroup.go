@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// Limits holds the lowest limits of the process's groups and all their visible parents; 0: no limit.
+// Limits holds the lowest limits of the process's groups and of all their visible parents; 0 means no limit.
 type Limits struct {
 	Memory uint64 // in bytes
-	Tasks  uint64 // processes and threads
+	Tasks  uint64 // number of processes and threads
 }
 
 // Read reads the current limits. root is the root of the file system, including /proc. A file that cannot be read
@@ -27,7 +27,7 @@ func Read(root fs.FS) (l Limits) {
 	if p, ok := groups[""]; ok {
 		for dir := range dirs(mounts, "", p) {
 			lower(&l.Memory, root, dir, "memory.max")
-			lower(&l.Memory, root, dir, "memory.high") // above it the kernel throttles every thread
+			lower(&l.Memory, root, dir, "memory.high") // above this limit the kernel throttles every thread
 			lower(&l.Tasks, root, dir, "pids.max")
 		}
 	}
@@ -45,8 +45,8 @@ func Read(root fs.FS) (l Limits) {
 	return l
 }
 
-// readGroups returns the path of the process's group for each controller of version 1, and for version 2 under the
-// empty name.
+// readGroups returns the path of the process's group for each controller of version 1. The path for version 2 has
+// the empty name.
 func readGroups(root fs.FS) map[string]string {
 	groups := map[string]string{}
 	b, _ := fs.ReadFile(root, "proc/self/cgroup")
@@ -62,14 +62,14 @@ func readGroups(root fs.FS) map[string]string {
 	return groups
 }
 
-// mount is a mount of a hierarchy.
+// mount is a mount of a cgroup hierarchy.
 type mount struct {
-	controllers []string // for version 1; nil: version 2
-	root        string   // the mounted group
+	controllers []string // controllers of version 1; nil for version 2
+	root        string   // path of the mounted group
 	point       string
 }
 
-// readMounts lists the mounts of hierarchies.
+// readMounts lists the mounts of cgroup hierarchies.
 func readMounts(root fs.FS) (list []mount) {
 	b, _ := fs.ReadFile(root, "proc/self/mountinfo")
 	for line := range lines(b) {
@@ -99,12 +99,12 @@ func (m *mount) shows(controller string) bool {
 	return slices.Contains(m.controllers, controller)
 }
 
-// dirs yields the directories of a group and of its parents that are visible in a mount, as paths below the root of the
-// file system.
+// dirs returns the directories of a group and of its parents that are visible in a mount, as paths below the root
+// of the file system.
 //
-// The path of the group and the root of a mount are both relative to the root of the cgroup namespace. Outside of the
-// namespace they begin with "/..". In a container the mount may not match the path. In that case dirs uses the root of
-// the mount, the best visible choice.
+// The path of the group and the root of a mount are both relative to the root of the cgroup namespace. Outside of
+// the cgroup namespace, the paths begin with "/..". In a container the root of the mount may not match the path of
+// the group. In that case dirs uses the root of the mount, which is the best visible choice.
 func dirs(mounts []mount, controller, group string) func(yield func(string) bool) {
 	var best *mount
 	var below string
@@ -145,12 +145,12 @@ func within(parent, group string) (rest string, ok bool) {
 	case rest == "/":
 		return "", true
 	case strings.HasPrefix(rest+"/", "/../"):
-		return "", false // the parent is the root of the namespace, and the group is outside of it
+		return "", false // the parent is the root of the namespace, and the group is outside of the namespace
 	}
 	return rest, true
 }
 
-// lower reduces a limit to the value in a file, if that is lower.
+// lower reduces a limit to the value in a file, if that value is lower.
 func lower(limit *uint64, root fs.FS, dir, file string) {
 	b, err := fs.ReadFile(root, path.Join(dir, file))
 	if err != nil {
@@ -159,7 +159,7 @@ func lower(limit *uint64, root fs.FS, dir, file string) {
 	lowerTo(limit, string(bytes.TrimSpace(b)))
 }
 
-// unlimited exceeds all meaningful limits. Version 1 writes a number near 1<<63 for "max".
+// unlimited exceeds all meaningful limits. Version 1 reports a number near 1<<63 instead of "max".
 const unlimited = 1 << 60
 
 func lowerTo(limit *uint64, text string) {

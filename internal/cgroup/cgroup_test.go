@@ -47,7 +47,7 @@ func TestRead(t *testing.T) {
 			"sys/fs/cgroup/a/memory.max": "1073741824\n", "sys/fs/cgroup/a/b/pids.max": "77\n",
 			"sys/fs/cgroup/a/pids.max": "78\n",
 		}, Limits{Memory: 256 << 20, Tasks: 77}},
-		{"v2, the largest limit and one that is none", map[string]string{
+		{"v2, the largest limit, and no limit", map[string]string{
 			"proc/self/cgroup": "0::/a/b\n", "proc/self/mountinfo": v2Mounts,
 			"sys/fs/cgroup/a/b/memory.max": "1152921504606846976\n", "sys/fs/cgroup/a/memory.max": "1152921504606846975\n",
 			"sys/fs/cgroup/a/b/pids.max": "1152921504606846976\n",
@@ -59,11 +59,11 @@ func TestRead(t *testing.T) {
 		{"v2, no limit", map[string]string{
 			"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": v2Mounts, "sys/fs/cgroup/a/memory.max": "max\n",
 		}, Limits{}},
-		{"v2, a namespace", map[string]string{ // the mount shows the namespace's root as its own
+		{"v2, a namespace", map[string]string{ // the mount shows the namespace's root as its own root
 			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2Mounts, "sys/fs/cgroup/memory.max": "1048576\n",
 			"sys/fs/cgroup/pids.max": "5\n",
 		}, Limits{Memory: 1 << 20, Tasks: 5}},
-		// the position of the group below the mount's root is unknown
+		// The position of the group below the mount's root is unknown.
 		{"v2, the namespace of a mount from before", map[string]string{
 			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": "30 23 0:26 /../.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
 			"sys/fs/cgroup/memory.max": "4194304\n",
@@ -85,16 +85,16 @@ func TestRead(t *testing.T) {
 			"sys/fs/cgroup/sub/pids.max":      "12\n",
 			"sys/fs/cgroup/kube/pod/pids.max": "1\n", // belongs to another pod
 		}, Limits{Memory: 2 << 20, Tasks: 12}},
-		{"v2, a name that only begins the same", map[string]string{
+		{"v2, a name with the same beginning", map[string]string{
 			"proc/self/cgroup":    "0::/abcd/x\n",
 			"proc/self/mountinfo": "30 23 0:26 /abc /mnt/abc rw - cgroup2 cgroup2 rw\n" + v2Mounts,
 			"mnt/abc/memory.max":  "1\n", "mnt/abc/d/x/memory.max": "1\n", "sys/fs/cgroup/abcd/memory.max": "2097152\n",
 		}, Limits{Memory: 2 << 20}},
-		{"v2, the mount shows a child alone", map[string]string{
+		{"v2, the mount shows only a child", map[string]string{
 			"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": "30 23 0:26 /a/b /mnt rw - cgroup2 cgroup2 rw\n",
 			"mnt/memory.max": "1\n",
 		}, Limits{}},
-		{"two mounts: the one that shows more", map[string]string{
+		{"two mounts, of which one shows more", map[string]string{
 			"proc/self/cgroup":    "0::/a/b\n",
 			"proc/self/mountinfo": "30 23 0:26 /a/b /mnt rw - cgroup2 cgroup2 rw\n" + v2Mounts,
 			"mnt/memory.max":      "max\n", "sys/fs/cgroup/a/memory.max": "2097152\n",
@@ -141,7 +141,7 @@ func TestRead(t *testing.T) {
 			"proc/self/cgroup": "4:memory:/m\n0::/u\n", "proc/self/mountinfo": v1Mounts,
 			"sys/fs/cgroup/memory/m/memory.limit_in_bytes": "268435456\n", "sys/fs/cgroup/unified/u/pids.max": "30\n",
 		}, Limits{Memory: 256 << 20, Tasks: 30}},
-		{"no memory at all is a limit", map[string]string{
+		{"a limit of 0 bytes", map[string]string{
 			"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": v2Mounts, "sys/fs/cgroup/a/pids.max": "0\n",
 		}, Limits{Tasks: 1}},
 		{"nonsense", map[string]string{
@@ -152,13 +152,13 @@ func TestRead(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := Read(tree(c.files)); got != c.want {
-				t.Errorf("got %+v, want %+v", got, c.want)
+				t.Errorf("Read: got %+v, want %+v", got, c.want)
 			}
 		})
 	}
 }
 
-// TestReadHere tests that this machine's files can be parsed.
+// TestReadHere tests that the files of this machine can be parsed.
 func TestReadHere(t *testing.T) { t.Logf("%+v", Read(os.DirFS("/"))) }
 
 func FuzzRead(f *testing.F) {

@@ -1,7 +1,7 @@
-// Package clock provides time as a parameter, so that tests do not have to wait.
+// Package clock provides time as a parameter, so tests do not have to wait.
 //
-// [System] is the time of package time. [Virtual] advances only in steps, and runs due calls one after the other on the
-// caller's thread. Code without other inputs then behaves identically in each run.
+// [System] is the time of package time. [Virtual] advances only in steps, and runs due calls one after another on
+// the caller's thread. Code without other inputs then behaves identically in each run.
 package clock
 
 import (
@@ -11,7 +11,7 @@ import (
 	"verbena/internal/timeq"
 )
 
-// Clock tells the time and runs calls at later times.
+// Clock returns the current time and runs calls at later times.
 type Clock interface {
 	Now() time.Time
 	// AfterFunc calls f after d, like time.AfterFunc.
@@ -26,7 +26,7 @@ type Timer interface {
 	Stop() bool
 }
 
-// System is the time of package time. In a bubble of testing/synctest that time is virtual as well.
+// System is the time of package time. In a bubble of testing/synctest, System uses the virtual time of the bubble.
 var System Clock = system{}
 
 type system struct{}
@@ -35,7 +35,7 @@ func (system) Now() time.Time                            { return time.Now() }
 func (system) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }
 
 // Virtual is a Clock that advances only in Step and Sleep. Calls due at the same time run in the order of their
-// AfterFunc or Reset. It is safe for concurrent use, but only one thread at a time may step.
+// AfterFunc or Reset. Virtual is safe for concurrent use, but only one thread at a time may step.
 type Virtual struct {
 	mu  sync.Mutex
 	now time.Time
@@ -69,7 +69,7 @@ func (v *Virtual) Next() (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// Step advances the clock to the next call and runs it. It returns false if there is no call.
+// Step advances the clock to the next call and runs it. Step returns false if there is no call.
 func (v *Virtual) Step() bool {
 	v.mu.Lock()
 	next := v.due.Pop()

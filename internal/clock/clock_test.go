@@ -30,14 +30,14 @@ func TestClocksAgree(t *testing.T) {
 		gone := c.AfterFunc(15*time.Millisecond, note("gone"))
 		sleep(5 * time.Millisecond)
 		if !gone.Stop() || gone.Stop() {
-			t.Error("Stop: got a wrong result")
+			t.Error("first and second Stop: got another result, want true and false")
 		}
 		if !b.Reset(time.Millisecond) {
-			t.Error("Stop of b: got false, want true")
+			t.Error("Reset of b: got false, want true")
 		}
 		sleep(15 * time.Millisecond)
 		if b.Reset(time.Millisecond) || a.Stop() {
-			t.Error("Stop after the call: got true, want false")
+			t.Error("Reset of b or Stop of a after their calls: got true, want false")
 		}
 		sleep(time.Hour)
 		note("end")()
@@ -46,11 +46,11 @@ func TestClocksAgree(t *testing.T) {
 	want := []string{"b 6ms", "a 10ms", "b 21ms", "end 1h0m0.02s"}
 	v := clock.NewVirtual(epoch)
 	if got := play(v, v.Sleep); !slices.Equal(got, want) {
-		t.Errorf("virtual: %q, want %q", got, want)
+		t.Errorf("calls of the virtual clock: got %q, want %q", got, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		if got := play(clock.System, testutil.Advance); !slices.Equal(got, want) {
-			t.Errorf("system: %q, want %q", got, want)
+			t.Errorf("calls of the system clock: got %q, want %q", got, want)
 		}
 	})
 }
@@ -71,10 +71,10 @@ func TestOrderAtOneTime(t *testing.T) {
 	for v.Step() {
 	}
 	if want := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}; !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("order of calls: got %v, want %v", got, want)
 	}
 	if d := v.Now().Sub(epoch); d != time.Second {
-		t.Errorf("elapsed time: got %v", d)
+		t.Errorf("elapsed time: got %v, want 1s", d)
 	}
 	if _, ok := v.Next(); ok || v.Step() {
 		t.Error("Next: got a pending call, want none")

@@ -20,7 +20,8 @@ import (
 	"verbena/internal/reopen"
 )
 
-// The environment of the process that confines itself: its act, and the omitted rule.
+// The following constants are the environment variables of the process that confines itself: its act, and the
+// omitted rule.
 const (
 	envAct  = "CONFINE_TEST_ACT"
 	envRule = "CONFINE_TEST_RULE"
@@ -74,7 +75,7 @@ func result(err error) string {
 	return err.Error()
 }
 
-// without returns the rules except the one named in the environment, and the calls of that rule.
+// without returns all rules except the rule named in the environment. It also returns the calls of that rule.
 func without(rules []Rule) (left []Rule, calls []string) {
 	for _, r := range rules {
 		if r.Name == os.Getenv(envRule) {
@@ -86,8 +87,8 @@ func without(rules []Rule) (left []Rule, calls []string) {
 	return left, calls
 }
 
-// act prepares an attempt that a rule refuses, and returns it. Without the rule each attempt succeeds, or fails with an
-// error of the kernel other than EPERM, for every user.
+// act prepares an attempt that a rule refuses, and returns the attempt. Without the rule, each attempt succeeds or
+// fails with an error of the kernel other than EPERM, for every user.
 type act func(dir string) (try func() error, err error)
 
 func call(nr uintptr, args ...uintptr) act {
@@ -104,7 +105,7 @@ func call(nr uintptr, args ...uintptr) act {
 
 var minus1 = ^uintptr(0)
 
-// acts are attempts that the rules of their names refuse.
+// acts maps the names of rules to attempts that the rules refuse.
 var acts = map[string]act{
 	"ioctl": func(string) (func() error, error) {
 		terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -138,7 +139,7 @@ var acts = map[string]act{
 	"signals": call(unix.SYS_KILL, uintptr(os.Getppid()), 0),
 }
 
-// others are further attempts. Their names begin with the name of a rule.
+// others contains further attempts. The name of a further attempt begins with the name of a rule.
 var others = map[string]act{
 	"open read": func(string) (func() error, error) {
 		return func() error { return closing(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)) }, nil
@@ -176,7 +177,8 @@ func closing(fd int, err error) error {
 	return err
 }
 
-// execNothing executes a missing program. The dynamic loader of an existing one could not map its code here.
+// execNothing executes a missing program. The dynamic loader of an existing program could not map its code in a
+// confined process.
 func execNothing() error { return unix.Exec("/nonexistent", []string{"nothing"}, nil) }
 
 // run runs an act in a separate process, without a rule, and returns the result.
@@ -186,19 +188,19 @@ func run(t *testing.T, kind, name, rule string) string {
 	cmd.Env = append(os.Environ(), envAct+"="+name, envRule+"="+rule, envKind+"="+kind)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", name, err, out)
+		t.Fatalf("run %s: got %v, want success:\n%s", name, err, out)
 	}
 	return strings.TrimSpace(string(out))
 }
 
-// TestRules tests that each rule refuses its act, and that no other rule does.
+// TestRules tests that each rule refuses its act, and that no other rule refuses it.
 func TestRules(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	for _, r := range Service() {
 		if acts[r.Name] == nil {
-			t.Errorf("rule %s has no act", r.Name)
+			t.Errorf("act of rule %s: got none, want one", r.Name)
 			continue
 		}
 		names := []string{r.Name}
@@ -221,13 +223,13 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestLauncherRules tests that the launcher's filter is also installed on a thread that has another filter already.
+// TestLauncherRules tests that the launcher's filter is also installed on a thread that already has another filter.
 func TestLauncherRules(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	if cgo {
-		t.Skip("Go cannot reach all threads of a binary with cgo")
+		t.Skip("Go cannot install a filter on all threads of a binary with cgo")
 	}
 	for _, r := range Launcher() {
 		t.Run(r.Name, func(t *testing.T) {
@@ -280,13 +282,13 @@ func TestNames(t *testing.T) {
 		names = append(names, r.calls...)
 		for _, e := range r.except {
 			if !slices.Contains(r.calls, e.call) {
-				t.Errorf("rule %s allows %s, which it does not refuse", r.Name, e.call)
+				t.Errorf("rule %s: got the exception %s for a call that it does not refuse, want none", r.Name, e.call)
 			}
 		}
 	}
 	for _, n := range names {
 		if !known(n) {
-			t.Errorf("no architecture has the system call %s", n)
+			t.Errorf("system call %s: got no architecture with it, want one", n)
 		}
 	}
 }
@@ -298,8 +300,8 @@ func init() {
 	others["default"] = call(unix.SYS_SWAPON, 0)
 }
 
-// tryOpener reopens files with the opener: files that a service hands out, and files that a program could put in their
-// place.
+// tryOpener reopens two kinds of files with the opener: files that a service hands out, and files that a program
+// could substitute for them.
 func tryOpener(dir string) (func() error, error) {
 	below, beside := filepath.Join(dir, "dir"), filepath.Join(dir, "beside")
 	inside := filepath.Join(below, "inside")
@@ -334,7 +336,7 @@ func tryOpener(dir string) (func() error, error) {
 				unix.Close(got)
 			}
 			if !errors.Is(err, want) {
-				wrong = append(wrong, fmt.Errorf("%s got %v want %v", what, err, want))
+				wrong = append(wrong, fmt.Errorf("reopen %s: got %v, want %v", what, err, want))
 			}
 		}
 		path := func(p string) int {
@@ -373,7 +375,7 @@ func tryDomain(dir string) (func() error, error) {
 	}
 	results := make(chan error)
 	go func() {
-		runtime.LockOSThread() // permanently
+		runtime.LockOSThread() // the lock is permanent
 		if err := restrict([]string{below}); err != nil {
 			results <- err
 			return
@@ -385,11 +387,11 @@ func tryDomain(dir string) (func() error, error) {
 			}
 			defer unix.Close(fd)
 			if err := closing(reopen.Own(fd, how)); !errors.Is(err, want) {
-				return fmt.Errorf("%s got %v want %v", path, err, want)
+				return fmt.Errorf("open %s: got %v, want %v", path, err, want)
 			}
 			return nil
 		}
-		err := closing(reopen.Own(memfd, unix.O_RDWR)) // a memfd is below no directory, and needs no rule
+		err := closing(reopen.Own(memfd, unix.O_RDWR)) // a memfd is below no directory, so it needs no rule
 		results <- errors.Join(err,
 			check(inside, unix.O_RDWR, nil),
 			check(beside, unix.O_RDONLY, unix.EACCES),
@@ -407,14 +409,14 @@ func tryDomain(dir string) (func() error, error) {
 func TestDomain(t *testing.T) {
 	needLandlock(t)
 	if got := run(t, "service", "domain", ""); got != "success" {
-		t.Errorf("got %s, want success", got)
+		t.Errorf("domain: got %s, want success", got)
 	}
 }
 
 func TestOpener(t *testing.T) {
 	needLandlock(t)
 	if got := run(t, "service", "opener", ""); got != "success" {
-		t.Errorf("got %s, want success", got)
+		t.Errorf("opener: got %s, want success", got)
 	}
 }
 
@@ -425,8 +427,8 @@ func needLandlock(t *testing.T) {
 	}
 }
 
-// tryThreads tests on many threads whether they are in the opener's domain. A thread in the domain cannot read the
-// memory of a process outside of it.
+// tryThreads tests on many threads whether the thread is in the opener's domain. A thread in the domain cannot read
+// the memory of a process outside of the domain.
 func tryThreads(dir string) (func() error, error) {
 	child := exec.Command("sleep", "60")
 	if err := errors.Join(child.Start(), Opener(dir)); err != nil {
@@ -439,7 +441,7 @@ func tryThreads(dir string) (func() error, error) {
 			go func() {
 				runtime.LockOSThread()
 				local := [1]unix.Iovec{{Base: new(byte), Len: 1}}
-				remote := [1]unix.RemoteIovec{{Base: 0, Len: 1}} // not mapped, but the kernel checks the permission first
+				remote := [1]unix.RemoteIovec{{Base: 0, Len: 1}} // unmapped, but the kernel checks the permission first
 				_, err := unix.ProcessVMReadv(child.Process.Pid, local[:], remote[:], 0)
 				done <- err
 				<-over
@@ -448,20 +450,20 @@ func tryThreads(dir string) (func() error, error) {
 		var wrong error
 		for range threads {
 			if err := <-done; err != unix.EFAULT {
-				wrong = errors.Join(wrong, fmt.Errorf("read got %v want EFAULT", err))
+				wrong = errors.Join(wrong, fmt.Errorf("read: got %v, want EFAULT", err))
 			}
 		}
-		// Every thread has the filter, and no_new_privs.
+		// Every thread has the filter and no_new_privs.
 		tasks, err := os.ReadDir("/proc/self/task")
 		for _, task := range tasks {
 			b, _ := procfile.Read("/proc/self/task/" + task.Name() + "/status")
 			if len(b) > 0 && (!strings.Contains(string(b), "\nSeccomp:\t2\n") ||
 				!strings.Contains(string(b), "\nNoNewPrivs:\t1\n")) {
-				wrong = errors.Join(wrong, fmt.Errorf("thread %s: no filter", task.Name()))
+				wrong = errors.Join(wrong, fmt.Errorf("thread %s: got no filter, want one", task.Name()))
 			}
 		}
 		if len(tasks) < threads {
-			wrong = errors.Join(wrong, fmt.Errorf("%d threads", len(tasks)))
+			wrong = errors.Join(wrong, fmt.Errorf("threads: got %d, want more", len(tasks)))
 		}
 		close(over)
 		return errors.Join(wrong, err)
@@ -472,13 +474,13 @@ func tryThreads(dir string) (func() error, error) {
 func TestThreads(t *testing.T) {
 	needLandlock(t)
 	if got := run(t, "service", "threads", ""); got != "success" {
-		t.Errorf("got %s, want success", got)
+		t.Errorf("threads: got %s, want success", got)
 	}
 }
 
-// TestDefault tests that a call without a rule is refused.
+// TestDefault tests that the filter refuses a call without a rule.
 func TestDefault(t *testing.T) {
 	if got := run(t, "service", "default", ""); got != "EPERM" {
-		t.Errorf("got %s, want EPERM", got)
+		t.Errorf("call without a rule: got %s, want EPERM", got)
 	}
 }

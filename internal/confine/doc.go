@@ -1,20 +1,21 @@
-// Package confine removes rights that processes of Verbena do not need: system calls, by seccomp filters, and files, by
-// a Landlock domain. The restrictions apply to all present and future threads, and are permanent. Package privilege
-// drops capabilities.
+// Package confine removes rights that processes of Verbena do not need. It removes system calls by seccomp filters,
+// and files by a Landlock domain. The restrictions apply to all present and future threads, and are permanent.
+// Package privilege drops capabilities.
 //
-// [Process] is for a service, after its start and before its first client. [Rule] describes the calls that its filter
-// refuses. The filter also refuses calls without a rule that are not needed. [Threads] is for a launcher, once its
-// program runs.
+// [Process] confines a service, after its start and before its first client. [Rule] describes the calls that its
+// filter refuses. The filter also refuses calls that have no rule and are not needed. [Threads] confines a
+// launcher, once its program runs.
 //
-// [Opener] is for files chosen by a program, given by any link or descriptor. A thread in a Landlock domain reopens
-// them. That thread can open only regular files of the service's directory and memfds.
+// [Opener] opens files chosen by a program, given by any link or descriptor. A thread in a Landlock domain reopens
+// these files. That thread can open only regular files of the service's directory and memfds.
 //
 // # Limits
 //
-// A Landlock domain cannot cover the whole process. It denies every access to processes outside of it that needs the
-// permission of ptrace(2): process_vm_readv(2), pidfd_getfd(2), /proc/PID/mem, /proc/PID/ns and /proc/PID/fd. A service
-// makes such accesses on each thread that runs a queue pair. A launcher needs them as well: it opens /proc/PID/mem for
-// a service restricted by Yama, and searches /proc/PID/fd for processes that keep devices open. The consequences are:
+// A Landlock domain cannot cover the whole process. A domain denies every access to processes outside of the domain
+// that needs the permission of ptrace(2): process_vm_readv(2), pidfd_getfd(2), /proc/PID/mem, /proc/PID/ns and
+// /proc/PID/fd. A service makes such accesses on each thread that runs a queue pair. A launcher needs such accesses
+// too. It opens /proc/PID/mem for a service restricted by Yama, and searches /proc/PID/fd for processes that keep
+// devices open. The consequences are:
 //
 //   - Code that has taken over a service can still read and write the memory of every program that the service may
 //     access, receive and send descriptors, open files by openat2(2) with the user's rights, and send UDP packets.
@@ -33,6 +34,6 @@
 //   - In a binary with cgo, such as one with the race detector, Go cannot reach all threads. A launcher is then not
 //     confined.
 //
-// From the Landlock library, only the function that makes a ruleset is used. The library's own functions restrict all
-// threads.
+// The package uses only the function of the Landlock library that makes a ruleset. The library's other functions
+// restrict all threads.
 package confine

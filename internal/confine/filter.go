@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// policy makes a filter from rules and from calls that are allowed in addition.
+// policy makes a filter from rules, and from calls that are allowed in addition.
 func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 	info, err := arch.GetInfo("")
 	if err != nil {
@@ -33,7 +33,7 @@ func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 				continue
 			}
 			group := &rest
-			if e.call == "ioctl" { // a service makes this call for every call of a program, and it executes the filter
+			if e.call == "ioctl" { // a service makes this call, and therefore executes the filter, for every call of a program
 				group = &frequent
 			}
 			group.NamesWithCondtions = append(group.NamesWithCondtions,
@@ -45,21 +45,21 @@ func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 			rest.Names = append(rest.Names, c)
 		}
 	}
-	// The C library makes threads by clone(2) if clone3(2) is missing. The flags of clone3 are in memory, which a filter
-	// cannot read.
+	// The C library makes threads by clone(2) if clone3(2) is missing. The flags of clone3 are in memory, which a
+	// filter cannot read.
 	unknown := seccomp.SyscallGroup{Names: []string{"clone3"}, Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)}
 	return &seccomp.Policy{DefaultAction: seccomp.ActionErrno, Syscalls: []seccomp.SyscallGroup{frequent, rest, unknown}},
 		nil
 }
 
-// threadPause is the time for a thread with a different filter to end.
+// threadPause is the time in which a thread with a different filter can end.
 const threadPause = 10 * time.Millisecond
 
 // Process permanently installs a filter of the service's rules on all present and future threads of the process. The
 // error wraps ENOTSUP if the kernel, a container's policy or this architecture does not support filters.
 //
-// Process fails while a thread has a different filter, such as one of Probe of package supervisor. It waits up to a
-// second for the end of such threads.
+// Process fails while a thread has a different filter, such as one of Probe of package supervisor. Process waits up
+// to a second for the end of such threads.
 func Process() error { return process(Service()) }
 
 func process(rules []Rule, more ...string) error {
@@ -70,8 +70,9 @@ func process(rules []Rule, more ...string) error {
 	warm()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// Before Linux 5.16 a filter enables mitigations against speculation, which slow the process down, unless SPEC_ALLOW
-	// is set. They isolate parts of a process from one another, and this process has only one part.
+	// Before Linux 5.16, a filter enables mitigations against speculation unless SPEC_ALLOW is set. The mitigations
+	// slow the process down. The mitigations isolate parts of a process from one another, and this process has only
+	// one part.
 	const flags = seccomp.FilterFlagTSync | unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH | unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW
 	filter := seccomp.Filter{NoNewPrivs: true, Flag: flags, Policy: *p}
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(threadPause) {
@@ -95,9 +96,9 @@ func unavailable(err error) bool {
 		errors.Is(err, unix.EACCES)
 }
 
-// Threads installs a filter of the launcher's rules on all threads of the process, one after another, since one of them
-// may already have a filter with a listener. In a binary with cgo, Go cannot reach all threads: the error wraps
-// ENOTSUP.
+// Threads installs a filter of the launcher's rules on all threads of the process, one after another, because one
+// of them may already have a filter with a listener. In a binary with cgo, Go cannot reach all threads, and the
+// error wraps ENOTSUP.
 func Threads() error { return onEach(Launcher(), launcherCalls...) }
 
 func onEach(rules []Rule, more ...string) error {
@@ -122,8 +123,9 @@ func onEach(rules []Rule, more ...string) error {
 	return nil
 }
 
-// warm makes the standard library initialise the state that it determines at first use, and could not determine later:
-// the availability of IPv4 and IPv6, for which package net makes TCP sockets, and the time zone.
+// warm makes the standard library initialise state that it determines at first use, and could not determine under
+// the filter. This state is the availability of IPv4 and IPv6, for which package net makes TCP sockets, and the
+// time zone.
 func warm() {
 	if c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}); err == nil {
 		c.Close()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// installOnEach installs a filter on each thread, in addition to an existing one.
+// installOnEach installs a filter on each thread, in addition to an existing filter.
 func installOnEach(raw []bpf.RawInstruction) error {
 	filter := make([]unix.SockFilter, len(raw))
 	for i, r := range raw {

@@ -15,10 +15,10 @@ import (
 )
 
 // LandlockABI is the version of Landlock's interface that Opener needs for full protection. With versions before 3
-// (Linux 6.2) the thread could truncate files.
+// (Linux 6.2), the thread could truncate files.
 const LandlockABI = 3
 
-// HasLandlock reports whether the kernel has at least that version.
+// HasLandlock reports whether the kernel has version LandlockABI or later.
 func HasLandlock() bool {
 	v, err := ll.LandlockGetABIVersion()
 	return err == nil && v >= LandlockABI
@@ -27,7 +27,7 @@ func HasLandlock() bool {
 // opener is a thread in a separate Landlock domain, which opens files for the other threads.
 type opener struct {
 	asked   chan request
-	devices []device // file systems of allowed files
+	devices []device // file systems with allowed files
 }
 
 // device identifies a file system.
@@ -43,12 +43,13 @@ type answer struct {
 	err error
 }
 
-// Opener starts a thread in a Landlock domain. From now on until the end of the process, package reopen opens files on
-// it. The thread can open regular files below the directories, and files without a directory, such as memfds. It cannot
-// open terminals, devices or FIFOs. The error wraps ENOTSUP if the kernel has no Landlock.
+// Opener starts a thread in a Landlock domain. From then on until the end of the process, package reopen opens
+// files on that thread. The thread can open regular files below the directories, and files without a directory,
+// such as memfds. The thread cannot open terminals, devices or FIFOs. The error wraps ENOTSUP if the kernel has no
+// Landlock.
 //
-// Opener must be called before Process, since the filter of Process refuses Landlock's calls. No other thread gets the
-// domain: the Go runtime does not clone a thread that is locked to its goroutine.
+// Opener must be called before Process, since the filter of Process refuses Landlock's calls. No other thread gets
+// the domain, because the Go runtime does not clone a thread that is locked to its goroutine.
 func Opener(dirs ...string) error {
 	fail := func(err error) error { return fmt.Errorf("confine the thread that opens files: %w", err) }
 	o := &opener{asked: make(chan request)}
@@ -87,7 +88,7 @@ func (o *opener) know(dirs []string) error {
 
 func statOf(dir int, path string) (*unix.Statx_t, error) {
 	var st unix.Statx_t
-	// No file system asks a server for this.
+	// No file system queries a server for this statx.
 	if err := unix.Statx(dir, path, unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
 		return nil, fmt.Errorf("statx: %w", err)
 	}
@@ -96,8 +97,9 @@ func statOf(dir int, path string) (*unix.Statx_t, error) {
 
 func deviceOf(st *unix.Statx_t) device { return device{st.Dev_major, st.Dev_minor} }
 
-// open opens a regular file of one of the file systems on the thread. It returns EPERM for any other file. All users
-// share this thread, and a program could block it by a FUSE file's permission check, or by the lock of a pipe.
+// open opens a regular file of one of the allowed file systems on the opener's thread. open returns EPERM for any
+// other file. All users share this thread. A program could block it by a FUSE file's permission check, or by the
+// lock of a pipe.
 func (o *opener) open(fd, how int) (int, error) {
 	st, err := statOf(fd, "")
 	if err != nil {
@@ -113,10 +115,10 @@ func (o *opener) open(fd, how int) (int, error) {
 }
 
 func (o *opener) run(dirs []string, ready chan<- error) {
-	runtime.LockOSThread() // permanently
+	runtime.LockOSThread() // the lock is permanent
 	if unix.Gettid() == unix.Getpid() {
-		// The process's main thread represents it in /proc. While this goroutine occupies the main thread, another goroutine
-		// runs on a different thread.
+		// The process's main thread represents the process in /proc. While this goroutine occupies the main thread,
+		// another goroutine runs on a different thread.
 		other := make(chan error)
 		go o.run(dirs, other)
 		ready <- <-other
@@ -134,7 +136,7 @@ func (o *opener) run(dirs []string, ready chan<- error) {
 	}
 }
 
-// restrict puts the calling thread into a domain.
+// restrict puts the calling thread into a Landlock domain.
 func restrict(dirs []string) error {
 	rule := landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, dirs...)
 	ruleset, flags, err := landlock.V7.BestEffort().NewRulesetFD(rule)
@@ -149,7 +151,7 @@ func restrict(dirs []string) error {
 		return err
 	}
 	if err := ll.LandlockRestrictSelf(ruleset, flags); errors.Is(err, unix.E2BIG) {
-		return fmt.Errorf("in too many domains already: %w: %w", syscall.ENOTSUP, err)
+		return fmt.Errorf("already in too many domains: %w: %w", syscall.ENOTSUP, err)
 	} else if err != nil {
 		return err
 	}

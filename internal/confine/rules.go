@@ -10,9 +10,9 @@ import (
 // Rule is a restriction of a filter.
 type Rule struct {
 	Name    string
-	Refuses string   // description for users
-	calls   []string // names of system calls; names unknown to the architecture are ignored
-	except  []when   // calls that are allowed nevertheless
+	Refuses string   // description of the refused calls, for users
+	calls   []string // names of system calls; names that the architecture does not have are ignored
+	except  []when   // exceptions: calls that are allowed
 }
 
 // when allows a system call if all conditions hold.
@@ -21,10 +21,10 @@ type when struct {
 	conditions seccomp.ArgumentConditions
 }
 
-// allowed are the system calls that both filters allow with any arguments. Since Linux 5.11 the kernel answers for them
-// from a cache, without executing the filter.
+// allowed lists the system calls that both filters allow with any arguments. Since Linux 5.11 the kernel decides
+// these calls from a cache, without executing the filter.
 var allowed = []string{
-	// The Go runtime, and the C library in binaries with cgo.
+	// These calls are for the Go runtime, and for the C library in binaries with cgo.
 	"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex", "futex_waitv",
 	"get_robust_list", "getcpu", "getpid", "getppid", "getrandom", "gettid", "gettimeofday", "madvise", "membarrier",
 	"mincore",
@@ -44,11 +44,11 @@ var allowed = []string{
 	"pwritev", "pwritev2", "read", "readlink", "readlinkat", "readv", "renameat", "renameat2", "sendfile", "splice",
 	"stat",
 	"statfs", "statx", "symlinkat", "umask", "unlinkat", "utimensat", "write", "writev",
-	// Operations on existing sockets, and addresses.
+	// These calls are operations on existing sockets, and on addresses.
 	"accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "recvfrom", "recvmmsg", "recvmsg",
 	"sendmmsg",
 	"sendmsg", "sendto", "setsockopt", "shutdown", "socketpair",
-	// Programs: their memory, descriptors, limits and identity.
+	// These calls are for programs: their memory, descriptors, limits and identity.
 	"getpgid", "getpgrp", "getsid", "kcmp", "pidfd_getfd", "pidfd_open", "prlimit64", "process_vm_readv",
 	"process_vm_writev",
 	// This process.
@@ -57,7 +57,7 @@ var allowed = []string{
 	"sched_setattr", "setrlimit", "sysinfo", "times", "uname",
 }
 
-// The requests of ioctl(2) made by a service.
+// The following constants are the requests of ioctl(2) that a service makes.
 const (
 	procmapQuery  = 0xc0686611
 	nsGetUserNS   = 0xb701
@@ -71,15 +71,16 @@ const (
 	threadFlags = unix.CLONE_THREAD
 	spaceFlags  = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
 		unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWTIME
-	typeMask = 0xf // type in the second argument of socket(2), without its flags
+	typeMask = 0xf // mask of the type in the second argument of socket(2), without its flags
 	tmpfile  = unix.O_TMPFILE &^ unix.O_DIRECTORY
 )
 
-// common returns the rules of both filters. A call that is neither in a rule nor in allowed is refused as well.
+// common returns the rules of both filters. The filters also refuse a call that is neither in a rule nor in
+// allowed.
 func common() []Rule {
 	return []Rule{
 		{
-			Name: "ioctl", Refuses: "ioctl(2) of terminals and devices: of any request but a few of seccomp listeners, mappings, namespaces, sockets and pipes",
+			Name: "ioctl", Refuses: "ioctl(2), except for a few requests of seccomp listeners, mappings, namespaces, sockets and pipes; so terminals and devices are excluded",
 			calls: []string{"ioctl"},
 			except: requests(unix.SECCOMP_IOCTL_NOTIF_RECV, unix.SECCOMP_IOCTL_NOTIF_SEND, unix.SECCOMP_IOCTL_NOTIF_ID_VALID,
 				unix.SECCOMP_IOCTL_NOTIF_ADDFD, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, procmapQuery, unix.TIOCINQ, unix.SIOCOUTQ,
@@ -90,7 +91,7 @@ func common() []Rule {
 			calls: []string{"execve", "execveat"},
 		},
 		{
-			Name: "processes", Refuses: "making a process; threads may be made",
+			Name: "processes", Refuses: "making a process; making a thread is allowed",
 			calls: []string{"fork", "vfork", "clone"},
 			except: []when{{"clone", seccomp.ArgumentConditions{
 				{Argument: 0, Operation: seccomp.BitsSet, Value: threadFlags},
@@ -105,7 +106,7 @@ func common() []Rule {
 			},
 		},
 		{
-			Name: "mounts", Refuses: "mounting, and another root directory",
+			Name: "mounts", Refuses: "mounting, and changing the root directory",
 			calls: []string{"mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "fsopen",
 				"fsconfig",
 				"fsmount", "fspick", "mount_setattr"},
@@ -130,7 +131,7 @@ func common() []Rule {
 			calls: []string{"keyctl", "add_key", "request_key"},
 		},
 		{
-			Name: "rings", Refuses: "io_uring, which makes calls past the filter, and userfaultfd",
+			Name: "rings", Refuses: "io_uring, which bypasses the filter, and userfaultfd",
 			calls: []string{"io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "io_setup", "io_submit"},
 		},
 		{
@@ -140,7 +141,7 @@ func common() []Rule {
 				"capset", "setsid", "setpgid"},
 		},
 		{
-			Name: "prctl", Refuses: "prctl(2) but for names, timers and orphans: what a process has given up stays given up",
+			Name: "prctl", Refuses: "prctl(2), except for names, timers and orphans; so dropped privileges stay dropped",
 			calls: []string{"prctl"},
 			except: first("prctl", unix.PR_SET_NAME, unix.PR_SET_VMA, unix.PR_SET_TIMERSLACK, unix.PR_SET_NO_NEW_PRIVS,
 				unix.PR_SET_CHILD_SUBREAPER),
@@ -151,7 +152,7 @@ func common() []Rule {
 		},
 		{
 			Name:    "open",
-			Refuses: "openat(2) without O_NOFOLLOW and O_NOCTTY, but for directories and O_PATH; the older calls",
+			Refuses: "openat(2) without O_NOFOLLOW and O_NOCTTY, except for directories and O_PATH; open(2) and creat(2)",
 			calls:   []string{"open", "creat", "openat"},
 			except: []when{
 				{"openat", flagged(unix.O_PATH)},
@@ -200,7 +201,7 @@ func Service() []Rule {
 					{Argument: 2, Operation: seccomp.Equal, Value: unix.NETLINK_ROUTE}}}),
 		},
 		Rule{
-			Name: "signals", Refuses: "signals to other processes; asking whether they exist is allowed",
+			Name: "signals", Refuses: "signals to other processes; checking whether they exist is allowed",
 			calls: []string{"kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"},
 			except: append(first("tgkill", uint64(os.Getpid())),
 				when{"tgkill", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.Equal, Value: 0}}}),
@@ -208,13 +209,14 @@ func Service() []Rule {
 	)
 }
 
-// Launcher returns the rules of a launcher's filter. A launcher waits for its program, and passes signals on to it.
+// Launcher returns the rules of a launcher's filter. A launcher waits for its program, and passes signals on to the
+// program.
 func Launcher() []Rule {
 	rules := common()
 	for i := range rules {
 		switch rules[i].Name {
 		case "ioctl":
-			// The guardian makes one trapped call itself, and queries the foreground process group of the terminal.
+			// The guardian itself makes one trapped call, and queries the foreground process group of the terminal.
 			rules[i].except = append(rules[i].except, requests(verbsIoctl, unix.TIOCGPGRP)...)
 		case "open":
 			rules[i].Refuses += "; reading by a path from the working directory is allowed"
@@ -228,10 +230,10 @@ func Launcher() []Rule {
 		calls: []string{"socket", "socketpair", "listen", "bind", "connect"}})
 }
 
-// launcherCalls are allowed to a launcher in addition to allowed.
+// launcherCalls lists the calls that are allowed to a launcher in addition to allowed.
 var launcherCalls = []string{"kill", "tgkill", "pidfd_send_signal", "wait4", "waitid"}
 
-// udp allows datagram sockets of a family.
+// udp allows datagram sockets of an address family.
 func udp(family uint64) (list []when) {
 	for _, protocol := range []uint64{0, unix.IPPROTO_UDP} {
 		list = append(list, when{"socket", seccomp.ArgumentConditions{

@@ -1,5 +1,5 @@
-// Package contain contains a panic in its goroutine. A service parses input from users. A bug in that code must end the
-// user's program or connection, not the service.
+// Package contain prevents a panic of one request from ending the process. A service parses input from users. A bug
+// in the parser must end the user's program or connection, and not the service.
 package contain
 
 import (

@@ -12,7 +12,8 @@ import (
 // CallTrace is the launcher's end of the trace of a program.
 type CallTrace struct{ c net.Conn }
 
-// NewCallTrace takes over the descriptor from the answer to an Attach. It closes f, also on failure.
+// NewCallTrace takes ownership of the descriptor from the answer to an Attach. NewCallTrace closes f, also on
+// failure.
 //
 //verbena:allow close a client trusts its service
 func NewCallTrace(f *os.File) (*CallTrace, error) {
@@ -27,8 +28,8 @@ func NewCallTrace(f *os.File) (*CallTrace, error) {
 // maxTraceLine exceeds the length of any line.
 const maxTraceLine = 4096
 
-// Line waits for the next line. It returns io.EOF after the last one, when no process of the program is left or the
-// service has ended. It may sleep.
+// Line waits for the next line. Line returns io.EOF after the last line, when no process of the program is left or
+// the service has ended. It may sleep.
 func (t *CallTrace) Line() (string, error) {
 	var b [maxTraceLine]byte
 	n, err := t.c.Read(b[:])
@@ -38,5 +39,5 @@ func (t *CallTrace) Line() (string, error) {
 	return string(b[:n]), err
 }
 
-// Close ends the trace; the program continues without it. A pending Line returns.
+// Close ends the trace, and the program continues without it. A pending Line returns.
 func (t *CallTrace) Close() error { return t.c.Close() }

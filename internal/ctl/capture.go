@@ -14,20 +14,20 @@ import (
 // Capture requests a pcapng file of the packets of the devices. The service sends the file in pieces on the stream
 // socket that comes with the request. A client ends the capture early by shutting the socket down for writing.
 type Capture struct {
-	Dev    string `json:",omitempty"` // empty: all devices, including later ones
-	Filter string `json:",omitempty"` // see capture.ParseFilter
-	Count  uint64 `json:",omitempty"` // end after this number of packets; 0: never
+	Dev    string `json:",omitempty"` // empty for all devices, including later ones
+	Filter string `json:",omitempty"` // in the syntax of capture.ParseFilter
+	Count  uint64 `json:",omitempty"` // number of packets after which the capture ends, or 0 for no end
 }
 
 // CaptureEnd is the result of a capture, in packets.
 type CaptureEnd struct {
-	Packets uint64 `json:"packets"` // in the file
+	Packets uint64 `json:"packets"` // packets in the file
 	Dropped uint64 `json:"dropped"` // packets that passed the filter but did not fit into the buffer
 	Error   string `json:",omitempty"`
 }
 
-// PieceWriter sends a file as a sequence of pieces: four bytes with the length, and the bytes. A piece of length 0 ends
-// the file; a CaptureEnd follows as a message.
+// PieceWriter sends a file as a sequence of pieces. A piece is four bytes with the length, then the data. A piece
+// of length 0 ends the file, and a CaptureEnd follows as a message.
 type PieceWriter struct{ Conn }
 
 // Write sends a piece. It may sleep.
@@ -54,7 +54,7 @@ func (p PieceWriter) End(end *CaptureEnd) error {
 // CaptureStream is the client's end of a capture.
 type CaptureStream struct {
 	c    Conn
-	left int // bytes left of the current piece
+	left int // bytes left in the current piece
 	end  *CaptureEnd
 }
 
@@ -77,7 +77,7 @@ func (c *Client) Capture(r Capture) (*CaptureStream, error) {
 	return &CaptureStream{c: sc}, nil
 }
 
-// Read reads the file, up to io.EOF. It may sleep.
+// Read reads the file, up to io.EOF. Read may sleep.
 //
 //verbena:allow receive a client trusts its service
 func (s *CaptureStream) Read(b []byte) (int, error) {
@@ -108,7 +108,7 @@ func (s *CaptureStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Stop requests the end of the capture. Read continues up to the end.
+// Stop requests the end of the capture. Read then returns the rest of the file.
 func (s *CaptureStream) Stop() { s.c.CloseWrite() }
 
 // End returns the result of the capture, once Read has returned io.EOF.
@@ -119,5 +119,5 @@ func (s *CaptureStream) End() CaptureEnd {
 	return *s.end
 }
 
-// Close ends the capture, even if not all of it was read.
+// Close ends the capture, even if the file was not read to its end.
 func (s *CaptureStream) Close() error { return s.c.Close() }

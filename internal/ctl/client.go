@@ -20,10 +20,10 @@ import (
 // ErrNotRunning is the error for a location without a listening service.
 var ErrNotRunning = errors.New("no service is running")
 
-// errHungUp is the error if a service has closed the connection instead of answering.
-var errHungUp = errors.New("it ended the connection")
+// errHungUp is the error if a service has closed the connection without an answer.
+var errHungUp = errors.New("the service closed the connection")
 
-// EndTimeout is the time within which a service ends after a request to stop.
+// EndTimeout limits the time in which a service must end after a request to stop.
 const EndTimeout = 10 * time.Second
 
 // Client is a connection to a service, for one request at a time.
@@ -32,14 +32,15 @@ type Client struct {
 	pid, uid int // process and user of the service
 }
 
-// NewClient returns a client of the service at the other end of c, with its process and user.
+// NewClient returns a client of the service at the other end of c. pid and uid are the process and user of the
+// service.
 func NewClient(c *net.UnixConn, pid, uid int) *Client {
 	return &Client{c: Conn{UnixConn: c}, pid: pid, uid: uid}
 }
 
-// Dial connects to the service at loc, or returns ErrNotRunning if there is none. It trusts the services of root, of
-// this user and of loc.ServiceUser, since a service can access all memory and files of its programs. It returns EPERM
-// for any other service. It may sleep.
+// Dial connects to the service at loc, or returns ErrNotRunning if there is none. Dial trusts the services of root,
+// of this user and of loc.ServiceUser, since a service can access all memory and files of its programs. Dial
+// returns EPERM for any other service. It may sleep.
 func Dial(loc Location) (*Client, error) {
 	if err := loc.Check(); err != nil {
 		return nil, err
@@ -60,14 +61,15 @@ func Dial(loc Location) (*Client, error) {
 	}
 }
 
-// killedTimeout is the time that a killed process may take to end.
+// killedTimeout is the time that a killed process may need to end.
 const killedTimeout = 2 * time.Second
 
-// errKilled is the error for a killed service. The kernel still accepts connections for it, but none of its threads
-// will answer.
+// errKilled is the error for a killed service. The kernel still accepts connections for a killed service, but none
+// of its threads will answer.
 var errKilled = errors.New("was killed, but one of its threads waits for memory of a program, such as a file of a FUSE server")
 
-// killed reports whether a process was killed but has not ended. It returns false if that is not visible.
+// killed reports whether a process was killed but has not ended. It returns false if the state of the process is
+// not visible.
 func killed(pid int) bool {
 	if pid == 0 {
 		return false
@@ -76,8 +78,8 @@ func killed(pid int) bool {
 	return err == nil && dying(string(status))
 }
 
-// dying reports whether the file /proc/PID/status shows a process with threads that are about to end: its first thread
-// is a zombie, or has SIGKILL pending.
+// dying reports whether the file /proc/PID/status shows a process with threads that are about to end. The first
+// thread of such a process is a zombie or has SIGKILL pending.
 func dying(status string) bool {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
@@ -102,7 +104,7 @@ func dial(loc Location) (*Client, error) {
 				"and `verbena wait` waits for one that is being started", ErrNotRunning, loc.Socket)
 		}
 		if errors.Is(err, syscall.EACCES) {
-			return nil, fmt.Errorf("the service at %s belongs to another user, who can share it by --group or --mode of "+
+			return nil, fmt.Errorf("the service at %s belongs to another user; that user can share it with --group or --mode of "+
 				"`verbena serve`; VERBENA_SOCKET names another service: %w", loc.Socket, syscall.EACCES)
 		}
 		return nil, fmt.Errorf("connect to the service: %w", err)
@@ -121,8 +123,8 @@ func dial(loc Location) (*Client, error) {
 // connectTimeout limits the wait for a service with many clients to accept the connection.
 const connectTimeout = 10 * time.Second
 
-// connect connects to a socket. If the socket's queue is full, connect waits in the kernel's queue. The non-blocking
-// connect(2) of package net would fail with EAGAIN instead.
+// connect connects to a socket. If the socket's queue is full, connect waits in the kernel's queue. The
+// non-blocking connect(2) of package net would fail with EAGAIN instead.
 func connect(path string) (*net.UnixConn, error) {
 	fail := func(err error) (*net.UnixConn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: path, Net: "unix"},
@@ -144,7 +146,7 @@ func connect(path string) (*net.UnixConn, error) {
 			break
 		}
 		if err == unix.EAGAIN {
-			return nil, fmt.Errorf("the service has accepted no connection within %v, since too many clients connect: try again: %w",
+			return nil, fmt.Errorf("the service has not accepted the connection within %v, because too many clients connect: try again: %w",
 				connectTimeout, err)
 		}
 		if err != unix.EINTR {
@@ -161,13 +163,13 @@ func connect(path string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// Await connects to the service at loc as soon as a service is ready. It fails with the cause of ctx, or with the error
-// of Dial for a service that is not trusted. It may sleep.
+// Await connects to the service at loc as soon as a service is ready. Await fails with the cause of ctx, or with
+// the error of Dial for a service that is not trusted. It may sleep.
 func Await(ctx context.Context, loc Location) (*Client, error) {
 	for {
 		c, err := Dial(loc)
 		if err == nil {
-			// A service listens before it is ready, and answers afterwards.
+			// A service listens before it is ready, and answers once it is ready.
 			stop := context.AfterFunc(ctx, func() { c.c.SetDeadline(time.Now()) })
 			if _, err = c.Do(&Request{Op: OpInfo}); stop() && err == nil {
 				return c, nil
@@ -190,15 +192,15 @@ func Await(ctx context.Context, loc Location) (*Client, error) {
 // awaitInterval is the time between two attempts of Await.
 const awaitInterval = 10 * time.Millisecond
 
-// Ending reports whether an error of Attach means that the service was ending, so that another service may take the
-// program.
+// Ending reports whether an error of Attach means that the service was ending. In that case another service may
+// accept the program.
 func Ending(err error) bool { return errors.Is(err, errHungUp) || errors.Is(err, syscall.ESHUTDOWN) }
 
-// PID returns the process of the service, as reported by the kernel, or 0 if it is not visible in this pid namespace.
-// If the service has ended, the number may have been reused.
+// PID returns the process ID of the service, as reported by the kernel, or 0 if it is not visible in this pid
+// namespace. If the service has ended, the process ID may have been reused.
 func (c *Client) PID() int { return c.pid }
 
-// UID returns the user of the service.
+// UID returns the user ID of the service.
 func (c *Client) UID() int { return c.uid }
 
 // Close ends the connection.
@@ -216,7 +218,7 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	return a, err
 }
 
-// exchange sends a request and waits for the answer. It returns the answer with its descriptor, which may be nil.
+// exchange sends a request, waits for the answer, and returns it with its descriptor, which may be nil.
 func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) {
 	if r.Protocol == 0 {
 		r.Protocol = Protocol
@@ -245,7 +247,7 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 	return &a, f, nil
 }
 
-// process returns the words for the service's process, if it is visible here.
+// process returns the text for the service's process, if the process is visible here.
 func (c *Client) process() string {
 	if c.pid == 0 {
 		return ""
@@ -253,11 +255,11 @@ func (c *Client) process() string {
 	return fmt.Sprintf(" (process %d)", c.pid)
 }
 
-// firstYield is the first version of the protocol that has OpYield. Services that do not name their build accept it
-// only in their own version.
+// firstYield is the first version of the protocol that has OpYield. Services that do not report their build accept
+// OpYield only in their own version.
 const firstYield = 4
 
-// Stop ends the service, and returns after its end. It returns ETIMEDOUT if the service has not ended within
+// Stop ends the service, and returns after its end. Stop returns ETIMEDOUT if the service has not ended within
 // EndTimeout. It may sleep.
 func (c *Client) Stop() error {
 	if _, err := c.Do(&Request{Op: OpStop}); err != nil {
@@ -266,7 +268,7 @@ func (c *Client) Stop() error {
 	return c.awaitEnd()
 }
 
-// Yield ends the service if it was started by a client and is not in use, and returns after its end. Otherwise it
+// Yield ends the service if a client started it and it is not in use, and returns after its end. Otherwise Yield
 // returns EBUSY. answer limits the wait for the answer of a service that may still be starting. It may sleep.
 func (c *Client) Yield(answer time.Duration) error {
 	c.c.SetDeadline(time.Now().Add(answer))
@@ -302,22 +304,22 @@ func (c *Client) awaitEnd() error {
 	return nil
 }
 
-// Open opens a device file of the service, by the device's name. From then on the connection carries the protocol of
-// package devfile: Open returns it, and the Client must not be used any more. Open may sleep.
+// Open opens a device file of the service, by the device's name. From then on the connection carries the protocol
+// of package devfile. Open returns the connection, and the Client must not be used any more. Open may sleep.
 func (c *Client) Open(name string) (*Opened, *net.UnixConn, error) {
 	a, err := c.Do(&Request{Op: OpOpen, Name: name})
 	if err != nil {
 		return nil, nil, err
 	}
 	if a.Opened == nil {
-		return nil, nil, fmt.Errorf("open %s: the service's answer makes no sense: %w", name, syscall.EPROTO)
+		return nil, nil, fmt.Errorf("open %s: the service sent an invalid answer: %w", name, syscall.EPROTO)
 	}
 	return a.Opened, c.c.UnixConn, nil
 }
 
-// Attach hands over the listener of a program that is about to start. From then on the connection represents the
-// program, until Close, and the channel of Serve reports the end of the service. The caller closes Attached.Trace.
-// Attach may sleep.
+// Attach passes the listener of a program that is about to start to the service. From then on the connection
+// represents the program, until Close, and the channel of Serve reports the end of the service. The caller closes
+// Attached.Trace. Attach may sleep.
 //
 //verbena:allow close a client trusts its service
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
@@ -339,17 +341,17 @@ func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
 	return r.Attached, nil
 }
 
-// Helper performs operations for a service that the kernel allows only to an ancestor of the program. Its methods may
-// sleep.
+// Helper performs operations for a service that the kernel allows only to an ancestor of the program. Helper's
+// methods may sleep.
 type Helper interface {
 	// OpenMem opens /proc/TID/mem for reading and writing.
 	OpenMem(tid int) (*os.File, error)
-	// Notice shows the user of the program a line of text. The service may belong to another user.
+	// Notice shows a line of text to the user of the program. The service may belong to another user.
 	Notice(text string)
 }
 
-// Serve answers the service's requests after Attach. It closes the channel when the service has closed the connection,
-// which means that it died or was stopped. No request of the client may follow.
+// Serve answers the service's requests after Attach. Serve closes the channel when the service has closed the
+// connection, because the service died or was stopped. The client must send no further request.
 //
 //verbena:allow close a client trusts its service
 //verbena:allow recover a client trusts its service

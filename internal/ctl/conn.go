@@ -15,21 +15,22 @@ import (
 	"verbena/internal/rights"
 )
 
-// Limits of a message, in bytes without its length field.
+// The following constants are the limits of a message, in bytes without its length field.
 const (
 	MaxResponse   = 64 << 20
 	MaxRequest    = 64 << 10
 	MaxHelpAnswer = 4 << 10
 )
 
-// Conn carries messages: four bytes with the length, then JSON. A descriptor travels with the first byte of a message.
+// Conn carries messages. A message is four bytes with the length, then JSON. A descriptor travels with the first
+// byte of a message.
 type Conn struct {
 	*net.UnixConn
-	// Rights closes descriptors of the peer that are not returned. nil is for a trusted peer.
+	// Rights closes descriptors of the peer that Receive does not return; nil for a trusted peer.
 	Rights *rights.Queue
 }
 
-// NewConn takes over the descriptor of a Unix socket. It closes f, also on failure.
+// NewConn takes ownership of the descriptor of a Unix socket. NewConn closes f, also on failure.
 //
 //verbena:allow close the socket of a manager, or of a client that trusts its service
 func NewConn(f *os.File) (Conn, error) {
@@ -74,13 +75,13 @@ func (c Conn) Send(v any, fd *os.File) error {
 
 // Limits holds the limits of a message to receive.
 type Limits struct {
-	Size  uint32        // in bytes, without the length
-	Whole time.Duration // time for the message to arrive; 0: no limit
-	Rest  time.Duration // without Whole: time from the first bytes of the message to its end; 0: no limit
+	Size  uint32        // size in bytes, without the length field
+	Whole time.Duration // time limit for the arrival of the message; 0 means no limit
+	Rest  time.Duration // without Whole, time limit from the first bytes of the message to its end; 0 means no limit
 }
 
-// Receive receives one message into v, and returns its descriptor, or nil. With a time limit it clears the read
-// deadline of the connection afterwards. It may sleep.
+// Receive receives one message into v, and returns its descriptor, or nil. With a time limit, Receive clears the
+// read deadline of the connection afterwards. It may sleep.
 func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 	if l.Whole > 0 {
 		c.SetReadDeadline(time.Now().Add(l.Whole))
@@ -113,8 +114,8 @@ func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 // headLen is the length of a message's length field.
 const headLen = 4
 
-// decode reads one message of at most most bytes from r into v. It returns io.EOF if there is none. It allocates memory
-// for the bytes read, not for the announced length.
+// decode reads one message of at most most bytes from r into v. It returns io.EOF if there is no message. decode
+// allocates memory for the bytes read, not for the announced length.
 //
 //verbena:parses
 func decode(r io.Reader, v any, most uint32) error {
@@ -139,7 +140,7 @@ func decode(r io.Reader, v any, most uint32) error {
 	return nil
 }
 
-// Discard closes a received descriptor; nil: none. It can block as long as the peer likes.
+// Discard closes a received descriptor, unless it is nil. Discard can block for a time that the peer controls.
 //
 //verbena:closes
 func (c Conn) Discard(f *os.File) {
@@ -148,7 +149,8 @@ func (c Conn) Discard(f *os.File) {
 	}
 }
 
-// End closes the connection, and the descriptors in unread messages of the peer. It may sleep, like rights.Queue.Do.
+// End closes the connection, and the descriptors in unread messages of the peer. End may sleep, like
+// rights.Queue.Do.
 func (c Conn) End() { c.Rights.End(c.UnixConn) }
 
 // Clip shortens text of a peer to a length suitable for a message or the log.

@@ -17,8 +17,8 @@ import (
 
 const timeout = 10 * time.Second
 
-// TestSurplusDescriptors tests that one of several descriptors in a message is returned, and that the others are
-// closed, which leaktest checks.
+// TestSurplusDescriptors tests that Receive returns one of several descriptors in a message, and closes the others,
+// which leaktest checks.
 func TestSurplusDescriptors(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	msg := append(binary.LittleEndian.AppendUint32(nil, 2), "{}"...)
@@ -29,13 +29,13 @@ func TestSurplusDescriptors(t *testing.T) {
 	var r Request
 	f, err := Conn{UnixConn: ends[0]}.Receive(&r, Limits{Size: MaxRequest})
 	if err != nil || f == nil {
-		t.Fatalf("receive: got %v, %v, want a descriptor", f, err)
+		t.Fatalf("Receive: got %v and error %v, want a descriptor", f, err)
 	}
 	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Errorf("the descriptor lacks FD_CLOEXEC: %v", err)
+		t.Errorf("received descriptor: got no FD_CLOEXEC or error %v, want FD_CLOEXEC", err)
 	}
 	if after := openDescriptors(t); after != before+1 {
-		t.Errorf("descriptors: got %d, want %d and one more", after, before)
+		t.Errorf("descriptors after Receive: got %d, want one more than %d", after, before)
 	}
 	f.Close()
 }
@@ -49,7 +49,7 @@ func openDescriptors(t *testing.T) int {
 	return len(list)
 }
 
-// TestMessageBound tests the limit of the receiver for the size of a message.
+// TestMessageBound tests the receiver's limit for the size of a message.
 func TestMessageBound(t *testing.T) {
 	for size, want := range map[int]string{100: "", 101: "longer than 100"} {
 		ends := testutil.UnixPair(t)
@@ -60,25 +60,25 @@ func TestMessageBound(t *testing.T) {
 		var r Request
 		_, err := Conn{UnixConn: ends[0]}.Receive(&r, Limits{Size: 100})
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%d bytes: got %v, want %q", size, err, want)
+			t.Errorf("Receive of %d bytes: got %v, want %q", size, err, want)
 		}
 	}
 }
 
-// TestResponseBounds tests that Send and Receive accept a large response, and refuse one beyond the limit.
+// TestResponseBounds tests that Send and Receive accept a large response, and refuse a response beyond the limit.
 func TestResponseBounds(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)
 	var a Response
 	if _, err := (Conn{UnixConn: ends[1]}).Receive(&a, Limits{Size: MaxResponse}); err != nil ||
 		len(a.Error) != 4*MaxRequest {
-		t.Errorf("a large response: got %d bytes, %v, want %d", len(a.Error), err, 4*MaxRequest)
+		t.Errorf("Receive of a large response: got %d bytes and error %v, want %d", len(a.Error), err, 4*MaxRequest)
 	}
 	ends = testutil.UnixPair(t)
 	go ends[0].Write(binary.LittleEndian.AppendUint32(nil, MaxResponse+1))
 	_, err := Conn{UnixConn: ends[1]}.Receive(&a, Limits{Size: MaxResponse})
 	if err == nil || !strings.Contains(err.Error(), "longer than") {
-		t.Errorf("a response that is too long: got %v, want an error", err)
+		t.Errorf("Receive of a response that is too long: got %v, want an error", err)
 	}
 	if err := (Conn{UnixConn: ends[0]}).Send(&Response{Error: strings.Repeat("x", MaxResponse)}, nil); err == nil ||
 		!strings.Contains(err.Error(), "longer than") {
@@ -101,7 +101,7 @@ func TestReceiveTimesOut(t *testing.T) {
 	}
 }
 
-// TestErrors tests that an error has the same errno at both ends.
+// TestErrors tests that an error has the same errno at both ends of a connection.
 func TestErrors(t *testing.T) {
 	for _, cause := range []error{fmt.Errorf("no device: %w", syscall.ENODEV), errors.New("no errno")} {
 		ends := testutil.UnixPair(t)
@@ -109,7 +109,7 @@ func TestErrors(t *testing.T) {
 			server := Conn{UnixConn: ends[0]}
 			var r Request
 			if _, err := server.Receive(&r, Limits{Size: MaxRequest}); err != nil || r.Protocol != Protocol {
-				t.Errorf("got protocol %d, %v, want %d", r.Protocol, err, Protocol)
+				t.Errorf("Receive: got protocol %d and error %v, want %d", r.Protocol, err, Protocol)
 			}
 			_ = server.Send(Failure(cause), nil)
 		}()
@@ -117,7 +117,7 @@ func TestErrors(t *testing.T) {
 		var remote *RemoteError
 		if !errors.As(err, &remote) || err.Error() != cause.Error() ||
 			errors.Is(err, syscall.ENODEV) != errors.Is(cause, syscall.ENODEV) {
-			t.Errorf("got %v, want %v", err, cause)
+			t.Errorf("error at the other end: got %v, want %v", err, cause)
 		}
 	}
 }
@@ -151,7 +151,7 @@ func TestServe(t *testing.T) {
 		var a HelpAnswer
 		f, err := server.Receive(&a, Limits{Size: MaxHelpAnswer})
 		if err != nil || !errors.Is(a.Err(), c.want) || (f != nil) != (c.want == nil && c.ask.Notice == "") {
-			t.Errorf("%+v: got %v, %v, %v, want %v", c.ask, f, a.Err(), err, c.want)
+			t.Errorf("Help %+v: got %v, %v, %v, want %v", c.ask, f, a.Err(), err, c.want)
 		}
 		server.Discard(f)
 	}
@@ -162,11 +162,11 @@ func TestServe(t *testing.T) {
 	select {
 	case <-lost:
 	case <-time.After(timeout):
-		t.Error("Serve continues after the end of the connection")
+		t.Error("Serve after the end of the connection: got no return, want one")
 	}
 }
 
-// TestPieces tests that a file in pieces of any size arrives unchanged, followed by its end.
+// TestPieces tests that a file sent in pieces of any size arrives unchanged, followed by its CaptureEnd.
 func TestPieces(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	want := CaptureEnd{Packets: 3, Dropped: 1}
@@ -174,7 +174,7 @@ func TestPieces(t *testing.T) {
 		w := PieceWriter{Conn{UnixConn: ends[0]}}
 		for _, piece := range []string{"a", "", "bcd", strings.Repeat("e", 100000)} {
 			if n, err := w.Write([]byte(piece)); n != len(piece) || err != nil {
-				t.Errorf("Write of %d bytes: got %d, %v", len(piece), n, err)
+				t.Errorf("Write of %d bytes: got %d and error %v, want all", len(piece), n, err)
 			}
 		}
 		if err := w.End(&want); err != nil {
@@ -184,18 +184,18 @@ func TestPieces(t *testing.T) {
 	s := &CaptureStream{c: Conn{UnixConn: ends[1]}}
 	b, err := io.ReadAll(s)
 	if err != nil || string(b) != "abcd"+strings.Repeat("e", 100000) || s.End() != want {
-		t.Errorf("got %d bytes, %+v, %v, want %d, %+v", len(b), s.End(), err, 100004, want)
+		t.Errorf("stream: got %d bytes, %+v and error %v, want %d and %+v", len(b), s.End(), err, 100004, want)
 	}
 	ends = testutil.UnixPair(t)
 	ends[0].Write([]byte{9, 0, 0, 0, 'x'})
 	ends[0].Close()
 	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("a truncated file: got %v, want ErrUnexpectedEOF", err)
+		t.Errorf("read of a truncated file: got %v, want ErrUnexpectedEOF", err)
 	}
 	ends = testutil.UnixPair(t)
 	ends[0].Close()
 	const ended = "capture: the service has ended: unexpected EOF"
 	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); err == nil || err.Error() != ended {
-		t.Errorf("without an end: got %v, want %s", err, ended)
+		t.Errorf("read of a file without an end: got %v, want %s", err, ended)
 	}
 }

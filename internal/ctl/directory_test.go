@@ -40,13 +40,13 @@ func TestForeignDirectory(t *testing.T) {
 	refused := func(t *testing.T) {
 		t.Helper()
 		if loc, err := DefaultLocation(); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("DefaultLocation: got %+v, %v, want EPERM", loc, err)
+			t.Errorf("DefaultLocation: got %+v and error %v, want EPERM", loc, err)
 		}
 	}
 	t.Run("own", func(t *testing.T) {
 		_, dir := make(t, 0o700)
 		if loc, err := DefaultLocation(); err != nil || filepath.Dir(loc.Socket) != dir {
-			t.Errorf("DefaultLocation: got %+v, %v, want a socket in %s", loc, err, dir)
+			t.Errorf("DefaultLocation: got %+v and error %v, want a socket in %s", loc, err, dir)
 		}
 	})
 	for _, mode := range []os.FileMode{0o720, 0o702, 0o777} {
@@ -72,13 +72,13 @@ func TestForeignDirectory(t *testing.T) {
 	})
 	t.Run("another user's", func(t *testing.T) {
 		if os.Geteuid() != 0 {
-			t.Skip("needs root")
+			t.Skip("needs root to create a directory of another user")
 		}
 		_, dir := make(t, 0o700)
 		foreign(t, dir)
 		refused(t)
 	})
-	t.Run("below a writable one", func(t *testing.T) {
+	t.Run("below a writable directory", func(t *testing.T) {
 		runtime, _ := make(t, 0o700)
 		if err := os.Chmod(runtime, 0o777); err != nil {
 			t.Fatal(err)
@@ -89,7 +89,7 @@ func TestForeignDirectory(t *testing.T) {
 	})
 }
 
-// TestLongSocketPath tests that a path that the kernel would truncate is refused before any connect.
+// TestLongSocketPath tests that Dial refuses a path that the kernel would truncate, before any connect.
 func TestLongSocketPath(t *testing.T) {
 	dir := t.TempDir()
 	for n, want := range map[int]error{107: ErrNotRunning, 108: syscall.ENAMETOOLONG, 4096: syscall.ENAMETOOLONG} {
@@ -98,7 +98,7 @@ func TestLongSocketPath(t *testing.T) {
 		}
 		path := dir + "/" + strings.Repeat("x", n-len(dir)-1)
 		if c, err := Dial(Location{Socket: path}); !errors.Is(err, want) {
-			t.Errorf("%d bytes: got %v, %v, want %v", n, c, err, want)
+			t.Errorf("Dial with a path of %d bytes: got %v and error %v, want %v", n, c, err, want)
 		}
 	}
 }
@@ -123,11 +123,11 @@ func TestNoSocket(t *testing.T) {
 		t.Errorf("NewConn of a TCP connection: got %v, want ENOTSOCK", err)
 	}
 	if err := f.Close(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("the descriptor is still open: %v", err)
+		t.Errorf("close of the refused descriptor: got %v, want ErrClosed", err)
 	}
 }
 
-// TestClip tests that only a short part of a peer's text is passed on.
+// TestClip tests that Clip passes on only a short part of a peer's text.
 func TestClip(t *testing.T) {
 	for _, n := range []int{0, 64, 65, 1 << 20} {
 		s := strings.Repeat("x", n)
@@ -145,17 +145,17 @@ func TestClip(t *testing.T) {
 func TestAnswerWithoutContent(t *testing.T) {
 	c := answering(t, func(*Request) any { return &Response{} })
 	if a, _, err := c.Open("rxe0"); !errors.Is(err, syscall.EPROTO) {
-		t.Errorf("Open: got %v, %v, want EPROTO", a, err)
+		t.Errorf("Open: got %v and error %v, want EPROTO", a, err)
 	}
 }
 
-// TestRefuseNamesTheOlder tests which end a refusal calls older.
+// TestRefuseNamesTheOlder tests which end a refusal describes as older.
 func TestRefuseNamesTheOlder(t *testing.T) {
 	for protocol, want := range map[int]string{Protocol - 1: "is newer than this command",
 		Protocol + 1: "is older than this command", Protocol: "is older than this command"} {
 		err := (&Request{Protocol: protocol, Op: "new"}).Refuse()
 		if !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), want) {
-			t.Errorf("protocol %d: got %v, want %q", protocol, err, want)
+			t.Errorf("Refuse of protocol %d: got %v, want %q", protocol, err, want)
 		}
 	}
 }

@@ -5,10 +5,10 @@ import (
 	"syscall"
 )
 
-// RemoteError is an error reported by the other end. It wraps the errno, if there is one.
+// RemoteError is an error reported by the other end of a connection. RemoteError wraps the errno, if there is one.
 type RemoteError struct {
 	Text  string
-	Errno syscall.Errno // 0: none
+	Errno syscall.Errno // 0 without an errno
 }
 
 // Error returns the text.

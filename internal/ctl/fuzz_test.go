@@ -15,8 +15,8 @@ import (
 	"verbena/internal/qpinfo"
 )
 
-// received lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz target uses
-// a smaller size, for speed.
+// received lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz target
+// uses a smaller size, for speed.
 var received = []struct {
 	name string
 	most uint32
@@ -34,7 +34,7 @@ func frame(body []byte) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
 }
 
-// allocated returns the number of bytes that f allocates. Other goroutines may add to it.
+// allocated returns the number of bytes that f allocates. Other goroutines may increase the number.
 func allocated(f func()) uint64 {
 	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(s)
@@ -44,8 +44,8 @@ func allocated(f func()) uint64 {
 	return s[0].Value.Uint64() - before
 }
 
-// maxFactor and maxFixed limit the memory that decode allocates, including garbage: maxFactor times the bytes read,
-// plus maxFixed. Each comma in an array may make a ContextInfo, and arrays grow by copying.
+// maxFactor and maxFixed limit the memory that decode allocates, including garbage, to maxFactor times the bytes
+// read plus maxFixed. Each comma in an array may create a ContextInfo, and arrays grow by copying.
 const (
 	maxFactor = 1000
 	maxFixed  = 1 << 20
@@ -83,16 +83,16 @@ func FuzzDecode(f *testing.F) {
 			n := allocated(func() { err = decode(r, v, kind.most) })
 			read := len(b) - r.Len()
 			if read > headLen+int(kind.most) {
-				t.Errorf("%s: read %d bytes, want at most %d", kind.name, read, headLen+kind.most)
+				t.Errorf("decode of %s: got %d bytes read, want at most %d", kind.name, read, headLen+kind.most)
 			}
 			if most := uint64(maxFixed + maxFactor*read); n > most {
-				t.Errorf("%s: %d bytes of memory for a message of %d, want at most %d", kind.name, n, read, most)
+				t.Errorf("decode of %s: got %d bytes of memory for a message of %d, want at most %d", kind.name, n, read, most)
 			}
 			if err != nil {
 				continue
 			}
 			if size := binary.LittleEndian.Uint32(b); read != headLen+int(size) {
-				t.Errorf("%s: %d bytes were read of a message of %d", kind.name, read, headLen+size)
+				t.Errorf("decode of %s: got %d bytes read, want %d", kind.name, read, headLen+size)
 			}
 			again := kind.make()
 			body, err := json.Marshal(v)
@@ -101,13 +101,13 @@ func FuzzDecode(f *testing.F) {
 			}
 			second, err2 := json.Marshal(again)
 			if err := errors.Join(err, err2); err != nil || !bytes.Equal(body, second) {
-				t.Errorf("%s: %s becomes %s, %v", kind.name, body, second, err)
+				t.Errorf("%s: got another message after encoding %s: %s, %v", kind.name, body, second, err)
 			}
 		}
 	})
 }
 
-// TestDecodeMemory tests that any message to a service costs it little memory.
+// TestDecodeMemory tests that any message to a service takes little memory of the service.
 func TestDecodeMemory(t *testing.T) {
 	const maxMemory = 8 << 20 // garbage included
 	fill := func(before, each, after string, most int) []byte {
@@ -129,7 +129,7 @@ func TestDecodeMemory(t *testing.T) {
 	if n := allocated(func() { _ = decode(bytes.NewReader(b), new(HelpAnswer), MaxHelpAnswer) }); n > 64<<10 {
 		t.Errorf("help answer: got %d bytes of memory, want at most %d", n, 64<<10)
 	}
-	announced := []byte{0, 0, 0, 4} // 64 MiB that never arrive
+	announced := []byte{0, 0, 0, 4} // announces 64 MiB that never arrive
 	if n := allocated(func() { _ = decode(bytes.NewReader(announced), new(Response), MaxResponse) }); n > 64<<10 {
 		t.Errorf("response that does not come: got %d bytes of memory, want at most %d", n, 64<<10)
 	}

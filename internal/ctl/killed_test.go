@@ -17,8 +17,8 @@ import (
 
 const remainsEnv = "VERBENA_TEST_REMAINS"
 
-// init makes a process of TestDialKilled resemble a killed service: its first thread has ended, and the others accept
-// no connection.
+// init makes a process of TestDialKilled resemble a killed service. Its first thread has ended, and its other
+// threads accept no connection.
 func init() {
 	path := os.Getenv(remainsEnv)
 	if path == "" {
@@ -27,7 +27,7 @@ func init() {
 	if _, err := net.Listen("unix", path); err != nil {
 		panic(err)
 	}
-	time.AfterFunc(time.Minute, func() { os.Exit(1) }) // if the test does not end the process
+	time.AfterFunc(time.Minute, func() { os.Exit(1) }) // ends the process if the test does not
 	os.Stdout.WriteString("listening\n")
 	unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // ends the first thread, which runs init functions
 }
@@ -51,7 +51,7 @@ func TestDialKilled(t *testing.T) {
 	}
 	testutil.Eventually(t, "the first thread to end", func() bool { return killed(c.Process.Pid) })
 	if client, err := Dial(loc); !errors.Is(err, errKilled) || !strings.Contains(err.Error(), loc.Socket) {
-		t.Errorf("got %v, %v, want %v", client, err, errKilled)
+		t.Errorf("Dial: got %v and error %v, want %v", client, err, errKilled)
 	}
 }
 
@@ -64,7 +64,7 @@ func TestDying(t *testing.T) {
 		"": false,
 	} {
 		if got := dying(status); got != want {
-			t.Errorf("%q: got %v, want %v", status, got, want)
+			t.Errorf("dying(%q): got %v, want %v", status, got, want)
 		}
 	}
 }

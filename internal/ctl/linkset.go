@@ -9,19 +9,20 @@ import (
 // LinkSet changes the link of a device. Omitted properties stay unchanged.
 type LinkSet struct {
 	Name string `json:"name"`
-	// State is the new state of the link; empty: unchanged.
+	// State is the new state of the link; empty leaves the state unchanged.
 	State LinkState `json:"state,omitempty"`
 	// Down is the duration for which LinkFlap takes the link down; 0: DefaultFlap. At most MaxFlap.
 	Down time.Duration `json:"down_ns,omitempty"`
-	// AtWR or AtPacket is the moment at which State changes: just before the device executes the AtWR-th send work
-	// request, or sends the AtPacket-th packet, from now. Both 0: now.
+	// AtWR or AtPacket is the moment at which State changes. The moment is just before the device executes the
+	// AtWR-th send work request from now, or sends the AtPacket-th packet from now. Both 0: now.
 	AtWR     uint64 `json:"at_wr,omitempty"`
 	AtPacket uint64 `json:"at_packet,omitempty"`
 	// Cancel cancels the pending moments of earlier requests, and excludes other changes.
 	Cancel bool `json:"cancel,omitempty"`
 	// MTU limits the active MTU, in bytes: a power of two from 256 to 4096. MTUOfInterface removes the limit.
 	MTU int `json:"mtu,omitempty"`
-	// Shape replaces the limits and delays of the link for sent packets. The zero Shape removes them.
+	// Shape replaces the limits and delays of the link for sent packets. The zero Shape removes all limits and
+	// delays.
 	Shape *fault.Shape `json:"shape,omitempty"`
 }
 
@@ -31,32 +32,33 @@ const MTUOfInterface = -1
 // LinkState is a state of a link.
 type LinkState string
 
-// The states of links.
+// The following constants are the states of links.
 const (
 	LinkUp   LinkState = "up"
-	LinkDown LinkState = "down" // as without a carrier
-	LinkFlap LinkState = "flap" // down, and up again; the request returns when it is up
+	LinkDown LinkState = "down" // like a link without a carrier
+	LinkFlap LinkState = "flap" // down, then up again; the request returns when the link is up
 )
 
-// The times of LinkFlap.
+// The following constants are the limits of the duration of LinkFlap.
 const (
 	DefaultFlap = time.Second
 	MaxFlap     = time.Hour
 )
 
-// VerbFault makes a control verb wait or fail, before it has any effect.
+// VerbFault makes a control verb wait or fail before it has any effect.
 type VerbFault struct {
-	// Verb is the name of the verb: the name of its C function without ibv_, such as create_cq, or the full name for the
-	// connection manager, such as rdma_connect. modify_qp may be followed by the requested state: modify_qp:rtr.
+	// Verb is the name of the verb. It is the name of its C function without ibv_, such as create_cq, or the full
+	// name for the connection manager, such as rdma_connect. modify_qp may be followed by the requested state:
+	// modify_qp:rtr.
 	Verb string `json:"verb"`
-	// Errno is the name of the error, such as ENOMEM; empty: the verb does not fail.
+	// Errno is the name of the error, such as ENOMEM; with an empty Errno the verb does not fail.
 	Errno string `json:"errno,omitempty"`
-	// Delay is the time for which the verb waits first. At most MaxVerbDelay.
+	// Delay is the time for which the verb first waits. At most MaxVerbDelay.
 	Delay time.Duration `json:"delay_ns,omitempty"`
-	// Process is the name or the number of the process that opened the device; empty: any process.
+	// Process is the name or the ID of the process that opened the device; empty means any process.
 	Process string `json:"process,omitempty"`
-	// Nth is the first matching call that the rule acts on (0: the first one), and Times the number of calls (0:
-	// unlimited).
+	// Nth is the first matching call that the rule acts on (0 means the first), and Times is the number of calls (0
+	// means unlimited).
 	Nth   uint64 `json:"nth,omitempty"`
 	Times uint64 `json:"times,omitempty"`
 }
@@ -68,14 +70,14 @@ const MaxVerbDelay = time.Minute
 // (json), in scenario files (yaml) and on the command line.
 type DevEvent struct {
 	Name string `json:"name" yaml:"dev" arg:"" help:"Name of the device." complete:"device"`
-	// Event is the name of the event: IBV_EVENT_* in small letters, such as port_err.
+	// Event is the name of the event. It is IBV_EVENT_* in lower case, such as port_err.
 	Event string `json:"event" yaml:"event" arg:"" help:"Name of the event, as IBV_EVENT_* in small letters: port_err." complete:"event"`
-	// Port, QP, CQ or SRQ is the number of the event's object, as the event requires; Port 0 means 1. Numbers of CQs and
-	// SRQs belong to a process: they are the Handle of CQInfo and SRQInfo.
+	// Port, QP, CQ or SRQ is the number of the event's object, as the event requires. A Port of 0 means 1. Numbers
+	// of CQs and SRQs belong to a process. They are the Handle of CQInfo and SRQInfo.
 	Port int    `json:"port,omitempty" yaml:"port" help:"Port of the event; default: 1." placeholder:"N" complete:"none"`
 	QP   uint32 `json:"qp,omitempty" yaml:"qp" name:"qp" help:"Number of the event's queue pair." placeholder:"N" complete:"none"`
 	CQ   uint32 `json:"cq,omitempty" yaml:"cq" name:"cq" help:"Handle of the event's completion queue, as in res show --json." placeholder:"N" complete:"none"`
 	SRQ  uint32 `json:"srq,omitempty" yaml:"srq" name:"srq" help:"Handle of the event's shared receive queue, as in res show --json." placeholder:"N" complete:"none"`
-	// PID is the process of the CQ or SRQ, if several have one of that number; 0: any process.
-	PID int `json:"pid,omitempty" yaml:"-" name:"pid" help:"Process of the queue, if several have one of that handle." placeholder:"N" complete:"none"`
+	// PID is the process of the CQ or SRQ, if several processes have a queue with that number; 0 means any process.
+	PID int `json:"pid,omitempty" yaml:"-" name:"pid" help:"Process of the queue, if several processes have a queue with that handle." placeholder:"N" complete:"none"`
 }

@@ -11,17 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Location is the place at which a service and its clients meet.
+// Location is the place at which clients find a service.
 type Location struct {
-	// Socket is the path of the control socket. Next to it are a lock and, for a service started on demand, another lock
-	// and a log, with the suffixes .lock, .start and .log.
+	// Socket is the path of the control socket. Next to the socket is a lock. A service started on demand has a
+	// second lock and a log there. The suffixes are .lock, .start and .log.
 	Socket string
-	// ServiceUser is a user with a trusted service, in addition to root and this user; nil: none.
+	// ServiceUser is a user with a trusted service, in addition to root and this user; nil means no such user.
 	ServiceUser *int
 }
 
-// DefaultLocation returns the location of this user in this network namespace: below $XDG_RUNTIME_DIR, else below /tmp.
-// $VERBENA_SOCKET overrides it. It creates the directory, and refuses a directory that another user could write to.
+// DefaultLocation returns the location of this user in this network namespace. It is below $XDG_RUNTIME_DIR, or
+// else below /tmp. $VERBENA_SOCKET overrides both. DefaultLocation creates the directory, and refuses a directory
+// that another user could write to.
 func DefaultLocation() (Location, error) {
 	if s := os.Getenv("VERBENA_SOCKET"); s != "" {
 		return Location{Socket: s}, nil
@@ -61,7 +62,7 @@ func ownDirectory(dir string) error {
 
 // Check returns an error for a path that no socket can have.
 func (l Location) Check() error {
-	// maxSocketPath is sizeof(sockaddr_un.sun_path) without the NUL.
+	// maxSocketPath is the size of sockaddr_un.sun_path without the NUL.
 	const maxSocketPath = 107
 	if n := len(l.Socket); n > maxSocketPath {
 		return fmt.Errorf("path of the control socket: %d bytes exceed %d; set VERBENA_SOCKET to a shorter path: %w",
@@ -73,12 +74,12 @@ func (l Location) Check() error {
 // Log returns the path of the log file of a service that was started on demand.
 func (l Location) Log() string { return l.Socket + ".log" }
 
-// trusts returns an error unless programs may use a service of a user.
+// trusts returns an error unless programs may use a service of the given user.
 func (l Location) trusts(uid int) error {
 	if uid == 0 || IDs().Own(uid) || l.ServiceUser != nil && uid == *l.ServiceUser {
 		return nil
 	}
-	return fmt.Errorf("the service at %s is user %d's, and would reach all memory and files of your programs: "+
-		"it has to be root's, your own, or of the user whom --service-user names: %w",
+	return fmt.Errorf("the service at %s belongs to user %d, and could access all memory and files of your programs: "+
+		"use a service of root, of your own, or of the user named by --service-user: %w",
 		l.Socket, uid, syscall.EPERM)
 }

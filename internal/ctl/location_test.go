@@ -12,8 +12,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestTrusts tests that a program may use a service of root, of its own user, or of a named user. The location alone
-// names no user.
+// TestTrusts tests that a program may use a service of root, of its own user, or of a named user. The location
+// alone does not name a user.
 func TestTrusts(t *testing.T) {
 	self, other := os.Geteuid(), 4242
 	for _, c := range []struct {
@@ -26,10 +26,10 @@ func TestTrusts(t *testing.T) {
 		{"own", self, Location{}, nil},
 		{"another", other, Location{}, syscall.EPERM},
 		{"named", other, Location{ServiceUser: &other}, nil},
-		{"another than the one named", other + 1, Location{ServiceUser: &other}, syscall.EPERM},
+		{"another user than the named one", other + 1, Location{ServiceUser: &other}, syscall.EPERM},
 	} {
 		if err := c.loc.trusts(c.uid); !errors.Is(err, c.want) {
-			t.Errorf("%s: got %v, want %v", c.name, err, c.want)
+			t.Errorf("trusts %s: got %v, want %v", c.name, err, c.want)
 		}
 	}
 }
@@ -37,7 +37,7 @@ func TestTrusts(t *testing.T) {
 // TestDialForeignService tests that Dial checks the owner of the service before it sends anything.
 func TestDialForeignService(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Skip("needs root to run a service of another user")
 	}
 	dir, err := os.MkdirTemp("", "verbena-test-")
 	if err != nil {
@@ -81,13 +81,13 @@ func TestDialForeignService(t *testing.T) {
 	}
 	c, err := Dial(loc)
 	if !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "--service-user") {
-		t.Errorf("got %v, want EPERM", err)
+		t.Errorf("Dial: got %v, want EPERM", err)
 	}
 	if err == nil {
 		c.Close()
 	}
 	if n := <-got; n != 0 {
-		t.Error("the client sent data before the check")
+		t.Error("data sent before the check: got some, want none")
 	}
 	named := uid
 	loc.ServiceUser = &named
@@ -98,7 +98,8 @@ func TestDialForeignService(t *testing.T) {
 	<-got
 }
 
-// TestOverflowUser tests that the overflow ID, which stands for all unmapped IDs, never counts as this process's own.
+// TestOverflowUser tests that the overflow ID, which represents all unmapped IDs, never counts as this process's
+// own ID.
 func TestOverflowUser(t *testing.T) {
 	self := os.Geteuid()
 	for _, c := range []struct {
@@ -114,7 +115,7 @@ func TestOverflowUser(t *testing.T) {
 		defer func() { ids = old }()
 		ids = func() IDMap { return IDMap{Overflow: self} }
 		if err := (Location{}).trusts(self); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("the service of the overflow id: got %v, want EPERM", err)
+			t.Errorf("trusts of the overflow ID: got %v, want EPERM", err)
 		}
 	}
 	for text, want := range map[string]bool{
@@ -122,7 +123,7 @@ func TestOverflowUser(t *testing.T) {
 		"0 1000 1\n1 100000 65536\n": false, "0 0 65536\n": false,
 	} {
 		if got := mapsAll(text); got != want {
-			t.Errorf("uid_map %q: got %v, want %v", text, got, want)
+			t.Errorf("mapsAll of uid_map %q: got %v, want %v", text, got, want)
 		}
 	}
 }

@@ -10,8 +10,8 @@ import (
 // LinkSpec describes a device to make.
 type LinkSpec struct {
 	Name string `json:"name"`
-	// Addrs are the device's addresses, in the order of its GID table, all of one interface. If empty, the device has all
-	// addresses of Netdev or, without Netdev, of the host's first usable interface.
+	// Addrs are the device's addresses, in the order of its GID table. All belong to one interface. If Addrs is
+	// empty, the device has all addresses of Netdev or, without Netdev, of the host's first usable interface.
 	Addrs  []string `json:"addrs,omitempty"`
 	Netdev string   `json:"netdev,omitempty"`
 	// Wire makes every packet take the UDP path, also between devices of one service.
@@ -23,7 +23,7 @@ type LinkSpec struct {
 // LinkInfo describes a device.
 type LinkInfo struct {
 	Name   string    `json:"name"`
-	Uverbs string    `json:"uverbs"` // name of its device file
+	Uverbs string    `json:"uverbs"` // name of the device's uverbs file
 	Netdev string    `json:"netdev"`
 	State  string    `json:"state"`
 	MTU    int       `json:"mtu"` // active path MTU in bytes
@@ -33,7 +33,7 @@ type LinkInfo struct {
 	NoProbe bool `json:"no_probe,omitempty"`
 	// Link is the state set by LinkSet: up, down, or flap while a flap keeps the link down.
 	Link   LinkState    `json:"link"`
-	MaxMTU int          `json:"max_mtu,omitempty"` // LinkSet.MTU; 0: no limit
+	MaxMTU int          `json:"max_mtu,omitempty"` // value of LinkSet.MTU; 0 means no limit
 	Shape  *fault.Shape `json:"shape,omitempty"`
 	Armed  string       `json:"armed,omitempty"` // moment of the armed change of the link
 }
@@ -48,13 +48,14 @@ type GIDInfo struct {
 // DevReset requests a reset of a device.
 type DevReset struct {
 	Name string `json:"name"`
-	// Unreachable makes the hardware stop answering, until the platform has reset it after Outage; 0: until OpDevPlug.
+	// Unreachable makes the hardware stop responding until the platform has reset it after Outage. If Outage is 0,
+	// the hardware stays unreachable until OpDevPlug.
 	Unreachable bool          `json:"unreachable,omitempty"`
 	Outage      time.Duration `json:"outage,omitempty"`
-	// NoFlush gives programs no completions for outstanding requests, like the kernel's Soft-RoCE.
+	// NoFlush suppresses the completions of outstanding requests for programs, like the kernel's Soft-RoCE.
 	NoFlush bool `json:"no_flush,omitempty"`
-	// AtWR or At is the moment of the reset; both zero: now.
-	AtWR uint64    `json:"at_wr,omitempty"` // before the device executes the AtWR-th send work request from now
+	// AtWR or At is the moment of the reset. If both are zero, the device is reset now.
+	AtWR uint64    `json:"at_wr,omitempty"` // just before the device executes the AtWR-th send work request from now
 	At   DevMoment `json:"at,omitempty"`
 	// Cancel makes no reset, and cancels the pending moments of earlier requests.
 	Cancel bool `json:"cancel,omitempty"`
@@ -73,14 +74,14 @@ const (
 // DevInfo describes a device, its hardware and its resets.
 type DevInfo struct {
 	Name     string `json:"name"`
-	State    string `json:"state"`    // state of the slot: running, recovering, unplugged
-	Device   string `json:"device"`   // state for consumers: active, in error, gone
-	Hardware string `json:"hardware"` // running, hung, unreachable
+	State    string `json:"state"`    // state of the slot: running, recovering or unplugged
+	Device   string `json:"device"`   // state for consumers: active, in error or gone
+	Hardware string `json:"hardware"` // running, hung or unreachable
 	NodeGUID string `json:"node_guid,omitempty"`
 	Driver   uint32 `json:"driver"`   // enum rdma_driver_id
 	ABI      int    `json:"abi"`      // version of the driver's part of the user ABI
-	Contexts int    `json:"contexts"` // usable user contexts
-	Zombies  int    `json:"zombies"`  // user contexts of earlier devices
+	Contexts int    `json:"contexts"` // number of usable user contexts
+	Zombies  int    `json:"zombies"`  // number of user contexts of earlier devices
 	Resets   int    `json:"resets"`
 	Plugs    int    `json:"plugs"`
 	// Recovery is the duration of the last reset, from the fatal event until the device was usable again.
@@ -96,9 +97,9 @@ type ContextInfo struct {
 	PID     int    `json:"pid"`
 	Process string `json:"process"`
 	UID     int    `json:"uid"`
-	// Container distinguishes users of the same ID, in containers.
+	// Container distinguishes users with the same ID in different containers.
 	Container uint64 `json:"container,omitempty"`
-	Zombie    bool   `json:"zombie,omitempty"` // its device has gone
+	Zombie    bool   `json:"zombie,omitempty"` // the context's device was removed
 	// PinnedBytes is the charge of the process, for all its contexts together.
 	PinnedBytes uint64    `json:"pinned_bytes"`
 	PDs         int       `json:"pds"`
@@ -121,7 +122,7 @@ type MRInfo struct {
 
 // CQInfo describes a completion queue.
 type CQInfo struct {
-	Handle  uint32 `json:"handle"` // in its context
+	Handle  uint32 `json:"handle"` // number in its context
 	Entries int    `json:"entries"`
 	Channel bool   `json:"channel"`
 }
@@ -135,7 +136,7 @@ type QPInfo struct {
 
 // SRQInfo describes a shared receive queue.
 type SRQInfo struct {
-	Handle uint32 `json:"handle"` // in its context
+	Handle uint32 `json:"handle"` // number in its context
 	Num    uint32 `json:"num"`
 	Type   string `json:"type"` // BASIC or XRC
 	MaxWR  uint32 `json:"max_wr"`
@@ -143,8 +144,8 @@ type SRQInfo struct {
 
 // UserInfo lists the resources of one user, or of all users together.
 type UserInfo struct {
-	UID int `json:"uid"` // -1: all users
-	// Container distinguishes users of the same ID, in containers.
+	UID int `json:"uid"` // -1 for all users together
+	// Container distinguishes users with the same ID in different containers.
 	Container uint64      `json:"container,omitempty"`
 	Holds     []UsageInfo `json:"holds"`
 }
@@ -153,11 +154,11 @@ type UserInfo struct {
 type UsageInfo struct {
 	Kind  string `json:"kind"`
 	Held  uint64 `json:"held"`
-	Limit uint64 `json:"limit"` // 0: no limit
+	Limit uint64 `json:"limit"` // 0 means no limit
 }
 
-// StatInfo holds the counters of a device, under the names in its hw_counters. The counters event_* count its
-// asynchronous events by type.
+// StatInfo holds the counters of a device, under the names in its hw_counters. The counters event_* count the
+// device's asynchronous events by type.
 type StatInfo struct {
 	Dev      string            `json:"dev"`
 	Counters map[string]uint64 `json:"counters"`
@@ -165,12 +166,12 @@ type StatInfo struct {
 
 // FaultRule is a rule for the packets of a device, or for a verb.
 type FaultRule struct {
-	Dev string `json:"dev"` // for a verb it may be empty: any device
+	Dev string `json:"dev"` // may be empty for a verb, which means any device
 	fault.Rule
 	Verb *VerbFault `json:"verb_fault,omitempty"` // excludes values in Rule
 }
 
-// FaultRuleState is a rule in force with its counters. For a verb, Seen and Hit count calls.
+// FaultRuleState is an active fault rule with its counters. For a verb, Seen and Hit count calls.
 type FaultRuleState struct {
 	Dev string `json:"dev"`
 	ID  int    `json:"id"`
@@ -187,26 +188,26 @@ type QPStatusInfo struct {
 
 // QPTrace requests the trace of a queue pair. The first such request starts the trace.
 type QPTrace struct {
-	Dev string `json:",omitempty"` // may be omitted if there is one device
+	Dev string `json:",omitempty"` // may be omitted if there is only one device
 	Num uint32
-	End bool `json:",omitempty"` // end the trace
+	End bool `json:",omitempty"` // ends the trace
 }
 
 // QPTraceInfo is the trace of a queue pair.
 type QPTraceInfo struct {
 	Device string `json:"device"`
 	Num    uint32 `json:"num"`
-	Began  bool   `json:"began"` // the trace began with this request, and is empty
+	Began  bool   `json:"began"` // the trace began with this request, so it is empty
 	qpinfo.Trace
 }
 
 // Profile requests a profile of the service's process, in the format of go tool pprof or go tool trace.
 type Profile struct {
 	Kind     string
-	Duration time.Duration `json:",omitempty"` // for ProfileCPU and ProfileTrace; otherwise 0
+	Duration time.Duration `json:",omitempty"` // only for ProfileCPU and ProfileTrace; otherwise 0
 }
 
-// The kinds of profiles.
+// The following constants are the kinds of profiles.
 const (
 	ProfileHeap       = "heap"      // memory in use, after a garbage collection
 	ProfileGoroutines = "goroutine" // the stacks of all goroutines

@@ -13,8 +13,9 @@ import (
 	"verbena/internal/procfile"
 )
 
-// PeerCredentials returns the process and the user at the other end of a connection, as the kernel recorded them when
-// it was made (SO_PEERCRED, unix(7)). pid is 0 for a process of another pid namespace that is not visible here.
+// PeerCredentials returns the process and the user at the other end of a connection. The kernel recorded both when
+// the connection was made (SO_PEERCRED, unix(7)). pid is 0 for a process of another pid namespace that is not
+// visible here.
 func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 	var cred *unix.Ucred
 	raw, err := c.SyscallConn()
@@ -34,20 +35,20 @@ func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 
 // IDMap describes the user IDs of a user namespace.
 type IDMap struct {
-	Overflow int  // ID that stands for all unmapped IDs
+	Overflow int  // ID that represents all unmapped IDs
 	All      bool // all IDs are mapped
 }
 
-// Anonymous reports whether a user ID may stand for several users.
+// Anonymous reports whether a user ID may represent several users.
 func (m IDMap) Anonymous(uid int) bool { return !m.All && uid == m.Overflow }
 
-// Own reports whether a user ID is that of this process. The overflow ID never is.
+// Own reports whether a user ID is the user ID of this process. The overflow ID never is an own ID.
 func (m IDMap) Own(uid int) bool { return uid == os.Geteuid() && !m.Anonymous(uid) }
 
 // IDs returns the map of this process.
 func IDs() IDMap { return ids() }
 
-// ids is read once, since the user namespace of a process with several threads cannot change.
+// ids is read once, because the user namespace of a process with several threads cannot change.
 var ids = sync.OnceValue(func() IDMap {
 	m := IDMap{Overflow: 65534}
 	if b, err := procfile.Read("/proc/sys/kernel/overflowuid"); err == nil {

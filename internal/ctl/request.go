@@ -7,13 +7,13 @@ import (
 	"syscall"
 )
 
-// Protocol is the version of the control protocol. It is increased whenever a request or a response changes its
-// meaning. OpStop and OpYield have the same meaning in all versions, so that a service of another version can be
-// replaced.
+// Protocol is the version of the control protocol. Protocol is increased whenever a request or a response changes
+// its meaning. OpStop and OpYield have the same meaning in all versions, so that a service of another version can
+// be replaced.
 const Protocol = 5
 
-// Build names this build of the command or the service for the other end, such as "verbena v0.1.0". It must be set
-// before anything is sent.
+// Build names this build of the command or the service for the other end of a connection, such as "verbena v0.1.0".
+// Build must be set before any message is sent.
 var Build string
 
 // Understood reports whether a request has the meaning that this build assumes.
@@ -21,7 +21,8 @@ func (r *Request) Understood() bool {
 	return r.Protocol == Protocol || r.Op == OpStop || r.Op == OpYield
 }
 
-// Refuse returns the error for a request of another version. The error names the older end and the remedy.
+// Refuse returns the error for a request of another version. The error names the older end and the
+// remedy.
 func (r *Request) Refuse() error {
 	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), described(Build, Protocol))
 	command := fmt.Sprintf("this command (%s)", described(r.Build, r.Protocol))
@@ -35,7 +36,7 @@ func (r *Request) Refuse() error {
 // replaceService is the remedy for a service that is older than a command.
 const replaceService = "end it with `verbena stop`, and run this again"
 
-// described returns the words for a build.
+// described returns the text for a build.
 func described(build string, protocol int) string {
 	if build == "" {
 		build = "of an unnamed version"
@@ -55,7 +56,7 @@ func (r *Response) foreign() bool {
 		strings.HasPrefix(r.Error, "malformed request "))
 }
 
-// Request is a message of a client. Op determines which other fields are used.
+// Request is a message of a client. Op determines which of the other fields are used.
 type Request struct {
 	Protocol int
 	Build    string `json:",omitempty"` // build of the client
@@ -78,8 +79,8 @@ type Op string
 
 // The requests.
 const (
-	OpAttach     Op = "attach" // with the listener's descriptor; the connection lasts as long as the program
-	OpOpen       Op = "open"   // the connection then represents an open device file; see package devfile
+	OpAttach     Op = "attach" // sent with the listener's descriptor; the connection lasts as long as the program
+	OpOpen       Op = "open"   // the connection then represents an open device file, as described in package devfile
 	OpInfo       Op = "info"
 	OpStop       Op = "stop"
 	OpYield      Op = "yield" // ends a service that was started on demand and is not in use
@@ -101,15 +102,15 @@ const (
 	OpQPShow     Op = "qp show"
 	OpQPTrace    Op = "qp trace"
 	OpProfile    Op = "debug pprof"
-	OpCapture    Op = "capture" // with the descriptor of the socket for the file
+	OpCapture    Op = "capture" // sent with the descriptor of the socket for the file
 )
 
 // Response answers a Request. On success Error is empty and Errno is 0.
 type Response struct {
 	Error    string           `json:",omitempty"`
 	Errno    syscall.Errno    `json:",omitempty"`
-	Protocol int              `json:",omitempty"` // version of the service, with Error
-	Build    string           `json:",omitempty"` // build of the service, with Error
+	Protocol int              `json:",omitempty"` // version of the service, if Error is set
+	Build    string           `json:",omitempty"` // build of the service, if Error is set
 	Info     *Info            `json:",omitempty"`
 	Attached *Attached        `json:",omitempty"`
 	Opened   *Opened          `json:",omitempty"`
@@ -127,17 +128,18 @@ type Response struct {
 
 // Attach describes a program that is about to start.
 type Attach struct {
-	Args []string // arguments of the program, for display; see CutArgs
-	// the answer comes with a socket, on which the service sends a trace of the program's calls
+	Args []string // arguments of the program, shortened by CutArgs
+	// The answer comes with a socket, on which the service sends a trace of the program's calls.
 	Trace bool `json:",omitempty"`
 }
 
-// Attached holds the information for the launcher as the program's guardian.
+// Attached is the information for the launcher as the program's guardian.
 type Attached struct {
 	Dir    string // name of the session, which is the prefix of the names of its programs' queue files
 	Helped bool   `json:",omitempty"` // the service will send Help, and the launcher must stay an ancestor
 	Traced bool   `json:",omitempty"` // the program must allow the service's process to access its memory (PR_SET_PTRACER)
-	// Trace is the trace requested by Attach.Trace, or nil from a service without traces. It travels as a descriptor.
+	// Trace is the trace requested by Attach.Trace, or nil from a service without traces. Trace travels as a
+	// descriptor.
 	Trace *CallTrace `json:"-"`
 }
 
@@ -150,11 +152,11 @@ type Opened struct {
 
 // Help is a request of the service to a launcher, over the connection that represents the program.
 type Help struct {
-	MemOf  int    `json:",omitempty"` // thread; /proc/TID/mem is requested
-	Notice string `json:",omitempty"` // text for the user of the program; no descriptor is requested
+	MemOf  int    `json:",omitempty"` // thread of the requested /proc/TID/mem
+	Notice string `json:",omitempty"` // text for the user of the program; then no descriptor is requested
 }
 
-// HelpAnswer answers Help. The requested descriptor comes with it, unless Error is set.
+// HelpAnswer answers Help. The requested descriptor comes with the answer, unless Error is set.
 type HelpAnswer struct {
 	Error string        `json:",omitempty"`
 	Errno syscall.Errno `json:",omitempty"`
@@ -164,5 +166,5 @@ type HelpAnswer struct {
 type Info struct {
 	PID      int  `json:"pid"`
 	Programs int  `json:"programs"`  // number of attached programs and captures
-	OnDemand bool `json:"on_demand"` // started by a client
+	OnDemand bool `json:"on_demand"` // a client started the service
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// answering returns a client of a service that answers each request with the result of answer.
+// answering returns a client of a service that answers each request with the result of the function answer.
 func answering(t *testing.T, answer func(*Request) any) *Client {
 	t.Helper()
 	ends := pair(t)
@@ -32,21 +32,21 @@ func answering(t *testing.T, answer func(*Request) any) *Client {
 	return NewClient(ends[1], 4711, 0)
 }
 
-// TestOlderService tests that a service without a build name is reported as older, with the remedy.
+// TestOlderService tests that a service that reports no build is described as older, with the remedy.
 func TestOlderService(t *testing.T) {
 	for _, old := range []struct {
 		text  string
 		errno syscall.Errno
 	}{
 		{"the running service speaks protocol 3, this command 4: ...", syscall.EPROTO},
-		{`malformed request "open": invalid argument`, syscall.EINVAL}, // a request that the service does not know
+		{`malformed request "open": invalid argument`, syscall.EINVAL}, // a request that the service does not have
 	} {
 		c := answering(t, func(*Request) any { return map[string]any{"Error": old.text, "Errno": old.errno} })
 		_, err := c.Do(&Request{Op: OpInfo})
 		const want = "the running service (process 4711) is older than this command ("
 		if !errors.Is(err, syscall.EPROTO) || !strings.HasPrefix(err.Error(), want) ||
 			!strings.HasSuffix(err.Error(), "end it with `verbena stop`, and run this again") {
-			t.Errorf("got %v, want %s...", err, want)
+			t.Errorf("Do: got %v, want %s...", err, want)
 		}
 	}
 	for _, other := range []*Response{
@@ -56,7 +56,7 @@ func TestOlderService(t *testing.T) {
 	} {
 		c := answering(t, func(*Request) any { return other })
 		if _, err := c.Do(&Request{Op: OpInfo}); err == nil || err.Error() != other.Error {
-			t.Errorf("got %v, want %v", err, other.Error)
+			t.Errorf("Do: got %v, want %v", err, other.Error)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func TestOlderService(t *testing.T) {
 // TestYieldOfAnotherVersion tests that Yield tries an older version of the protocol if the service refuses the client's
 // version.
 func TestYieldOfAnotherVersion(t *testing.T) {
-	var mu sync.Mutex // the race detector does not know that a message is a synchronisation
+	var mu sync.Mutex // the race detector does not recognise a message as a synchronisation
 	var tried []int
 	try := func(protocol int) {
 		mu.Lock()
@@ -81,7 +81,7 @@ func TestYieldOfAnotherVersion(t *testing.T) {
 	err := c.Yield(time.Second)
 	mu.Lock()
 	if err != nil || len(tried) != 1 || tried[0] != Protocol {
-		t.Errorf("got %v, tried %v", err, tried)
+		t.Errorf("Yield: got %v after versions %v, want success after one", err, tried)
 	}
 	tried = nil
 	mu.Unlock()
@@ -94,7 +94,7 @@ func TestYieldOfAnotherVersion(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if !errors.As(err, &no) || len(tried) != Protocol-firstYield+1 || tried[len(tried)-1] != firstYield {
-		t.Errorf("got %v, tried %v", err, tried)
+		t.Errorf("Yield: got %v after versions %v, want a YieldError after all", err, tried)
 	}
 }
 

@@ -1,9 +1,10 @@
-// Package explore visits all states of a small system of a few threads, for each order in which the threads can run.
+// Package explore visits all states of a small system of a few threads, for each order in which the threads can
+// run.
 //
-// A system is a comparable value that holds all relevant state: the state shared by the threads, and the position of
-// each thread. A thread is a function that returns its possible next steps. A test builds the threads from the
-// transition functions of the product itself. A defect in one of these appears as a state that violates a rule, with
-// the shortest path to that state.
+// A system is a comparable value that holds all relevant state, which is the state shared by the threads and the
+// position of each thread. A thread is a function that returns the possible next steps of the thread. A test builds
+// the threads from the transition functions of the product itself. A defect in a transition function appears as a
+// state that violates a rule. The package reports the shortest path to that state.
 package explore
 
 import (
@@ -17,8 +18,8 @@ type Step[S comparable] struct {
 	To   S
 }
 
-// Thread returns the possible steps of a thread in a state. It returns none if the thread waits or has ended, and
-// several if the choice is open.
+// Thread returns the possible steps of a thread in a state. Thread returns no steps if the thread waits or has
+// ended, and several steps if the choice is open.
 type Thread[S comparable] func(S) []Step[S]
 
 // System is a system to explore.
@@ -27,7 +28,7 @@ type System[S comparable] struct {
 	Threads []Thread[S]
 	// Check returns an error for a state that violates a rule.
 	Check func(S) error
-	// End returns an error for a state without a next step that is not a proper end, for example one with a waiting
+	// End returns an error for a state without a next step that is not a proper end, such as a state with a waiting
 	// thread.
 	End func(S) error
 }
@@ -36,14 +37,14 @@ type System[S comparable] struct {
 type Result struct {
 	States, Steps int
 	Ends          int // states without a next step
-	Depth         int // greatest number of steps to a state
+	Depth         int // maximum number of steps to a state
 }
 
 func (r Result) String() string {
 	return fmt.Sprintf("%d states, %d steps, %d ends, depth %d", r.States, r.Steps, r.Ends, r.Depth)
 }
 
-// Broken is a violated rule, with the shortest path to such a state.
+// Broken is a violated rule, with the shortest path to a state that violates it.
 type Broken struct {
 	Err error
 	Way []string
@@ -55,8 +56,8 @@ func (b *Broken) Error() string {
 
 func (b *Broken) Unwrap() error { return b.Err }
 
-// Run visits all states, nearest first. It returns a [Broken] for the first state that violates a rule, and an error if
-// there are more than most states.
+// Run visits all states, nearest first. Run returns a [Broken] for the first state that violates a rule, and an
+// error if there are more states than most.
 func (s *System[S]) Run(most int) (r Result, err error) {
 	type origin struct {
 		from  S

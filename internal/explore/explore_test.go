@@ -6,11 +6,11 @@ import (
 	"testing"
 )
 
-// counters are two threads that each increment a number by a read and a write, optionally under a lock.
+// counters is a system of two threads that each increment a number by a read and a write, optionally under a lock.
 type counters struct {
 	n, pc    [2]int
 	sum      int
-	lock     int // 0: free; otherwise the owner, counted from 1
+	lock     int // 0 if free, otherwise the owner, counted from 1
 	useLock  bool
 	forgetIt bool // thread 1 does not release the lock
 }
@@ -53,9 +53,9 @@ func (c counters) explore() (Result, error) {
 		End: func(c counters) error {
 			switch {
 			case c.pc != [2]int{2, 2}:
-				return errors.New("a thread waits for ever")
+				return errors.New("a thread waits forever")
 			case c.sum != 2:
-				return errors.New("one was lost")
+				return errors.New("an increment was lost")
 			}
 			return nil
 		},
@@ -65,14 +65,14 @@ func (c counters) explore() (Result, error) {
 
 func TestRun(t *testing.T) {
 	if r, err := (counters{useLock: true}).explore(); err != nil || r.States != 13 || r.Ends != 2 || r.Depth != 6 {
-		t.Errorf("with a lock: %v, %v", r, err)
+		t.Errorf("explore with a lock: got %v and error %v, want 13 states and 2 ends", r, err)
 	}
-	for name, c := range map[string]counters{"one was lost": {},
-		"a thread waits for ever": {useLock: true, forgetIt: true}} {
+	for name, c := range map[string]counters{"an increment was lost": {},
+		"a thread waits forever": {useLock: true, forgetIt: true}} {
 		_, err := c.explore()
 		var b *Broken
 		if !errors.As(err, &b) || !strings.Contains(err.Error(), name) || len(b.Way) == 0 {
-			t.Errorf("got %v, want %s", err, name)
+			t.Errorf("explore: got %v, want %s", err, name)
 		}
 	}
 	s := System[int]{Check: func(int) error {

@@ -23,8 +23,8 @@ func set(v reflect.Value) {
 	}
 }
 
-// TestKinds tests that each field of Rule except the selections is a kind, in this order, and that all columns of its
-// row refer to the field.
+// TestKinds tests that each field of Rule except the selections is a kind, in this order, and that all columns of
+// its row refer to the field.
 func TestKinds(t *testing.T) {
 	i := 0
 	for f := range reflect.TypeFor[Rule]().Fields() {
@@ -33,32 +33,32 @@ func TestKinds(t *testing.T) {
 			continue
 		}
 		if i == len(Kinds) || Kinds[i].Name != name {
-			t.Fatalf("the field %s: Kinds has no row for it at place %d", f.Name, i)
+			t.Fatalf("row %[2]d of Kinds: got another kind, want field %[1]s", f.Name, i)
 		}
 		k := &Kinds[i]
 		i++
 		if json, _, _ := strings.Cut(f.Tag.Get("json"), ","); json != name && json != name+"_ns" {
-			t.Errorf("%s: its name in JSON is %s", name, json)
+			t.Errorf("%s: JSON name: got %s, want the name of the kind", name, json)
 		}
 		if f.Tag.Get("complete") != "none" && k.Unit() != UnitSwitch {
-			t.Errorf("%s: the field has no tag for completions", name)
+			t.Errorf("%s: got no tag for completions, want one", name)
 		}
 		if !strings.HasSuffix(k.Help, ".") || k.Counter != strings.ToUpper(k.Counter) || k.Counter == "" {
-			t.Errorf("%s: help %q, counter %q", name, k.Help, k.Counter)
+			t.Errorf("%s: got help %q and counter %q, want a sentence and capital letters", name, k.Help, k.Counter)
 		}
 		var r Rule
 		set(reflect.ValueOf(&r).Elem().FieldByIndex(f.Index))
 		for j := range Kinds {
 			if Kinds[j].On(&r) != (&Kinds[j] == k) {
-				t.Errorf("%s: a rule with it has %s: %v", name, Kinds[j].Name, Kinds[j].On(&r))
+				t.Errorf("%s: rule with this kind only: got %v of kind %[2]s", name, Kinds[j].Name, Kinds[j].On(&r))
 			}
 		}
 		if err := r.Validate(); err != nil || !r.Active() || !strings.HasPrefix(r.String(), name) {
-			t.Errorf("%s: the rule is %q: active: %v, error: %v", name, r, r.Active(), err)
+			t.Errorf("%s: got rule %q, active %v and error %v, want an active rule", name, r, r.Active(), err)
 		}
 	}
 	if i != len(Kinds) {
-		t.Errorf("Kinds has rows without fields: %v", names(Kinds[i:], func(*Kind) bool { return true }))
+		t.Errorf("rows of Kinds without fields: got %v, want none", names(Kinds[i:], func(*Kind) bool { return true }))
 	}
 	if (&Rule{Seed: 1, Skip: 1, Limit: 1, QP: 1}).Active() {
 		t.Error("Active: got true for a rule without an effect, want false")
@@ -82,39 +82,39 @@ func TestColumns(t *testing.T) {
 			}
 		}
 		if n != 1 {
-			t.Errorf("%s: got %d columns, want one", f.Name, n)
+			t.Errorf("%s: got %d columns, want 1", f.Name, n)
 		}
 		shown++
 		for i := range Kinds {
 			k := &Kinds[i]
 			for j := range columns {
 				if columns[j].Counter == k.Counter && columns[j].Count(&c) != k.Count(&c) {
-					t.Errorf("%s and %s have one name for two counters", k.Name, columns[j].Name)
+					t.Errorf("kinds %s and %s: got one counter name for two counters, want two names", k.Name, columns[j].Name)
 				}
 			}
 		}
 	}
 	if shown != len(columns) {
-		t.Errorf("got %d counters in %d columns", shown, len(columns))
+		t.Errorf("columns: got %d counters in %d columns, want one each", shown, len(columns))
 	}
 }
 
-// TestParseShare tests that a percentage becomes the nearest number.
+// TestParseShare tests that ParseShare converts a percentage to the nearest number.
 func TestParseShare(t *testing.T) {
 	for text, want := range map[string]Share{"0": 0, "1": 1, "0.57": 0.57, ".5": 0.5, "0%": 0, "57%": 0.57, "0.3%": 0.003,
 		"100%": 1, " 1% ": 0.01} {
 		if got, err := ParseShare(text); err != nil || got != want {
-			t.Errorf("%q: got %v, %v, want %v", text, got, err, want)
+			t.Errorf("ParseShare(%q): got %v, %v, want %v", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"", "%", "1%%", "1 %", "some", "1.1", "101%", "-1%", "NaN", "Inf"} {
 		if got, err := ParseShare(text); err == nil {
-			t.Errorf("%q: got %v, want an error", text, got)
+			t.Errorf("ParseShare(%q): got %v, want an error", text, got)
 		}
 	}
 }
 
-// TestPages tests that the pages list the kinds.
+// TestPages tests that the documentation pages list the kinds.
 func TestPages(t *testing.T) {
 	var table, list strings.Builder
 	table.WriteString("| what | | counted as |\n|---|---|---|\n")

@@ -7,50 +7,52 @@ import (
 	"time"
 )
 
-// Rule describes a fault: which packets of a device it selects, and what happens to them. Omitted kinds do not happen.
-// Several kinds may apply to one packet, but a kind with [Kind.Alone] needs a separate rule. Rules apply in the order
-// in which they were added. Later rules do not see packets dropped by an earlier one.
+// Rule describes a fault: the packets of a device that it selects, and its effects on these packets. Omitted kinds
+// have no effect. Several kinds may apply to one packet, but a kind with [Kind.Alone] needs a separate rule. Rules
+// apply in the order in which they were added. Later rules do not see packets that an earlier rule has dropped.
 //
-// The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command
-// line, where [Kinds] has the help.
+// The tags are the names of the fields in the control protocol (json), in scenario files (yaml), and on the command
+// line. [Kinds] has the help of the command line.
 type Rule struct {
-	// Peer selects packets to this address; the zero Addr selects all.
-	Peer netip.Addr `json:"peer,omitzero" yaml:"peer" help:"Only packets to this address." placeholder:"IP" complete:"none"`
-	// QP selects packets that this queue pair sends or is to receive; 0 selects all. If two devices have a queue pair of
-	// this number, packets of both are selected.
-	QP uint32 `json:"qp,omitempty" yaml:"qp" help:"Only packets that this queue pair sends, or is to get." placeholder:"N" complete:"none"`
+	// Peer selects packets to this address. The zero Addr selects all packets.
+	Peer netip.Addr `json:"peer,omitzero" yaml:"peer" help:"Select only packets to this address." placeholder:"IP" complete:"none"`
+	// QP selects packets that this queue pair sends or is to receive. 0 selects all packets. If two devices have a
+	// queue pair with this number, QP selects the packets of both.
+	QP uint32 `json:"qp,omitempty" yaml:"qp" help:"Select only packets that this queue pair sends or receives." placeholder:"N" complete:"none"`
 
-	// Skip is the number of selected packets that the rule leaves alone at first.
-	Skip uint64 `json:"skip,omitempty" yaml:"skip" help:"Leave the first N packets alone." placeholder:"N" complete:"none"`
-	// Limit is the number of packets after Skip on which the rule acts; 0: no limit.
-	Limit uint64 `json:"limit,omitempty" yaml:"limit" help:"Act on the N packets after those only." placeholder:"N" complete:"none"`
-	// Seed seeds the random numbers of the rule; 0: the device draws a seed from its own.
-	Seed uint64 `json:"seed,omitempty" yaml:"seed" help:"Seed of the rule's decisions; default: by the seed of the service." placeholder:"N" complete:"none"`
+	// Skip is the number of selected packets that pass before the rule begins to act.
+	Skip uint64 `json:"skip,omitempty" yaml:"skip" help:"Do not act on the first N selected packets." placeholder:"N" complete:"none"`
+	// Limit is the number of packets after Skip on which the rule acts; 0 means no limit.
+	Limit uint64 `json:"limit,omitempty" yaml:"limit" help:"Act only on the N packets after the skipped packets." placeholder:"N" complete:"none"`
+	// Seed seeds the random numbers of the rule. If Seed is 0, the device derives a seed from its own.
+	Seed uint64 `json:"seed,omitempty" yaml:"seed" help:"Seed of the rule's random decisions; default: derived from the seed of the service." placeholder:"N" complete:"none"`
 
 	// Drop is the probability of loss.
 	Drop Share `json:"drop,omitempty" yaml:"drop" complete:"none"`
 	// Duplicate is the probability that the packet is sent twice.
 	Duplicate Share `json:"duplicate,omitempty" yaml:"duplicate" complete:"none"`
-	// Corrupt is the probability that one bit of the packet is flipped. The receiver detects it by the ICRC.
+	// Corrupt is the probability that one bit of the packet is flipped. The receiver detects the corruption by the
+	// ICRC.
 	Corrupt Share `json:"corrupt,omitempty" yaml:"corrupt" complete:"none"`
-	// Delay holds every packet for this time, and Jitter for a random time up to it in addition. Packets overtake each
-	// other only by jitter.
+	// Delay holds every packet for this time. Jitter holds it for an additional random time of up to Jitter.
+	// Packets overtake each other only by jitter.
 	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" complete:"none"`
 	Jitter time.Duration `json:"jitter_ns,omitempty" yaml:"jitter" complete:"none"`
-	// Reorder is the probability that the packet is held until Behind later packets (0: one) have been sent to the same
-	// address, or until its delay and then Hold (0: 10 ms) have passed.
+	// Reorder is the probability that the packet is held. It is held until Behind later packets (0 means one) have
+	// been sent to the same address, or until its delay and then Hold (0 means 10 ms) have passed.
 	Reorder Share         `json:"reorder,omitempty" yaml:"reorder" complete:"none"`
 	Behind  int           `json:"behind,omitempty" yaml:"-" kong:"-"`
 	Hold    time.Duration `json:"hold_ns,omitempty" yaml:"-" kong:"-"`
-	// Stop drops every packet in both directions, so the peer and this device appear dead to each other. Peer is the other
-	// end of either direction.
+	// Stop drops every packet in both directions, so the peer and this device appear dead to each other. For both
+	// directions, Peer is the other end.
 	Stop bool `json:"stop,omitempty" yaml:"stop" complete:"none"`
-	// RNR is the probability that the device answers a message that needs a receive with an RNR NAK, as if none were
-	// posted. The rule sees packets that arrive for reliable queue pairs of the device (QP) from Peer and take a receive.
+	// RNR is the probability that the device answers a message that needs a receive with an RNR NAK, as if no
+	// receive were posted. The rule sees packets from Peer that arrive for reliable queue pairs of the device (QP)
+	// and consume a receive.
 	RNR Share `json:"rnr,omitempty" yaml:"rnr" complete:"none"`
 }
 
-// Counts holds the counters of a rule in force, in packets.
+// Counts holds the counters of an active rule, in packets.
 type Counts struct {
 	Seen uint64 `json:"seen"` // selected packets, including those before Skip and after Limit
 	Hit  uint64 `json:"hit"`  // packets affected by the rule
@@ -62,8 +64,8 @@ type Counts struct {
 	Reordered  uint64 `json:"reordered"`
 	NotReady   uint64 `json:"not_ready"` // messages answered with an RNR NAK
 
-	// HitAt lists the first [MaxHitAt] hit packets by their number among the seen ones, from 1. It is determined by the
-	// seed.
+	// HitAt lists the first [MaxHitAt] hit packets by their number among the seen packets, from 1. The seed
+	// determines HitAt.
 	HitAt []uint64 `json:"hit_at,omitempty"`
 }
 
@@ -73,9 +75,9 @@ type Kind struct {
 	Name string
 	// Help is the help of the flag, in one sentence.
 	Help string
-	// Alone excludes other kinds from a rule with this one.
+	// Alone excludes other kinds from a rule with this kind.
 	Alone bool
-	// Counter is the heading of the kind's counter in tables. Kinds may share a counter.
+	// Counter is the heading of the kind's counter in tables. Several kinds may share a counter.
 	Counter string
 
 	value func(*Rule) any
@@ -93,7 +95,7 @@ var Kinds = []Kind{
 		value: func(r *Rule) any { return r.Duplicate }, count: func(c *Counts) uint64 { return c.Duplicated },
 	},
 	{
-		Name: "corrupt", Help: "Share of packets to flip a bit in, after the ICRC was computed.", Counter: "CORRUPTED",
+		Name: "corrupt", Help: "Share of packets in which one bit is flipped after the ICRC was computed.", Counter: "CORRUPTED",
 		value: func(r *Rule) any { return r.Corrupt }, count: func(c *Counts) uint64 { return c.Corrupted },
 	},
 	{
@@ -101,25 +103,25 @@ var Kinds = []Kind{
 		value: func(r *Rule) any { return r.Delay }, count: func(c *Counts) uint64 { return c.Delayed },
 	},
 	{
-		Name: "jitter", Help: "Up to so much more delay, at random.", Counter: "DELAYED",
+		Name: "jitter", Help: "Maximum of an additional random delay.", Counter: "DELAYED",
 		value: func(r *Rule) any { return r.Jitter }, count: func(c *Counts) uint64 { return c.Delayed },
 	},
 	{
-		Name: "reorder", Help: "Share of packets to hold back behind later ones.", Counter: "REORDERED",
+		Name: "reorder", Help: "Share of packets to hold back behind later packets.", Counter: "REORDERED",
 		value: func(r *Rule) any { return r.Reorder }, count: func(c *Counts) uint64 { return c.Reordered },
 	},
 	{
-		Name: "stop", Help: "Drop every packet, in either direction: the peer seems dead.", Alone: true, Counter: "DROPPED",
+		Name: "stop", Help: "Drop every packet in both directions, so the peer appears dead.", Alone: true, Counter: "DROPPED",
 		value: func(r *Rule) any { return r.Stop }, count: func(c *Counts) uint64 { return c.Dropped },
 	},
 	{
-		Name: "rnr", Help: "Share of messages for the device to answer by an RNR NAK, as if no receive were posted.",
+		Name: "rnr", Help: "Share of messages that the device answers with an RNR NAK, as if no receive were posted.",
 		Alone: true, Counter: "RNR",
 		value: func(r *Rule) any { return r.RNR }, count: func(c *Counts) uint64 { return c.NotReady },
 	},
 }
 
-// On reports whether a rule has the kind.
+// On reports whether a rule contains the kind.
 func (k *Kind) On(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
 
 // Count returns the counter of the kind.
@@ -128,7 +130,7 @@ func (k *Kind) Count(c *Counts) uint64 { return k.count(c) }
 // Usage returns the help, including the restriction of kinds with Alone.
 func (k *Kind) Usage() string {
 	if k.Alone {
-		return k.Help + " In a rule of its own."
+		return k.Help + " Needs a separate rule."
 	}
 	return k.Help
 }
@@ -144,7 +146,7 @@ const (
 	UnitSwitch             // a bool
 )
 
-// Placeholder returns the letter that stands for a value in help, or "" for a switch.
+// Placeholder returns the letter that represents a value in help, or "" for a switch.
 func (u Unit) Placeholder() string { return [...]string{"P", "D", "N", ""}[u] }
 
 // Unit returns the unit of the kind's value.

@@ -35,7 +35,7 @@ const (
 // ErrRule is wrapped by the errors of [Rule.Validate].
 var ErrRule = errors.New("bad fault rule")
 
-// Validate checks the values. Its error wraps [ErrRule].
+// Validate returns an error for invalid values. Validate's error wraps [ErrRule].
 func (r *Rule) Validate() error {
 	active, alone := 0, 0
 	for _, k := range Flags() {
@@ -54,7 +54,7 @@ func (r *Rule) Validate() error {
 	}
 	switch {
 	case alone > 0 && active > 1:
-		return fmt.Errorf("%w: %s go into rules of their own", ErrRule, strings.Join(names(Kinds, func(k *Kind) bool {
+		return fmt.Errorf("%w: %s need separate rules", ErrRule, strings.Join(names(Kinds, func(k *Kind) bool {
 			return k.Alone
 		}), " and "))
 	case r.QP > maxQPN:
@@ -62,7 +62,7 @@ func (r *Rule) Validate() error {
 	case r.Behind < 0:
 		return fmt.Errorf("%w: cannot be behind %d packets", ErrRule, r.Behind)
 	case active == 0:
-		return fmt.Errorf("%w: it has no effect: give one of %s", ErrRule, strings.Join(names(Flags(), func(*Kind) bool {
+		return fmt.Errorf("%w: the rule has no effect: add one of %s", ErrRule, strings.Join(names(Flags(), func(*Kind) bool {
 			return true
 		}), ", "))
 	}
@@ -94,7 +94,7 @@ func (r *Rule) Active() bool {
 	return false
 }
 
-// String formats the rule: "drop 0.01 queue pair 17".
+// String formats the rule, for example as "drop 0.01 queue pair 17".
 func (r Rule) String() string {
 	var w []string
 	word := func(show bool, format string, args ...any) {
@@ -123,12 +123,12 @@ func (r Rule) String() string {
 	return strings.Join(w, " ")
 }
 
-// State is a rule in force with its counters.
+// State is an active rule with its counters.
 type State struct {
 	ID int `json:"id"`
 	Rule
 	Counts
 }
 
-// MaxHitAt is the limit of the length of [Counts.HitAt].
+// MaxHitAt limits the length of [Counts.HitAt].
 const MaxHitAt = 64

@@ -14,32 +14,33 @@ type Rate uint64
 // Size is a number of bytes.
 type Size uint64
 
-// Shape describes how the link of a device limits and delays sent packets. Packets wait in one queue for all addresses
-// of the device until the rate allows them to leave, and then for the delay. The zero Shape has no effect.
+// Shape describes how the link of a device limits and delays sent packets. Packets to all addresses of the device
+// wait in one queue until the rate allows them to leave, and then for the delay. The zero Shape has no effect.
 //
 // The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command
 // line.
 type Shape struct {
-	// Rate limits the sent packets, counted with their IP headers; 0: no limit.
-	Rate Rate `json:"rate_bps,omitempty" yaml:"rate" help:"Rate at which packets leave, such as 100Mbit; none: no limit." placeholder:"RATE" complete:"none"`
-	// Delay is the time on the way, and Jitter an additional random time up to its value. Jitter makes packets overtake
-	// each other.
-	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" help:"Time on the way of each packet, such as 20us." placeholder:"D" complete:"none"`
+	// Rate limits the sent packets, counted with their IP headers; 0 means no limit.
+	Rate Rate `json:"rate_bps,omitempty" yaml:"rate" help:"Limit of the rate of sent packets, such as 100Mbit; none removes the limit." placeholder:"RATE" complete:"none"`
+	// Delay is the transmission delay of each packet. Jitter is an additional random time of up to its value.
+	// Jitter makes packets overtake each other.
+	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" help:"Delay of each packet on the link, such as 20us." placeholder:"D" complete:"none"`
 	Jitter time.Duration `json:"jitter_ns,omitempty" yaml:"jitter" help:"Additional random delay, up to this time; packets may overtake each other." placeholder:"D" complete:"none"`
-	// QueueBytes and QueuePackets limit the packets that wait for the rate; further packets are dropped. 0: no limit of
-	// this kind. If both are 0, the limit is [DefaultQueue].
+	// QueueBytes and QueuePackets limit the packets that wait for the rate. Further packets are dropped. 0 means no
+	// limit of this kind. If both are 0, the limit is [DefaultQueue].
 	QueueBytes   Size   `json:"queue_bytes,omitempty" yaml:"queue" kong:"-"`
 	QueuePackets uint64 `json:"queue_packets,omitempty" yaml:"packets" kong:"-"`
-	// ECN is the length of the queue above which packets of an ECN-capable transport (ECT) are marked with congestion
-	// experienced; 0: never.
+	// ECN is the length of the queue above which packets of an ECN-capable transport (ECT) are marked with
+	// congestion experienced; 0 means never.
 	ECN Size `json:"ecn_bytes,omitempty" yaml:"ecn" name:"ecn-threshold" help:"Mark packets of an ECN-capable transport with congestion experienced while more bytes than this wait." placeholder:"BYTES" complete:"none"`
-	// Loss is the probability that a packet is lost on the way.
-	Loss Share `json:"loss,omitempty" yaml:"loss" help:"Share of packets lost on the way, such as 1% or 0.01." placeholder:"P" complete:"none"`
-	// Seed seeds the random numbers of Jitter and Loss; 0: a different seed each time. Scenarios have one seed for all.
-	Seed uint64 `json:"seed,omitempty" yaml:"-" help:"Seed of jitter and loss; default: a different one each time." placeholder:"N" complete:"none"`
+	// Loss is the probability that a packet is lost in transit.
+	Loss Share `json:"loss,omitempty" yaml:"loss" help:"Share of packets lost on the link, such as 1% or 0.01." placeholder:"P" complete:"none"`
+	// Seed seeds the random numbers of Jitter and Loss. 0 means a different seed each time. A scenario has one seed
+	// for all random numbers.
+	Seed uint64 `json:"seed,omitempty" yaml:"-" help:"Seed of jitter and loss; default: a different seed each time." placeholder:"N" complete:"none"`
 }
 
-// The limits of a Shape.
+// The following constants are the limits of a Shape.
 const (
 	MinRate         = 1_000             // a kilobit per second
 	MaxRate         = 1_000_000_000_000 // a terabit per second
@@ -51,7 +52,7 @@ const (
 // ErrShape is wrapped by the errors of [Shape.Validate].
 var ErrShape = errors.New("bad shape of the link")
 
-// Validate checks the values. Its error wraps [ErrShape].
+// Validate returns an error for invalid values. Validate's error wraps [ErrShape].
 func (s *Shape) Validate() error {
 	switch {
 	case s.Rate != 0 && (s.Rate < MinRate || s.Rate > MaxRate):
@@ -79,7 +80,7 @@ func (s *Shape) Validate() error {
 // Active reports whether the Shape has any effect.
 func (s *Shape) Active() bool { return s.Rate > 0 || s.Delay > 0 || s.Jitter > 0 || s.Loss > 0 }
 
-// String formats the shape: "rate 10Gbit delay 20µs", or "" without an effect.
+// String formats the shape, for example as "rate 10Gbit delay 20µs", or as "" without an effect.
 func (s Shape) String() string {
 	var w []string
 	word := func(show bool, format string, args ...any) {
@@ -98,7 +99,7 @@ func (s Shape) String() string {
 	return strings.Join(w, " ")
 }
 
-// String formats the rate like tc(8): "100Mbit".
+// String formats the rate in the style of tc(8): "100Mbit".
 func (r Rate) String() string {
 	for _, u := range []struct {
 		n    Rate

@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// ParseRate parses a number of bits per second, such as 100Mbit; none is 0. Case is ignored.
+// ParseRate parses a number of bits per second, such as 100Mbit. "none" yields 0. Case is ignored.
 func ParseRate(text string) (Rate, error) {
 	if strings.EqualFold(strings.TrimSpace(text), "none") {
 		return 0, nil
@@ -30,7 +30,7 @@ func ParseSize(text string) (Size, error) {
 	return Size(v), nil
 }
 
-// number parses a number with a unit, in small letters. It returns false for a number of 2^63 or more.
+// number parses a number with a unit, in lower case. It returns false for a number of 2^63 or more.
 func number(text string, units map[string]float64) (float64, bool) {
 	text = strings.TrimSpace(text)
 	end := strings.LastIndexFunc(text, func(r rune) bool { return !unicode.IsLetter(r) }) + 1

@@ -27,12 +27,12 @@ func TestUnits(t *testing.T) {
 	} {
 		for text, want := range c.good {
 			if got, err := c.parse(text); err != nil || got != want {
-				t.Errorf("%s %q: got %d, %v, want %d", c.kind, text, got, err, want)
+				t.Errorf("parse %s %q: got %d and error %v, want %d", c.kind, text, got, err, want)
 			}
 		}
 		for _, text := range c.bad {
 			if got, err := c.parse(text); err == nil {
-				t.Errorf("%s %q: got %d, want an error", c.kind, text, got)
+				t.Errorf("parse %s %q: got %d, want an error", c.kind, text, got)
 			}
 		}
 	}

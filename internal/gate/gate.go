@@ -1,14 +1,14 @@
-// Package gate provides the key to the functions of package ib for user contexts. internal/layers lists the packages
-// that may import it.
+// Package gate provides the key to the functions of package ib for user contexts. internal/layers lists the
+// packages that may import package gate.
 package gate
 
-// Key is required by ib.ForUser.
+// Key is the argument that ib.ForUser requires.
 type Key struct{ valid bool }
 
 // Open returns a key.
 func Open() Key { return Key{valid: true} }
 
-// Check panics for the zero Key, which is the only one that other packages can make.
+// Check panics for the zero Key, which is the only Key that other packages can make without Open.
 func (k Key) Check() {
 	if !k.valid {
 		panic("gate: the key is not valid")

@@ -1,5 +1,5 @@
-// Package gendoc keeps generated parts of documents up to date: a test calls [Check], which fails if the part is stale,
-// and rewrites it if UPDATE_DOCS is set in the environment.
+// Package gendoc keeps generated parts of documents up to date. A test calls [Check], which fails if the part is
+// stale. If UPDATE_DOCS is set in the environment, Check rewrites the part.
 package gendoc
 
 import (
@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Check compares a part of a file with its generated text. In the file the part is between the lines
+// Check compares a part of a file with its generated text. In the file, the part is between these lines:
 //
 //	<!-- generated: NAME -->
 //	<!-- end: NAME -->
@@ -25,7 +25,7 @@ func Check(t testing.TB, file, name, want string) {
 		t.Fatalf("%s: %v", file, err)
 	case fresh == string(text):
 	case os.Getenv("UPDATE_DOCS") != "" && os.Getenv("CI") == "true":
-		t.Fatalf("%s: UPDATE_DOCS with CI=true would hide that the part %q is out of date", file, name)
+		t.Fatalf("%s: part %q is out of date, and UPDATE_DOCS with CI=true would hide it", file, name)
 	case os.Getenv("UPDATE_DOCS") != "":
 		if err := os.WriteFile(file, []byte(fresh), 0o644); err != nil {
 			t.Fatal(err)

@@ -8,12 +8,12 @@ func TestReplace(t *testing.T) {
 	for range 2 {
 		got, err := replace(text, "a", "new\n")
 		if err != nil || got != want {
-			t.Errorf("got %q, %v", got, err)
+			t.Errorf("replace: got %q and error %v, want the new part", got, err)
 		}
 	}
 	for _, bad := range []string{"", "<!-- generated: a -->\n", "<!-- end: a -->\n<!-- generated: a -->\n"} {
 		if got, err := replace(bad, "a", "new"); err == nil {
-			t.Errorf("%q became %q", bad, got)
+			t.Errorf("replace in %q: got %q, want an error", bad, got)
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReserve tests that large memory has the same offset in a huge page as in its file, and that all addresses are
-// freed.
+// TestReserve tests that large memory has the same offset in a huge page as in its file, and that Release frees all
+// addresses.
 func TestReserve(t *testing.T) {
 	page := os.Getpagesize()
 	for _, c := range []struct {
@@ -20,17 +20,17 @@ func TestReserve(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(mem) != c.n || cap(mem) != c.n {
-			t.Errorf("Reserve(%d, %#x): got %d bytes of %d", c.n, c.offset, len(mem), cap(mem))
+			t.Errorf("Reserve(%d, %#x): got %d bytes with capacity %d, want n", c.n, c.offset, len(mem), cap(mem))
 		}
 		if at := address(mem); c.n >= Size && at%Size != uintptr(c.offset)%Size {
-			t.Errorf("Reserve(%d, %#x): got address %#x", c.n, c.offset, at)
+			t.Errorf("Reserve(%d, %#x): got address %#x, want the same offset in a huge page", c.n, c.offset, at)
 		}
 		if mapped(t, mem) != len(mem) {
-			t.Errorf("Reserve(%d, %#x): got %d mapped bytes", c.n, c.offset, mapped(t, mem))
+			t.Errorf("Reserve(%d, %#x): got %d mapped bytes, want all", c.n, c.offset, mapped(t, mem))
 		}
 		Release(mem)
 		if n := mapped(t, mem); n != 0 {
-			t.Errorf("mapped bytes after Release: got %d", n)
+			t.Errorf("mapped bytes after Release: got %d, want 0", n)
 		}
 	}
 }
@@ -98,7 +98,7 @@ func TestCollapse(t *testing.T) {
 	Collapse(two[0])
 	for i := range two[1] {
 		if two[1][i] != byte(i*7>>3) {
-			t.Fatalf("byte %d has changed", i)
+			t.Fatalf("byte %d after Collapse: got another value, want no change", i)
 		}
 	}
 }

@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// fewNotes is the largest number of notes that Keep checks itself. For more notes, a timer does.
+	// fewNotes is the largest number of notes that Keep itself checks. More notes are checked by a timer.
 	fewNotes = 64
-	// The pauses between two checks.
+	// firstPause and lastPause are the pauses between two checks.
 	firstPause = 10 * time.Millisecond
 	lastPause  = time.Second
-	// After a check that took more than longLook of processor time, the next one begins after restFactor times that time
-	// at the earliest. Users at their limit cause a check with each refusal.
+	// After a check that took more than longLook of processor time, the next check begins at the earliest after
+	// restFactor times that time. A user at a limit causes a check with each refusal.
 	longLook   = 10 * time.Millisecond
 	restFactor = 4
 )
 
-// Keeper tracks the objects of all users. It is safe for concurrent use. The nil Keeper tracks nothing.
+// Keeper tracks the objects of all users. Keeper is safe for concurrent use. The nil Keeper tracks nothing.
 type Keeper struct {
 	log *slog.Logger
 
@@ -40,7 +40,7 @@ type Keeper struct {
 	closed bool
 }
 
-// New returns a Keeper. The log, which may be nil, receives errors that have no caller.
+// New returns a Keeper. log, which may be nil, receives errors that cannot be returned to a caller.
 func New(log *slog.Logger) *Keeper {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -48,7 +48,7 @@ func New(log *slog.Logger) *Keeper {
 	return &Keeper{log: log, of: map[*quota.User]*Kept{}}
 }
 
-// Of returns the objects of a user, always as the same value. The nil Keeper returns nil.
+// Of returns the Kept of a user, which is always the same value. The nil Keeper returns nil.
 func (k *Keeper) Of(u *quota.User) *Kept {
 	if k == nil {
 		return nil
@@ -66,7 +66,7 @@ func (k *Keeper) Of(u *quota.User) *Kept {
 // Release ends the charges for the user's objects that no program has any more. (quota.Ledger.OnShort)
 func (k *Keeper) Release(u *quota.User) { k.Of(u).Release() }
 
-// Object is an object that a program may have. Its methods may not sleep.
+// Object is an object that a program may have. Object's methods may not sleep.
 type Object interface {
 	// InUse reports whether a program has the object.
 	InUse() bool
@@ -74,18 +74,18 @@ type Object interface {
 	Close() error
 }
 
-// Kept tracks the objects of one user. It is safe for concurrent use. The nil Kept tracks nothing.
+// Kept tracks the objects of one user. Kept is safe for concurrent use. The nil Kept tracks nothing.
 type Kept struct {
 	user *quota.User
 	log  *slog.Logger
 
 	mu     sync.Mutex
-	epoll  int    // -1: nothing was noted
-	last   uint64 // the latest note
-	noted  int    // open notes at the last check, plus later ones
+	epoll  int    // -1 before the first note
+	last   uint64 // number of the latest note
+	noted  int    // number of open notes at the last check, plus later notes
 	left   []charge
-	timer  *time.Timer   // starts the next check; nil: none is pending
-	pause  time.Duration // before the check after that
+	timer  *time.Timer   // starts the next check; nil without a pending check
+	pause  time.Duration // pause before the check after the next
 	rested time.Time     // earliest time of the next check
 	sweeps []*Sweep
 	closed bool
@@ -99,13 +99,13 @@ type charge struct {
 	end func()
 }
 
-// Note identifies a noted description. The zero Note identifies none, and is not in use.
+// Note identifies a noted description. The zero Note identifies no description, and is not in use.
 type Note struct {
 	of *Kept
 	id uint64
 }
 
-// Note notes the description of a pipe, a socket or an eventfd, before a program gets it.
+// Note notes the description of a pipe, a socket or an eventfd, before a program receives it.
 func (s *Kept) Note(fd int) (Note, error) {
 	if s == nil {
 		return Note{}, nil
@@ -126,7 +126,7 @@ func (s *Kept) Note(fd int) (Note, error) {
 		s.epoll = epoll
 	}
 	s.last++
-	event := unix.EpollEvent{Fd: int32(s.last), Pad: int32(s.last >> 32)} // the 64 bits of data
+	event := unix.EpollEvent{Fd: int32(s.last), Pad: int32(s.last >> 32)} // the event carries 64 bits of data
 	if err := unix.EpollCtl(s.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
 		return fail("epoll_ctl", err)
 	}
@@ -134,9 +134,9 @@ func (s *Kept) Note(fd int) (Note, error) {
 	return Note{s, s.last}, nil
 }
 
-// Pipe makes a pipe and notes its reading end, which is for a program. Writes to the other end do not block. If the
-// process can open a file of mode 0, Pipe prevents a program from opening the pipe again, which would make another
-// description.
+// Pipe makes a pipe and notes its reading end, which is for a program. Writes to the writing end do not block. If
+// the process can open a file of mode 0, Pipe prevents a program from opening the pipe again, since that would make
+// another description.
 func (s *Kept) Pipe() (read, write int, note Note, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -171,12 +171,12 @@ func (n Note) InUse() bool {
 	return open || err != nil
 }
 
-// Close does nothing, since the note ends with the description.
+// Close does nothing, because the note ends with the description.
 func (Note) Close() error { return nil }
 
-// Keep closes the object and calls end, which ends a charge, as soon as no program has the object. The service must not
-// use the object any more, and must have closed its descriptors of a noted description. Neither Keep nor end sleeps.
-// end may be called before Keep returns.
+// Keep closes the object and calls end, which ends a charge, as soon as no program has the object. The service must
+// not use the object any more, and must have closed its descriptors of a noted description. Neither Keep nor end
+// sleeps. end may be called before Keep returns.
 func (s *Kept) Keep(o Object, end func()) {
 	if s == nil {
 		o.Close()
@@ -197,7 +197,7 @@ func (s *Kept) Keep(o Object, end func()) {
 	s.lookLater()
 }
 
-// lookLater schedules another check if objects are left.
+// lookLater schedules another check if objects remain.
 //
 //verbena:held mu
 func (s *Kept) lookLater() {
@@ -218,7 +218,7 @@ func (s *Kept) lookLater() {
 }
 
 // OnRelease makes Release call f before its check. f closes objects that programs have closed, so that Release ends
-// their charges. f may not sleep, take from the user's account, or call OnRelease or Forget.
+// their charges. f may not sleep, charge the user's account, or call OnRelease or Forget.
 func (s *Kept) OnRelease(f func()) *Sweep {
 	if s == nil {
 		return nil
@@ -230,7 +230,7 @@ func (s *Kept) OnRelease(f func()) *Sweep {
 	return sweep
 }
 
-// Forget ends OnRelease. The function may still be running when Forget returns.
+// Forget ends OnRelease. f may still be running when Forget returns.
 func (s *Kept) Forget(sweep *Sweep) {
 	if s == nil || sweep == nil {
 		return
@@ -240,7 +240,7 @@ func (s *Kept) Forget(sweep *Sweep) {
 	s.sweeps = slices.DeleteFunc(s.sweeps, func(x *Sweep) bool { return x == sweep })
 }
 
-// Release ends the charges for objects that no program has any more. It does not sleep.
+// Release ends the charges for objects that no program has any more. Release does not sleep.
 func (s *Kept) Release() {
 	if s == nil {
 		return
@@ -270,8 +270,8 @@ func (s *Kept) look() {
 	s.lookSince(threadTime())
 }
 
-// lookSince checks the objects. It sets the earliest time of the next check if the thread has used much processor time
-// since began.
+// lookSince checks the objects. It sets the earliest time of the next check if the thread has used much processor
+// time since began.
 //
 //verbena:held mu
 func (s *Kept) lookSince(began time.Duration) {
@@ -322,7 +322,7 @@ func (s *Kept) closeEpoll() {
 }
 
 // open returns the notes with open descriptions, in order. It returns an error for a shortage that a user may have
-// caused, and the charges stay. After any other error it returns no notes, so that no user is charged forever.
+// caused, and the charges stay. After any other error, open returns no notes, so that no user is charged forever.
 //
 //verbena:held mu
 func (s *Kept) open() ([]uint64, error) {
@@ -394,8 +394,9 @@ func (s *Kept) giveUp() {
 	s.left = nil
 }
 
-// Unread is the service's descriptor of a socket with a program at its other end. It is in use until all sent data was
-// received, or the other end was closed. Unread data takes memory even after the service has closed its end.
+// Unread is the service's descriptor of a socket that has a program at its other end. Unread is in use until the
+// program has received all sent data, or has closed its end. Unread data takes memory even after the service has
+// closed its end.
 type Unread int
 
 // InUse implements Object. (SIOCOUTQ of unix(7))

@@ -19,7 +19,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// descriptions makes objects of each kind. It returns the descriptor for a program, and those of the service.
+// descriptions makes objects of each kind. It returns the descriptor for a program, and the descriptors of the
+// service.
 var descriptions = []struct {
 	name string
 	make func(t *testing.T) (theirs int, ours []int)
@@ -47,7 +48,7 @@ var descriptions = []struct {
 	}},
 }
 
-// keeper returns the objects of a user who is charged for n descriptors.
+// keeper returns the Kept of a user who is charged for n descriptors.
 func keeper(t *testing.T, n uint64) (*Kept, *quota.User) {
 	k := New(nil)
 	t.Cleanup(k.Close)
@@ -75,7 +76,7 @@ func note(t *testing.T, s *Kept, make func(t *testing.T) (int, []int)) (n Note, 
 	return n, theirs, ours
 }
 
-// becomes waits until the user holds n descriptors.
+// becomes waits until the user is charged for n descriptors.
 func becomes(t *testing.T, u *quota.User, n uint64) {
 	t.Helper()
 	testutil.Eventually(t, fmt.Sprintf("the user to hold %d descriptors", n), func() bool {
@@ -96,14 +97,14 @@ func TestClosedBeforeKeep(t *testing.T) {
 			}
 			keep(s, n)
 			if held := u.Held(quota.Descriptors); held != 0 || s.epoll != -1 {
-				t.Errorf("after Keep the user holds %d descriptors, and the service %d for it, want none", held, s.epoll)
+				t.Errorf("after Keep: got %d charged descriptors and epoll descriptor %d, want 0 and -1", held, s.epoll)
 			}
 		})
 	}
 }
 
-// TestOnRelease tests that a user who lacks descriptors gets those freed by Release, including objects that are closed
-// only then, and that a forgotten function is not called.
+// TestOnRelease tests that a user who lacks descriptors gets the descriptors that Release frees, including those of
+// objects that are closed only then. A forgotten function is not called.
 func TestOnRelease(t *testing.T) {
 	s, u := keeper(t, 2)
 	n, theirs, ours := note(t, s, descriptions[0].make)
@@ -116,19 +117,19 @@ func TestOnRelease(t *testing.T) {
 		}
 	})
 	if err := u.Take(quota.Descriptors, 1); err != nil || calls != 1 {
-		t.Errorf("got %v after %d calls, want none after 1", err, calls)
+		t.Errorf("Take: got %v after %d calls, want success after 1", err, calls)
 	}
 	s.Forget(sweep)
 	if err := u.Take(quota.Descriptors, 1); err == nil || calls != 1 {
-		t.Errorf("got %v after %d calls, want a refusal after 1", err, calls)
+		t.Errorf("Take after Forget: got %v after %d calls, want a refusal after 1", err, calls)
 	}
 }
 
-// TestManyNotes tests that Keep does not check all notes of a user with many.
+// TestManyNotes tests that Keep does not check all notes of a user with many notes.
 func TestManyNotes(t *testing.T) {
 	for _, tt := range []struct {
 		notes int
-		held  uint64 // when Keep returns
+		held  uint64 // charged descriptors when Keep returns
 	}{{fewNotes, fewNotes - 1}, {fewNotes + 1, fewNotes + 1}} {
 		s, u := keeper(t, uint64(tt.notes))
 		var first Note
@@ -147,7 +148,7 @@ func TestManyNotes(t *testing.T) {
 		}
 		keep(s, first)
 		if held := u.Held(quota.Descriptors); held != tt.held {
-			t.Errorf("%d notes: the user holds %d descriptors when Keep returns, want %d", tt.notes, held, tt.held)
+			t.Errorf("%d notes: charged descriptors when Keep returns: got %d, want %d", tt.notes, held, tt.held)
 		}
 		becomes(t, u, uint64(tt.notes-1))
 	}
@@ -158,7 +159,7 @@ func TestClosedAfterKeep(t *testing.T) {
 		t.Run(d.name, func(t *testing.T) {
 			s, u := keeper(t, 1)
 			n, theirs, ours := note(t, s, d.make)
-			again, err := unix.Dup(theirs) // the program may have several
+			again, err := unix.Dup(theirs) // the program may have several descriptors
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -168,7 +169,7 @@ func TestClosedAfterKeep(t *testing.T) {
 			keep(s, n)
 			s.Release()
 			if held := u.Held(quota.Descriptors); held != 1 {
-				t.Errorf("while the program has the object: charged descriptors: got %d", held)
+				t.Errorf("charged descriptors while the program has the object: got %d, want 1", held)
 			}
 			unix.Close(again)
 			becomes(t, u, 0)
@@ -198,13 +199,13 @@ func TestOutOfDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if held != 1 || !open {
-		t.Errorf("the user holds %d descriptors, want 1; in use: %v", held, open)
+		t.Errorf("without free descriptors: got %d charged descriptors and in use %v, want 1 and true", held, open)
 	}
 	unix.Close(theirs)
 	becomes(t, u, 0)
 }
 
-// TestInFlight tests that a description in flight is in use.
+// TestInFlight tests that a description in flight counts as in use.
 func TestInFlight(t *testing.T) {
 	s, u := keeper(t, 1)
 	theirs, ours := descriptions[0].make(t)
@@ -224,7 +225,7 @@ func TestInFlight(t *testing.T) {
 	}
 	keep(s, n)
 	if held := u.Held(quota.Descriptors); held != 1 {
-		t.Errorf("while in flight: charged descriptors: got %d", held)
+		t.Errorf("charged descriptors in flight: got %d, want 1", held)
 	}
 	unix.Close(p[1])
 	becomes(t, u, 0)
@@ -244,11 +245,11 @@ func TestUnread(t *testing.T) {
 			unix.Shutdown(p[1], unix.SHUT_RDWR)
 			keep(s, Unread(p[1]))
 			if held := u.Held(quota.Descriptors); held != 1 {
-				t.Errorf("with 1000 unread bytes: charged descriptors: got %d", held)
+				t.Errorf("charged descriptors with 1000 unread bytes: got %d, want 1", held)
 			}
 			if how == "read" {
 				if n, err := unix.Read(p[0], make([]byte, 2000)); n != 1000 {
-					t.Errorf("read %d bytes: %v", n, err)
+					t.Errorf("read: got %d bytes and error %v, want 1000", n, err)
 				}
 				defer unix.Close(p[0])
 			} else {
@@ -259,7 +260,8 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// TestPipe tests that the next request of a user at the limit gets the objects that the program has closed.
+// TestPipe tests that the next request of a user at the limit can use the charges of objects that the program has
+// closed.
 func TestPipe(t *testing.T) {
 	testutil.NeedRoot(t, "to open files of mode 0")
 	s, _ := keeper(t, 1)
@@ -273,10 +275,10 @@ func TestPipe(t *testing.T) {
 		t.Error("InUse of the reading end: got false, want true")
 	}
 	if _, err := unix.Write(writer, make([]byte, 1<<20)); err != nil {
-		t.Errorf("write beyond the size of the pipe: %v, want a short write", err)
+		t.Errorf("write beyond the size of the pipe: got %v, want a short write", err)
 	}
 	if fd, err := reopen.Own(writer, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
-		t.Errorf("the service opens the pipe again: %v", err)
+		t.Errorf("reopen of the pipe by the service: got %v, want success", err)
 	} else {
 		unix.Close(fd)
 	}
@@ -288,12 +290,12 @@ func TestPipe(t *testing.T) {
 			return
 		}
 		if fd, err := reopen.Own(reader, unix.O_RDONLY|unix.O_NONBLOCK); !errors.Is(err, unix.EACCES) {
-			t.Errorf("a process without capabilities opens the pipe again: got %d, %v, want %v", fd, err, unix.EACCES)
+			t.Errorf("reopen of the pipe without capabilities: got %d, %v, want %v", fd, err, unix.EACCES)
 		}
 	})
 }
 
-// TestRest tests that no check follows a long one for some time, however many calls are refused.
+// TestRest tests that no check follows a long check for some time, regardless of the number of refused calls.
 func TestRest(t *testing.T) {
 	s, u := keeper(t, 1)
 	o := &object{inUse: true}
@@ -328,7 +330,7 @@ func (o *slow) InUse() bool {
 	return true
 }
 
-// TestLongLook tests that only a long check is followed by a pause, in proportion to its time.
+// TestLongLook tests that a pause follows only a long check, in proportion to the time of the check.
 func TestLongLook(t *testing.T) {
 	for _, tt := range []struct {
 		took time.Duration
@@ -339,14 +341,14 @@ func TestLongLook(t *testing.T) {
 		keep(s, &slow{took: tt.took})
 		s.mu.Lock()
 		if rested := s.rested.After(began.Add(restFactor * longLook)); rested != tt.rest {
-			t.Errorf("after a look of %v: rest until %v, which began at %v; want a rest: %v", tt.took, s.rested, began, tt.rest)
+			t.Errorf("check of %v: got a rest until %v for a start at %v, want a rest: %v", tt.took, s.rested, began, tt.rest)
 		}
 		s.mu.Unlock()
 	}
 }
 
 func TestShort(t *testing.T) {
-	const n = 3 * fewNotes // too many for a check by Keep
+	const n = 3 * fewNotes // too many notes for a check by Keep
 	s, u := keeper(t, n)
 	var open []int
 	for range n {
@@ -366,7 +368,7 @@ func TestShort(t *testing.T) {
 		unix.Close(fd)
 	}
 	if err := u.Take(quota.Descriptors, n/2); err != nil {
-		t.Errorf("after %d were closed: %v", n/2, err)
+		t.Errorf("Take after %d were closed: got %v, want success", n/2, err)
 	}
 	if err := u.Take(quota.Descriptors, 1); err == nil {
 		t.Error("Take beyond the closed half: got success, want a refusal")
@@ -395,19 +397,19 @@ func TestKeeperClose(t *testing.T) {
 	keep(s, n)
 	keep(s, o)
 	if held := u.Held(quota.Descriptors); held != 3 {
-		t.Errorf("the user holds %d descriptors, want 3", held)
+		t.Errorf("charged descriptors: got %d, want 3", held)
 	}
 	k.Close()
 	late := &object{inUse: true}
 	keep(s, late)
 	if held := u.Held(quota.Descriptors); held != 0 || !o.closed || !late.closed {
-		t.Errorf("after Close the user holds %d descriptors; closed: %v, %v", held, o.closed, late.closed)
+		t.Errorf("after Close: got %d charged descriptors and closed %v, %v, want 0, true, true", held, o.closed, late.closed)
 	}
 	if k.Of(quota.New(quota.Limits{}).User(1)).epoll != -1 {
 		t.Error("epoll instance of a new user: got one, want none")
 	}
 	if n, err := s.Note(theirs); err != nil || n != (Note{}) {
-		t.Errorf("Note after Close: %v, %v", n, err)
+		t.Errorf("Note after Close: got %v and error %v, want the zero Note", n, err)
 	}
 }
 
@@ -424,18 +426,18 @@ func TestNil(t *testing.T) {
 	s := k.Of(nil)
 	n, err := s.Note(-1)
 	if err != nil || n.InUse() {
-		t.Errorf("got %v, %v", n, err)
+		t.Errorf("Note of a nil Kept: got %v and error %v, want the zero Note", n, err)
 	}
 	o, ended := &object{inUse: true}, false
 	s.Keep(o, func() { ended = true })
 	if !o.closed || !ended {
-		t.Errorf("closed %v, ended %v", o.closed, ended)
+		t.Errorf("Keep of a nil Kept: got closed %v and ended %v, want true and true", o.closed, ended)
 	}
 	k.Release(nil)
 	k.Close()
 }
 
-// TestNoteRefused tests that an object that cannot be noted, and thus not charged, is an error.
+// TestNoteRefused tests that Note returns an error for an object that cannot be noted, and thus not charged.
 func TestNoteRefused(t *testing.T) {
 	s, _ := keeper(t, 1)
 	f, err := os.Open(os.DevNull) // cannot be polled
@@ -463,7 +465,7 @@ func TestParse(t *testing.T) {
 		{"tfd: 9 events: 19 data: ffffffffffffffff\n", []uint64{1<<64 - 1}},
 	} {
 		if got := parse([]byte(c.info)); !slices.Equal(got, c.want) {
-			t.Errorf("%q: got %v, want %v", c.info, got, c.want)
+			t.Errorf("parse(%q): got %v, want %v", c.info, got, c.want)
 		}
 	}
 }

@@ -1,8 +1,8 @@
-// Package layers defines the permitted imports between packages of this module: the layers of docs/ARCHITECTURE.md,
-// checked against the actual imports.
+// Package layers defines the permitted imports between packages of this module. They are the layers of
+// docs/ARCHITECTURE.md, checked against the actual imports.
 //
-// A package may import packages of lower layers and of its own folder. Test files may import anything. Command
-// verbenavet applies the rules; [Draw] writes the table of docs/results/layers.md.
+// A package may import packages of lower layers and of its own folder. Test files may import any package. Command
+// verbenavet applies the rules, and [Draw] writes the table of docs/results/layers.md.
 package layers
 
 import (
@@ -18,14 +18,15 @@ import (
 
 const module = "verbena/"
 
-// layer is a row of folders. Packages in different folders of one layer do not import one another.
+// layer is a row of the table, with its folders. Packages in different folders of one layer do not import one
+// another.
 type layer struct {
 	name    string
 	folders []string
 }
 
-// layers lists the layers from the top down. A package belongs to the longest folder that contains it, but each driver
-// needs a separate row.
+// layers lists the layers from the top down. A package belongs to the longest folder that contains it, but each
+// driver needs a separate row.
 var layers = []layer{
 	{"programs", []string{"cmd/verbena", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
@@ -43,9 +44,9 @@ var layers = []layer{
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
 }
 
-// never lists forbidden imports that the layers would allow: packages above the midlayer do not depend on a driver. A
-// folder that ends in a slash stands only for the packages below it. but is a folder below from that is exempt; "":
-// none.
+// never lists forbidden imports that the layers would allow, because packages above the midlayer must not depend on
+// a driver. A folder that ends in a slash means only the packages below it. but is a folder below from that is
+// exempt, or "".
 var never = []struct{ from, to, but string }{
 	{"uverbs", "driver", ""}, {"supervisor", "driver", ""}, {"remote", "driver", ""}, {"capture", "driver", ""}, {"ib",
 		"driver", ""},
@@ -54,7 +55,7 @@ var never = []struct{ from, to, but string }{
 	{"service", "driver/", "service/servicetest"},
 }
 
-// only lists folders that only some packages may import. Other packages have no need to act as a user context.
+// only lists folders that only certain packages may import. Other packages must not act as a user context.
 var only = []struct {
 	to   string
 	from []string
@@ -72,8 +73,8 @@ type Package struct {
 	Imports    []string
 }
 
-// Load reads the imports of the module's packages, in a folder of the module, without test files. overlay is the
-// -overlay of go list; "": none.
+// Load reads the imports of the module's packages, without test files, in a folder of the module. overlay is the
+// -overlay of go list, or "".
 func Load(dir, overlay string) ([]Package, error) {
 	args := []string{"list", "-json=ImportPath,Imports"}
 	if overlay != "" {
@@ -106,7 +107,7 @@ func below(pkg, folder string) bool {
 	return ok && (rest == "" || rest[0] == '/' || strings.HasSuffix(folder, "/"))
 }
 
-// place returns the layer of a package, -1 if it has none, and its folder.
+// place returns the layer of a package and its folder. The layer is -1 if the package has none.
 func place(pkg string) (int, string) {
 	at, folder := -1, ""
 	for i, l := range layers {

@@ -13,7 +13,7 @@ import (
 func TestCheck(t *testing.T) {
 	for _, c := range []struct {
 		from, to string
-		want     string // part of the message; "": none
+		want     string // part of the message, or "" for none
 	}{
 		{"ib", "umem", ""},
 		{"driver/rxe", "link/simnet", ""},
@@ -56,19 +56,19 @@ func TestCheck(t *testing.T) {
 		bad := Check([]Package{{c.from, []string{module + c.to}}})
 		got := strings.Join(bad, "\n")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
-			t.Errorf("%s imports %s: got %q, want %q", c.from, c.to, got, c.want)
+			t.Errorf("Check of %s importing %s: got %q, want %q", c.from, c.to, got, c.want)
 		}
 	}
 	for path, want := range map[string]bool{"fmt": false, "golang.org/x/sys/unix": false, "github.com/a/b": true,
 		"golang.org/y": true} {
 		bad := strings.Join(Check([]Package{{"ib", []string{path}}}), "\n")
 		if got := strings.Contains(bad, "standard library"); got != want {
-			t.Errorf("ib imports %s: a complaint: %v, want %v", path, got, want)
+			t.Errorf("Check of ib importing %s: got a violation %v, want %v", path, got, want)
 		}
 	}
 }
 
-// TestPlanted plants a forbidden import in the module itself, and reads the imports like `make lint`.
+// TestPlanted plants a forbidden import in the module itself, and reads the imports in the same way as `make lint`.
 func TestPlanted(t *testing.T) {
 	dir := t.TempDir()
 	planted := filepath.Join(dir, "planted.go")
@@ -93,7 +93,7 @@ func TestPlanted(t *testing.T) {
 	}
 	bad := Check(pkgs)
 	if len(bad) != 1 || bad[0] != "umem imports uapi, of the same layer" {
-		t.Errorf("got %q, want the planted import alone", bad)
+		t.Errorf("Check: got %q, want only the planted import", bad)
 	}
 }
 
@@ -103,10 +103,10 @@ func TestModule(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bad := Check(pkgs); len(bad) > 0 {
-		t.Errorf("imports break the rules:\n%s", strings.Join(bad, "\n"))
+		t.Errorf("Check: got violations, want none:\n%s", strings.Join(bad, "\n"))
 	}
 	for _, f := range Unused(pkgs) {
-		t.Errorf("folder %s has no package; remove it from the layers", f)
+		t.Errorf("folder %s: got no package, want one, or remove the folder from the layers", f)
 	}
 	gendoc.Check(t, "../../docs/results/layers.md", "layers", Draw(pkgs))
 }

@@ -15,8 +15,8 @@ import (
 // timeout limits the wait for descriptors that are closed in the background.
 const timeout = 3 * time.Second
 
-// Main is for TestMain. It runs the tests of m and ends the process with m's exit code, or with 1 if the tests passed
-// but leaked goroutines, descriptors or mappings of shared memory.
+// Main is the body of a TestMain function. Main runs the tests of m and ends the process with m's exit code, or
+// with 1 if the tests passed but leaked goroutines, descriptors or mappings of shared memory.
 func Main(m goleak.TestingM) {
 	// The runtime's poller opens its descriptors at its first use.
 	if r, w, err := os.Pipe(); err == nil {
@@ -26,7 +26,7 @@ func Main(m goleak.TestingM) {
 	before := descriptors()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if left := leftOver(before, timeout); code == 0 && len(left) > 0 {
-			fmt.Fprintf(os.Stderr, "leaktest: the tests have left %d descriptors and mappings:\n%s\n", len(left),
+			fmt.Fprintf(os.Stderr, "leaktest: the tests leaked %d descriptors and mappings:\n%s\n", len(left),
 				strings.Join(left, "\n"))
 			code = 1
 		}
@@ -34,7 +34,8 @@ func Main(m goleak.TestingM) {
 	}))
 }
 
-// leftOver lists the open descriptors that were not open before. It returns when there are none, or after the timeout.
+// leftOver lists the open descriptors that were not open before. It returns when there are none, or after the
+// timeout.
 func leftOver(before map[string]string, wait time.Duration) []string {
 	for deadline := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
 		now := descriptors()
@@ -61,7 +62,7 @@ func descriptors() map[string]string {
 	}
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
-		// The descriptor of the listing is closed by now.
+		// The descriptor of the directory listing is already closed.
 		if what, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil {
 			list[e.Name()] = what
 		}

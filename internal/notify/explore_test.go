@@ -8,49 +8,49 @@ import (
 	"verbena/internal/explore"
 )
 
-// The model has a driver that posts completions and reports them under the queue's lock, like package rxe; the
-// midlayer's queue of callbacks with two threads that run them; a consumer that polls and arms in its handler; and a
-// thread that destroys the queue. The shared state changes only by the transitions of this package.
+// The model has four parts. A driver posts completions and reports them under the queue's lock, like package rxe.
+// The midlayer has a queue of callbacks, and two threads that run them. A consumer polls and arms in its handler. A
+// thread destroys the queue. The shared state changes only by the transitions of this package.
 
-// rules are the rules that a single transition can violate.
+// rules lists the rules that a single transition can violate.
 var rules = [...]string{
-	1: "the driver tells of a completion that nobody has asked for",
-	2: "the driver does not tell of a completion that was asked for",
-	3: "a callback begins although the end of the queue has",
+	1: "the driver reports a completion that was not requested",
+	2: "the driver does not report a requested completion",
+	3: "a callback begins after the end of the queue has begun",
 }
 
 // style is the way in which a consumer avoids missing completions.
 type style uint8
 
 const (
-	// polls until the queue is empty, arms, and polls again if arming reports missed completions
+	// The consumer polls until the queue is empty, arms, and polls again if arming reports missed completions.
 	asksMissed style = iota
 	armsFirst        // arms, and polls until the queue is empty
-	solicits         // as asksMissed, but arms for solicited completions
-	mixes            // as solicits, but also arms for every completion outside of the handler
+	solicits         // like asksMissed, but arms for solicited completions
+	mixes            // like solicits, but also arms for every completion outside of the handler
 )
 
-// world is a state of the model. The first fields are the parameters of the exploration and never change.
+// world is a state of the model. The first fields are the parameters of the exploration, which never change.
 type world struct {
 	style   style
 	refuses bool // the driver refuses to destroy the queue
 
 	arm       Arming
-	wanted    Arming // requests since the last report of the driver, by the specification (IBA 11.4.2.2)
-	wrong     uint8  // violated rule of a transition: an index of rules
+	wanted    Arming // requests since the last report of the driver, as specified (IBA 11.4.2.2)
+	wrong     uint8  // rule that a transition has violated, as an index of rules
 	notice    Notice
-	handlers  uint8 // number in the queue of callbacks
-	events    uint8 // number in the queue of callbacks
-	waiting   uint8 // completions in the queue
+	handlers  uint8 // number of handlers in the queue of callbacks
+	events    uint8 // number of events in the queue of callbacks
+	waiting   uint8 // number of completions in the completion queue
 	posted    uint8
 	seen      uint8
 	mu        bool // the driver's lock is held
-	polling   bool // the pollers' lock is held by the resizer; a poll is a single step
+	polling   bool // the resizer holds the pollers' lock; a poll is a single step
 	destroyed bool
 	inHandler uint8
 	inEvent   uint8
 	delivered uint8
-	raised    uint8 // number of queued events
+	raised    uint8 // number of raised events
 
 	producers [2]producer
 	runners   [2]runner
@@ -65,7 +65,7 @@ type producer struct {
 	raises   bool
 }
 
-// The positions of a producer.
+// The following constants are the positions of a producer.
 const (
 	posts uint8 = iota
 	tells
@@ -91,7 +91,7 @@ func (w world) produce(i int) []explore.Step[world] {
 		}
 		if w.destroyed { // the completion is lost
 			posted()
-			return step("posts to a queue that has gone")
+			return step("posts to a destroyed queue")
 		}
 		w.mu = true
 		w.waiting++
@@ -120,7 +120,7 @@ func (w world) produce(i int) []explore.Step[world] {
 		} else {
 			posted()
 		}
-		return step("tells of it")
+		return step("reports the completion")
 	case queues:
 		w.handlers++
 		posted()
@@ -194,13 +194,13 @@ func (w world) run(i int) []explore.Step[world] {
 			x := w
 			x.handlers--
 			x.runners[i] = begins
-			list = append(list, explore.Step[world]{What: "takes the handler", To: x})
+			list = append(list, explore.Step[world]{What: "dequeues the handler", To: x})
 		}
 		if w.events > 0 {
 			x := w
 			x.events--
 			x.runners[i] = delivers
-			list = append(list, explore.Step[world]{What: "takes the event", To: x})
+			list = append(list, explore.Step[world]{What: "dequeues the event", To: x})
 		}
 		return list
 	case begins:
@@ -246,7 +246,7 @@ func (w world) run(i int) []explore.Step[world] {
 		} else {
 			*r = wakes
 		}
-		return step("notes that the handler has returned")
+		return step("records the return of the handler")
 	case requeues:
 		w.handlers++
 		*r = wakes
@@ -271,18 +271,18 @@ func (w world) run(i int) []explore.Step[world] {
 	case ends:
 		w.notice, _ = w.notice.Delivered()
 		*r = wakes
-		return step("notes that the event function has returned")
+		return step("records the return of the event function")
 	case wakes:
 		if w.destroyer == waits {
 			w.destroyer = looks
 		}
 		*r = free
-		return step("wakes who waits")
+		return step("wakes the waiting thread")
 	}
 	return nil
 }
 
-// The positions of the thread that destroys the queue.
+// The following constants are the positions of the thread that destroys the queue.
 const (
 	nobody uint8 = iota
 	dies
@@ -304,10 +304,10 @@ func (w world) destroy() []explore.Step[world] {
 	case looks:
 		if w.notice.Quiet() {
 			w.destroyer = frees
-			return step("finds that none is left")
+			return step("finds no callback")
 		}
 		w.destroyer = waits
-		return step("waits for those that are left")
+		return step("waits for the remaining callbacks")
 	case frees:
 		switch {
 		case w.mu || w.polling:
@@ -326,7 +326,7 @@ func (w world) destroy() []explore.Step[world] {
 		} else {
 			w.destroyer = hasEnded
 		}
-		return step("takes the end of the callbacks back")
+		return step("reverses the end of the callbacks")
 	case requeuesRevived:
 		w.handlers++
 		w.destroyer = hasEnded
@@ -335,7 +335,7 @@ func (w world) destroy() []explore.Step[world] {
 	return nil
 }
 
-// consume returns the steps of the consumer outside of its handler: it arms the queue, and then polls earlier
+// consume returns the steps of the consumer outside of its handler. It arms the queue, and then polls earlier
 // completions.
 func (w world) consume() []explore.Step[world] {
 	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
@@ -366,14 +366,14 @@ func (w world) resize() []explore.Step[world] {
 	case w.resizer == 1 && !w.polling && !w.destroyed:
 		w.polling = true
 		w.resizer = 2
-		return step("keeps others from polling")
+		return step("takes the lock of the pollers")
 	case w.resizer == 2 && !w.mu:
 		w.mu = true
 		w.resizer = 3
-		return step("keeps others from posting")
+		return step("takes the lock of the driver")
 	case w.resizer == 3:
 		w.mu, w.polling, w.resizer = false, false, 0
-		return step("has moved what is in the queue")
+		return step("has moved the completions")
 	}
 	return nil
 }
@@ -391,7 +391,7 @@ func (w world) busy() bool {
 func (w world) check() error {
 	switch {
 	case w.inHandler > 1:
-		return errors.New("two handlers of one queue run at once")
+		return errors.New("two handlers of one queue run at the same time")
 	case w.handlers > 1:
 		return errors.New("the handler is queued twice")
 	case w.waiting+w.seen != w.posted:
@@ -399,9 +399,9 @@ func (w world) check() error {
 	case w.wrong > 0:
 		return errors.New(rules[w.wrong])
 	case w.destroyed && (w.inHandler > 0 || w.inEvent > 0):
-		return errors.New("a callback runs when the end of the queue has returned")
+		return errors.New("a callback runs after the end of the queue")
 	case w.destroyed && (w.handlers > 0 || w.events > 0 || w.busy()):
-		return errors.New("the queue is used when its end has returned")
+		return errors.New("the queue is used after its end")
 	case w.delivered > w.raised:
 		return errors.New("an event was delivered twice")
 	}
@@ -416,7 +416,7 @@ func (w world) end() error {
 	}
 	for _, r := range w.runners {
 		if r != free {
-			return errors.New("a thread that runs callbacks waits forever")
+			return errors.New("a callback thread waits forever")
 		}
 	}
 	switch {
@@ -425,7 +425,7 @@ func (w world) end() error {
 	case w.destroyed:
 		return nil
 	case w.waiting > 0:
-		return errors.New("a notification was lost: completions wait, and no thread is going to poll")
+		return errors.New("a notification was lost: completions wait, and no thread will poll")
 	case w.destroyer == nobody && w.delivered != w.raised:
 		return errors.New("an event was lost")
 	case !w.notice.Quiet():
@@ -446,16 +446,17 @@ func TestExplore(t *testing.T) {
 		{"one producer, two threads for callbacks", world{producers: [2]producer{{left: 4}}}},
 		{"two producers, two threads for callbacks", world{producers: [2]producer{{left: 2, raises: true}, {left: 2}}}},
 		{"while the consumer begins", world{producers: [2]producer{{left: 3, raises: true}}, arms: 1}},
-		{"while it is resized", world{producers: [2]producer{{left: 3, raises: true}}, resizer: 1}},
-		{"while it is resized and destroyed", world{producers: [2]producer{{left: 3}}, resizer: 1, destroyer: dies}},
+		{"while the queue is resized", world{producers: [2]producer{{left: 3, raises: true}}, resizer: 1}},
+		{"while the queue is resized and destroyed", world{producers: [2]producer{{left: 3}}, resizer: 1, destroyer: dies}},
 		{"while the queue is destroyed", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies}},
-		{"while two post and the queue is destroyed",
+		{"while two producers post and the queue is destroyed",
 			world{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
-		{"while its end is refused", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies, refuses: true}},
-		{"while two post and its end is refused", world{producers: [2]producer{{left: 2}, {left: 2, raises: true}},
+		{"while the end of the queue is refused", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies,
+			refuses: true}},
+		{"while two producers post and the end of the queue is refused", world{producers: [2]producer{{left: 2}, {left: 2, raises: true}},
 			destroyer: dies, refuses: true}},
 	} {
-		for s, how := range []string{"asks what was missed", "arms first", "arms for solicited ones", "arms for both"} {
+		for s, how := range []string{"asks what it missed", "arms first", "arms for solicited", "arms for both"} {
 			t.Run(c.name+", "+how, func(t *testing.T) {
 				w := c.start
 				w.style = style(s)

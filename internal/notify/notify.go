@@ -1,6 +1,7 @@
-// Package notify implements the notification protocol of a completion queue as values: the state of the driver
-// (Arming), and of the midlayer (Notice). Each transition is a function without side effects. The product applies it to
-// a word, atomically or under a lock, and TestExplore applies the transitions in each possible order of threads.
+// Package notify implements the notification protocol of a completion queue as values. The values are the state of
+// the driver (Arming), and of the midlayer (Notice). Each transition is a function without side effects. The
+// product applies a transition to a word, atomically or under a lock. TestExplore applies the transitions in each
+// possible order of threads.
 //
 //	consumer --arms--> Arming --a completion comes--> Notice --due--> a thread calls the handler
 //	   ^                                                                            |
@@ -12,11 +13,12 @@ type Arming uint8
 
 const (
 	Disarmed  Arming = iota
-	Solicited        // solicited and failed ones
-	Next             // the next one of any kind
+	Solicited        // solicited and failed completions
+	Next             // the next completion of any kind
 )
 
-// Request arms for every completion, or for solicited ones only, which does not weaken an earlier request.
+// Request arms for every completion, or only for solicited completions. A request for solicited completions does
+// not weaken an earlier request.
 func (a Arming) Request(every bool) Arming {
 	switch {
 	case every:
@@ -27,8 +29,8 @@ func (a Arming) Request(every bool) Arming {
 	return a
 }
 
-// Posted reports whether a completion must be reported. Failed completions count as solicited. At most one completion
-// is reported for each Request.
+// Posted reports whether the driver must report a completion. Failed completions count as solicited. The driver
+// reports at most one completion for each Request.
 func (a Arming) Posted(solicited bool) (next Arming, tell bool) {
 	if a == Next || a == Solicited && solicited {
 		return Disarmed, true
@@ -44,8 +46,8 @@ func (a Arming) Posted(solicited bool) (next Arming, tell bool) {
 //	                     |                v
 //	                     +---Return---- again
 //
-// It also counts asynchronous events that are due or being delivered. On a dead queue no callback begins. The
-// suppressed completion handler is remembered, for a refused end (Revive).
+// Notice also counts asynchronous events that are due or being delivered. After Die, no callback of the queue
+// begins. A suppressed completion handler is remembered, in case the driver refuses the end (Revive).
 type Notice uint32
 
 const (
@@ -74,8 +76,8 @@ func (n Notice) Completed() (next Notice, queue bool) {
 	return n, false
 }
 
-// Begin records that a thread has taken the queued handler, and returns whether to call it. The thread must call Return
-// in either case.
+// Begin records that a thread has dequeued the handler, and returns whether to call the handler. The thread must
+// call Return in either case.
 func (n Notice) Begin() (next Notice, call bool) {
 	n += running - due
 	if n&dead != 0 {
@@ -84,7 +86,7 @@ func (n Notice) Begin() (next Notice, call bool) {
 	return n, true
 }
 
-// Return records the return of the handler, and returns whether to queue it again.
+// Return records the return of the handler, and returns whether to queue the handler again.
 func (n Notice) Return() (next Notice, queue bool) {
 	if n&handler == again {
 		return n - again + due, true
@@ -92,7 +94,7 @@ func (n Notice) Return() (next Notice, queue bool) {
 	return n - running, false
 }
 
-// Event records an asynchronous event, and returns whether to queue it.
+// Event records an asynchronous event, and returns whether to queue the event.
 func (n Notice) Event() (next Notice, queue bool) {
 	if n&dead != 0 {
 		return n, false
@@ -100,23 +102,23 @@ func (n Notice) Event() (next Notice, queue bool) {
 	return n + event, true
 }
 
-// Deliver records that a thread has taken an event, and returns whether to deliver it. The thread must call Delivered
-// in either case.
+// Deliver records that a thread has dequeued an event, and returns whether to deliver the event. The thread must
+// call Delivered in either case.
 func (n Notice) Deliver() (next Notice, call bool) { return n, n&dead == 0 }
 
 // Delivered records the return of the event function.
 func (n Notice) Delivered() (Notice, bool) { return n - event, false }
 
-// Die prevents further callbacks from beginning. Once Quiet is true, none is running either.
+// Die prevents further callbacks. Once Quiet is true, no callback is running either.
 func (n Notice) Die() (Notice, bool) { return n | dead, false }
 
 // Quiet reports whether no callback is due or running.
 func (n Notice) Quiet() bool { return n&handler == idle && n < event }
 
-// Due reports whether a call of the handler is due, also while it runs.
+// Due reports whether a call of the handler is due, also while the handler runs.
 func (n Notice) Due() bool { return n&handler == due || n&handler == again }
 
-// Dead reports whether callbacks can no longer begin.
+// Dead reports whether no further callback can begin.
 func (n Notice) Dead() bool { return n&dead != 0 }
 
 // Revive reverses Die, and returns whether to queue the handler.

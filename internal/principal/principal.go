@@ -1,21 +1,22 @@
 // Package principal decides which user of a service is charged for a process, and whether the process may manage the
 // service.
 //
-// The user ID alone does not decide that. With subordinate IDs (/etc/subuid) one user has many IDs. A process in a user
-// namespace is charged to the owner of the outermost namespace other than the service's own. A process with a
-// subordinate ID outside of such a namespace is charged to the owner of the ID. In a container without a user
-// namespace, the usual kind, uid 0 has no capabilities. There it is an ordinary user, and the same ID in another
-// container is another user. A container is identified by its process ID namespace, if that was made with privilege in
-// the service's own user namespace. No user can make such a namespace to become another user.
+// The user ID alone does not decide either question. With subordinate IDs (/etc/subuid) one user has many IDs. A
+// process in a user namespace is charged to the owner of the outermost namespace other than the service's own
+// namespace. A process with a subordinate ID outside of such a namespace is charged to the owner of the ID. In a
+// container without a user namespace, which is the usual kind, uid 0 has no capabilities. In such a container uid 0
+// is an ordinary user, and the same ID in another container is another user. The process ID namespace identifies a
+// container, if the namespace was made with privilege in the service's own user namespace. No user can make such a
+// namespace to become another user.
 //
-// A process manages the service if its effective user ID was configured for that. It also manages the service if it is
-// root or the service's own user, and could control the service in other ways. That is the case with CAP_SYS_ADMIN in
-// the service's user namespace, with CAP_NET_ADMIN there and in the service's network namespace, or outside of any
-// container with at least the capabilities that the service was started with.
+// A process manages the service if its effective user ID was configured as a manager. It also manages the service
+// if it is root or the service's own user, and could control the service in other ways. A process has this control
+// in three cases: with CAP_SYS_ADMIN in the service's user namespace; with CAP_NET_ADMIN there and in the service's
+// network namespace; or outside of any container with at least the capabilities that the service was started with.
 //
-// Limit: the kernel may deny the service access to a process's namespaces (without CAP_SYS_PTRACE, for a process of
-// another user). In that case the process is charged by its user ID. Its capabilities count if its map of user IDs and
-// its process IDs look like those of the service's own namespaces.
+// Limit: the kernel may deny the service access to a process's namespaces, without CAP_SYS_PTRACE and for a process
+// of another user. In that case the process is charged by its user ID. The capabilities of that process count if
+// its map of user IDs and its process IDs look like those of the service's own namespaces.
 package principal
 
 import (
@@ -39,10 +40,10 @@ import (
 type Principal struct {
 	Account quota.ID
 	Manager bool
-	// Anonymous is set if the user ID stands for several users (user_namespaces(7), "Unmapped user and group IDs"). Such a
-	// user owns nothing.
+	// Anonymous is set if the user ID represents several users (user_namespaces(7), "Unmapped user and group IDs").
+	// An anonymous user owns no objects.
 	Anonymous bool
-	// Caps are the effective capabilities of the process that count in the service's user namespace.
+	// Caps holds the effective capabilities of the process that count in the service's user namespace.
 	Caps uint64
 }
 
@@ -55,11 +56,11 @@ func (p Principal) Owns(id quota.ID) bool { return id == p.Account && !p.Anonymo
 // Sees reports whether the principal may see the objects charged to an account.
 func (p Principal) Sees(id quota.ID) bool { return p.Manager || p.Owns(id) }
 
-// Authority decides for one service. It is safe for concurrent use.
+// Authority makes these decisions for one service. Authority is safe for concurrent use.
 type Authority struct {
 	uid      int
 	managers []int
-	overflow int // -1: none
+	overflow int // -1 without an overflow ID
 	caps     uint64
 	own      [numNamespaces]file
 	ids      *subordinates
@@ -79,8 +80,8 @@ const (
 
 var paths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", netNS: "ns/net"}
 
-// New returns the Authority of this process. It must be called before the process drops capabilities. Processes with a
-// user ID in managers manage the service. overflow is the user ID that stands for several users, or -1.
+// New returns the Authority of this process. New must be called before the process drops capabilities. Processes
+// with a user ID in managers manage the service. overflow is the user ID that represents several users, or -1.
 func New(managers []int, overflow int) (*Authority, error) {
 	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow,
 		ids: newSubordinates("/etc/subuid", "/etc/passwd")}
@@ -92,7 +93,7 @@ func New(managers []int, overflow int) (*Authority, error) {
 	for n, path := range paths {
 		var st unix.Stat_t
 		if err := unix.Stat("/proc/self/"+path, &st); err != nil {
-			return nil, fmt.Errorf("look up the own namespace: %w",
+			return nil, fmt.Errorf("look up the service's own namespace: %w",
 				&os.PathError{Op: "stat", Path: "/proc/self/" + path, Err: err})
 		}
 		a.own[n] = file{st.Dev, st.Ino}
@@ -100,9 +101,10 @@ func New(managers []int, overflow int) (*Authority, error) {
 	return a, nil
 }
 
-// Of returns the principal of a process by its directory in /proc, which may be a descriptor of O_PATH. The caller
-// provides the user IDs: that of a connection's opener, or the real and the effective ID of a thread. The directory
-// stays bound to the process. If the process has ended, Of returns an error, since the container is then unknown.
+// Of returns the principal of a process by its directory in /proc, which may be a descriptor opened with O_PATH.
+// The caller provides the user IDs: the ID of a connection's opener, or the real and the effective ID of a thread.
+// The directory stays bound to the process. If the process has ended, Of returns an error, because the container is
+// then unknown.
 func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
 	p = a.Unseen(real)
 	if effective != real {
@@ -121,8 +123,8 @@ func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
 	return p, nil
 }
 
-// PIDNamespace returns the inode of the process ID namespace of a process, or 0 for the service's own. The number may
-// have been reused by another process. The error wraps ENOENT if the process has ended.
+// PIDNamespace returns the inode of a process's process ID namespace, or 0 for the service's own namespace. Another
+// process may have reused the number. The error wraps ENOENT if the process has ended.
 func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 	var st unix.Stat_t
 	path := "/proc/" + strconv.Itoa(pid) + "/" + paths[pidNS]
@@ -136,16 +138,17 @@ func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 	return st.Ino, nil
 }
 
-// Unseen returns the principal of a user with an inaccessible process.
+// Unseen returns the principal of a user whose process is inaccessible.
 func (a *Authority) Unseen(uid int) Principal {
 	return Principal{Account: quota.ID{UID: a.ids.owner(uid)}, Manager: a.named(uid), Anonymous: uid == a.overflow}
 }
 
 func (a *Authority) named(uid int) bool { return uid != a.overflow && slices.Contains(a.managers, uid) }
 
-// capabilities returns the effective capabilities of a process that count here. After a process has executed a set-uid
-// program, or one with file capabilities, it has none for the user who opened a connection before: its directory then
-// belongs to root. (proc(5), "/proc/pid") An error means a lack of descriptors, and the process may have capabilities.
+// capabilities returns the effective capabilities of a process that count in the service's user namespace. After a
+// process has executed a set-uid program, or a program with file capabilities, it has no capabilities for the user
+// who opened a connection before, because its directory then belongs to root. (See proc(5), "/proc/pid".) An error
+// means a lack of descriptors, and the process may have capabilities.
 func (a *Authority) capabilities(proc, uid int) (uint64, error) {
 	var st unix.Stat_t
 	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid {
@@ -174,8 +177,8 @@ func (a *Authority) in(proc int, n namespace) bool {
 }
 
 // resembles reports whether a process with inaccessible namespaces seems to be in the same user and process ID
-// namespaces: it has the same map of user IDs, and no number in a nested namespace. So root can manage the service of
-// an ordinary user.
+// namespaces. Such a process has the same map of user IDs, and no process ID in a nested namespace. Root can
+// therefore manage the service of an ordinary user.
 func (a *Authority) resembles(proc int) (bool, error) {
 	var st unix.Stat_t
 	if unix.Fstatat(proc, paths[userNS], &st, 0) != unix.EACCES {
@@ -223,8 +226,8 @@ func (a *Authority) account(proc, uid int) (id quota.ID, err error) {
 	return id, nil
 }
 
-// outermostUserNS returns the outermost user namespace of a process below the service's own, as a descriptor and an
-// inode. It returns -1 if there is none, or if the namespaces are inaccessible.
+// outermostUserNS returns the outermost user namespace of a process below the service's own namespace, as a
+// descriptor and an inode. The descriptor is -1 if there is none, or if the namespaces are inaccessible.
 func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) {
 	fd, f, err := openNS(proc, userNS)
 	if err != nil || f == a.own[userNS] {
@@ -233,7 +236,7 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 	}
 	for range maxDepth {
 		parent, pf, err := related(fd, unix.NS_GET_PARENT)
-		if err != nil { // the namespace is not below the service's own
+		if err != nil { // the namespace is not below the service's own namespace
 			break
 		}
 		if pf == a.own[userNS] {

@@ -18,7 +18,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// running starts a process below a command, and returns its directory in /proc.
+// running starts a process below a command, and returns the process's directory in /proc.
 func running(t *testing.T, attr *syscall.SysProcAttr, argv ...string) (dir int, pid string) {
 	t.Helper()
 	argv = append(argv, "sh", "-c", "readlink /proc/self | sed s/^/ready-/; read end")
@@ -30,7 +30,7 @@ func running(t *testing.T, attr *syscall.SysProcAttr, argv ...string) (dir int, 
 		t.Fatal(err1, err2)
 	}
 	if err := c.Start(); err != nil {
-		t.Fatalf("%v: %v", argv, err)
+		t.Fatalf("start %v: got %v, want success", argv, err)
 	}
 	t.Cleanup(func() {
 		in.Close()
@@ -38,9 +38,9 @@ func running(t *testing.T, attr *syscall.SysProcAttr, argv ...string) (dir int, 
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || !strings.HasPrefix(line, "ready-") {
-		t.Fatalf("%v: got %q, %v", argv, line, err)
+		t.Fatalf("output of %v: got %q and error %v, want ready", argv, line, err)
 	}
-	// If unshare(1) makes a process ID namespace, it has a child.
+	// If unshare(1) makes a process ID namespace, it has a child process.
 	pid = fmt.Sprint(c.Process.Pid)
 	for {
 		b, err := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
@@ -71,8 +71,8 @@ func inode(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
-// TestRights tests the rights of a principal in accounts: a manager sees all, and an ID that stands for several users
-// owns none.
+// TestRights tests the rights of a principal in accounts. A manager sees all accounts, and an ID that represents
+// several users owns none.
 func TestRights(t *testing.T) {
 	own := quota.ID{UID: 7, Container: 3}
 	for _, tt := range []struct {
@@ -90,7 +90,7 @@ func TestRights(t *testing.T) {
 		{Principal{Account: own, Manager: true, Anonymous: true}, own, false, true},
 	} {
 		if owns, sees := tt.p.Owns(tt.of), tt.p.Sees(tt.of); owns != tt.owns || sees != tt.sees {
-			t.Errorf("%+v of %v: got Owns %v, Sees %v, want %v, %v", tt.p, tt.of, owns, sees, tt.owns, tt.sees)
+			t.Errorf("%+v in account %v: got Owns %v and Sees %v, want %v and %v", tt.p, tt.of, owns, sees, tt.owns, tt.sees)
 		}
 	}
 	for c := range 41 {
@@ -129,11 +129,11 @@ func TestManager(t *testing.T) {
 		{"root of a user namespace", 0, nil, []string{"unshare", "-U", "-r"}, false},
 		{"a user", user, as(user), nil, false},
 		{"a user who is root of a user namespace", user, as(user), []string{"unshare", "-U", "-r"}, false},
-		{"a named user", named, as(named), nil, true},
-		{"the id of those without one", 65534, as(65534), nil, false},
+		{"a configured user", named, as(named), nil, true},
+		{"the overflow ID", 65534, as(65534), nil, false},
 		{"a user with CAP_SYS_ADMIN", user, nil, []string{"setpriv", "--reuid", fmt.Sprint(user), "--clear-groups",
 			"--inh-caps=+sys_admin", "--ambient-caps=+sys_admin"}, false},
-		{"root of a user namespace with the ids of the service's own", 0, &syscall.SysProcAttr{
+		{"root of a user namespace with the IDs of the service's namespace", 0, &syscall.SysProcAttr{
 			Cloneflags:  syscall.CLONE_NEWUSER,
 			UidMappings: []syscall.SysProcIDMap{{Size: 1<<32 - 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1<<32 - 1}},
 		}, nil, false},
@@ -142,11 +142,11 @@ func TestManager(t *testing.T) {
 			dir, _ := running(t, tt.attr, tt.argv...)
 			p, err := a.Of(dir, tt.uid, tt.uid)
 			if err != nil || p.Manager != tt.want || p.Anonymous != (tt.uid == 65534) {
-				t.Errorf("got %+v, %v, want manager %v", p, err, tt.want)
+				t.Errorf("principal: got %+v and error %v, want manager %v", p, err, tt.want)
 			}
 		})
 	}
-	// Set-uid programs: the effective ID manages, and the real ID is charged.
+	// For a set-uid program, the effective ID decides on management, and the real ID is charged.
 	for _, tt := range []struct {
 		real, effective int
 		want            bool
@@ -154,7 +154,7 @@ func TestManager(t *testing.T) {
 		dir, _ := running(t, as(uint32(tt.effective)))
 		want := Principal{Account: quota.ID{UID: tt.real}, Manager: tt.want}
 		if p, err := a.Of(dir, tt.real, tt.effective); err != nil || p != want {
-			t.Errorf("real id %d, effective id %d: got %+v, %v, want %+v", tt.real, tt.effective, p, err, want)
+			t.Errorf("principal with real ID %d and effective ID %d: got %+v, %v, want %+v", tt.real, tt.effective, p, err, want)
 		}
 	}
 	if p := a.Unseen(0); p.Manager {
@@ -163,15 +163,15 @@ func TestManager(t *testing.T) {
 	if p := a.Unseen(named); !p.Manager {
 		t.Error("Manager of a configured user with an invisible process: got false, want true")
 	}
-	// A user opens the connection, and the process executes a set-uid program meanwhile.
+	// A user opens the connection, and meanwhile the process executes a set-uid program.
 	dir, _ := running(t, nil)
 	if p, err := a.Of(dir, user, user); err != nil || p.Caps != 0 || p.Manager {
-		t.Errorf("a user's connection with the capabilities of root: got %+v, %v", p, err)
+		t.Errorf("principal of a user's connection with the capabilities of root: got %+v and error %v, want no capabilities", p, err)
 	}
 }
 
-// TestOwnUser tests that a service of an ordinary user, or of root without capabilities, is managed by its own user
-// with at least its capabilities, outside of other containers.
+// TestOwnUser tests which processes of a service's own user manage it, for a service of an ordinary user or of root
+// without capabilities. They need at least the service's capabilities, and must be outside of other containers.
 func TestOwnUser(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
@@ -186,18 +186,19 @@ func TestOwnUser(t *testing.T) {
 	}{
 		{"the same capabilities", []string{"setpriv", "--bounding-set=-all,+chown,+kill"}, true},
 		{"fewer", []string{"setpriv", "--bounding-set=-all,+chown"}, false},
-		{"the same in another container", []string{"unshare", "-p", "-f", "setpriv", "--bounding-set=-all,+chown,+kill"},
-			false},
+		{"the same capabilities in another container", []string{"unshare", "-p", "-f", "setpriv",
+			"--bounding-set=-all,+chown,+kill"}, false},
 	} {
 		dir, _ := running(t, nil, tt.argv...)
 		if p, err := a.Of(dir, 0, 0); err != nil || p.Manager != tt.want {
-			t.Errorf("%s: got %+v, %v, want manager %v", tt.what, p, err, tt.want)
+			t.Errorf("principal of %s: got %+v and error %v, want manager %v", tt.what, p, err, tt.want)
 		}
 	}
 }
 
-// TestAccount tests that a process is charged by its user ID, in a container by the ID of the container, and in user
-// namespaces to the creator of the outermost one. A user cannot get several accounts by making namespaces.
+// TestAccount tests that a process is charged by its user ID, in a container by the ID of the container, and in
+// user namespaces to the creator of the outermost namespace. A user cannot get several accounts by making
+// namespaces.
 func TestAccount(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	a, err := New(nil, -1)
@@ -211,7 +212,7 @@ func TestAccount(t *testing.T) {
 		attr      *syscall.SysProcAttr
 		argv      []string
 		want      int
-		container string // namespace that identifies it; "outer": the parent of the user namespace
+		container string // namespace that identifies the container; "outer" is the parent of the user namespace
 	}{
 		{"a user", user, as(user), nil, user, ""},
 		{"a mount namespace", 0, nil, []string{"unshare", "-m"}, 0, ""},
@@ -237,11 +238,11 @@ func TestAccount(t *testing.T) {
 				want.Container = inode(t, "/proc/"+pid+"/"+tt.container)
 			}
 			if p, err := a.Of(dir, tt.uid, tt.uid); err != nil || p.Account != want {
-				t.Errorf("got %+v, %v, want %+v", p.Account, err, want)
+				t.Errorf("account: got %+v and error %v, want %+v", p.Account, err, want)
 			}
 		})
 	}
-	// Subordinate IDs: root, like newuidmap(1), maps several into a namespace of the user.
+	// Root maps several subordinate IDs into a namespace of the user, like newuidmap(1).
 	dir, pid := running(t, as(user), "unshare", "-U")
 	for _, name := range []string{"uid_map", "gid_map"} {
 		if err := os.WriteFile("/proc/"+pid+"/"+name, []byte("0 100000 10"), 0); err != nil {
@@ -250,13 +251,13 @@ func TestAccount(t *testing.T) {
 	}
 	for _, uid := range []int{100000, 100007} {
 		if p, err := a.Of(dir, uid, uid); err != nil || p.Account != (quota.ID{UID: user}) {
-			t.Errorf("subordinate id %d: got %+v, %v, want that of user %d", uid, p.Account, err, user)
+			t.Errorf("account of subordinate ID %d: got %+v and error %v, want that of user %d", uid, p.Account, err, user)
 		}
 	}
 	// A subordinate ID owns a namespace inside of the user's namespace.
 	dir, _ = running(t, nil, "nsenter", "-U", "-t", pid, "-S", "7", "-G", "7", "unshare", "-U")
 	if p, err := a.Of(dir, 100007, 100007); err != nil || p.Account != (quota.ID{UID: user}) {
-		t.Errorf("the namespace of a subordinate id: got %+v, %v, want that of user %d", p.Account, err, user)
+		t.Errorf("account in the namespace of a subordinate ID: got %+v and error %v, want that of user %d", p.Account, err, user)
 	}
 }
 
@@ -276,8 +277,8 @@ func parent(t *testing.T, path string) uint64 {
 	return id.ino
 }
 
-// TestPIDNamespace tests that processes in the service's own process ID namespace have number 0, and those in another
-// one have its inode.
+// TestPIDNamespace tests that PIDNamespace returns 0 for processes in the service's own process ID namespace, and
+// the inode of the namespace for other processes.
 func TestPIDNamespace(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
@@ -295,15 +296,15 @@ func TestPIDNamespace(t *testing.T) {
 			want = inode(t, "/proc/"+pid+"/ns/pid")
 		}
 		if got, err := a.PIDNamespace(n); got != want || err != nil {
-			t.Errorf("PIDNamespace of a process below %q: got %d, %v, want %d", argv, got, err, want)
+			t.Errorf("PIDNamespace of a process below %q: got %d and error %v, want %d", argv, got, err, want)
 		}
 	}
 	if got, err := a.PIDNamespace(1 << 30); got != 0 || !errors.Is(err, unix.ENOENT) {
-		t.Errorf("PIDNamespace of no process: got %d, %v, want ENOENT", got, err)
+		t.Errorf("PIDNamespace of a missing process: got %d and error %v, want ENOENT", got, err)
 	}
 }
 
-// TestEndedProcess tests that an ended process yields an error.
+// TestEndedProcess tests that Of returns an error for an ended process.
 func TestEndedProcess(t *testing.T) {
 	a, err := New(nil, -1)
 	if err != nil {
@@ -319,17 +320,18 @@ func TestEndedProcess(t *testing.T) {
 	}
 	defer unix.Close(dir)
 	if _, err := a.Of(dir, os.Getuid(), os.Getuid()); err != nil {
-		t.Errorf("while it runs: %v", err)
+		t.Errorf("principal of a running process: got %v, want success", err)
 	}
 	c.Process.Kill()
 	c.Wait()
 	if p, err := a.Of(dir, 0, 0); err == nil {
-		t.Errorf("afterwards: got %+v, want an error", p)
+		t.Errorf("principal of an ended process: got %+v, want an error", p)
 	}
 }
 
-// TestServiceOfAUser tests that root manages the service of an ordinary user, which may not access root's namespaces,
-// and that root of a container or of a user namespace does not. The test process is that service.
+// TestServiceOfAUser tests that root manages the service of an ordinary user, which may not access root's
+// namespaces. Root of a container or of a user namespace does not manage it. The test process is the service of an
+// ordinary user.
 func TestServiceOfAUser(t *testing.T) {
 	const env = "PRINCIPAL_TEST_PROCESS"
 	if pid := os.Getenv(env); pid != "" {
@@ -371,7 +373,7 @@ func TestServiceOfAUser(t *testing.T) {
 		c.SysProcAttr, c.Dir = as(65533), "/"
 		out, err := c.CombinedOutput()
 		if want := fmt.Sprintf("manager %v <nil>\n", tt.want); err != nil || !strings.Contains(string(out), want) {
-			t.Errorf("%s: got %s, %v, want %s", tt.what, out, err, want)
+			t.Errorf("principal of %s: got %s and error %v, want %s", tt.what, out, err, want)
 		}
 	}
 }

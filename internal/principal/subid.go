@@ -12,18 +12,18 @@ import (
 	"verbena/internal/procfile"
 )
 
-// subordinates finds the owner of a subordinate user ID (subuid(5)). A user can run programs with such an ID outside of
-// any user namespace: the owner of a set-uid file made within one has such an ID.
+// subordinates finds the owner of a subordinate user ID (subuid(5)). A user can run programs with such an ID
+// outside of any user namespace, because the owner of a set-uid file made within a user namespace has such an ID.
 type subordinates struct {
-	files [2]string // subuid(5) and passwd(5)
+	files [2]string // paths of subuid(5) and passwd(5)
 
 	mu     sync.Mutex
-	read   [2]fs.FileInfo // state of the files when last read; nil: missing
+	read   [2]fs.FileInfo // state of the files when they were last read; nil for a missing file
 	ranges []idRange
-	users  map[int]bool // users in passwd(5)
+	users  map[int]bool // user IDs in passwd(5)
 }
 
-// idRange holds the IDs from first on.
+// idRange is a range of IDs that begins with first.
 type idRange struct {
 	first, count uint64
 	owner        int
@@ -33,14 +33,15 @@ func newSubordinates(subuid, passwd string) *subordinates {
 	s := &subordinates{files: [2]string{subuid, passwd}}
 	for i, f := range s.files {
 		if to, err := filepath.EvalSymlinks(f); err == nil {
-			s.files[i] = to // procfile does not follow links
+			s.files[i] = to // because procfile does not follow links
 		}
 	}
 	return s
 }
 
-// owner returns the owner of a user ID. An ID in passwd(5), an unassigned one, and one of root's are their own owners,
-// since root can give its IDs to any container. If two users have the ID, the first one in the file owns it.
+// owner returns the owner of a user ID. An ID in passwd(5), an unassigned ID, and an ID of root belong to
+// themselves, since root can give its IDs to any container. If two users have the ID, the first user in the file
+// owns it.
 func (s *subordinates) owner(uid int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,8 +89,8 @@ func sameVersion(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// parseSubordinates parses subuid(5), with lines of USER:FIRST:COUNT where USER is a name or a number, and takes user
-// IDs from passwd(5). It ignores invalid lines.
+// parseSubordinates parses subuid(5), and takes user IDs from passwd(5). A line has the form USER:FIRST:COUNT,
+// where USER is a name or a number. parseSubordinates ignores invalid lines.
 func parseSubordinates(subuid, passwd []byte) (ranges []idRange, users map[int]bool) {
 	users = map[int]bool{}
 	byName := map[string]int{}

@@ -26,7 +26,7 @@ func TestSubordinateOwner(t *testing.T) {
 	check := func(what string, uid, want int) {
 		t.Helper()
 		if got := s.owner(uid); got != want {
-			t.Errorf("%s: %d belongs to %d, want %d", what, uid, got, want)
+			t.Errorf("%s: owner of %d: got %d, want %d", what, uid, got, want)
 		}
 	}
 	check("no files", 100000, 100000)
@@ -41,20 +41,20 @@ func TestSubordinateOwner(t *testing.T) {
 	}{
 		{"a user", 1000, 1000},
 		{"root", 0, 0},
-		{"the overflow id of no user", -1, -1},
-		{"before the first", 99999, 99999},
+		{"no overflow ID", -1, -1},
+		{"before the first ID", 99999, 99999},
 		{"the first, by name", 100000, 1000},
-		{"of two owners", 100005, 1000},
-		{"a user with an id in the range", 100010, 100010},
+		{"an ID of two owners", 100005, 1000},
+		{"a user ID in the range", 100010, 100010},
 		{"the last", 165535, 1000},
-		{"after the last", 165536, 165536},
+		{"after the last ID", 165536, 165536},
 		{"by number", 200009, 1001},
 		{"after it", 200010, 200010},
 		{"root's", 1000000, 1000000},
 		{"an empty range", 300000, 300000},
 		{"an unknown user", 400000, 400000},
 		{"a bad count", 500000, 500000},
-		{"a range beyond the ids", 4294967294, 1000},
+		{"a range beyond the maximum ID", 4294967294, 1000},
 	} {
 		check(tt.what, tt.uid, tt.want)
 	}
@@ -68,11 +68,11 @@ func TestSubordinateOwner(t *testing.T) {
 	check("removed", 100000, 100000)
 }
 
-// TestAccountOfSubordinateID tests that a process with a subordinate ID outside of a user namespace is charged to the
-// owner of the ID. In a container the IDs are those of the container.
+// TestAccountOfSubordinateID tests that a process with a subordinate ID outside of a user namespace is charged to
+// the owner of the ID. In a container, the container's own IDs count.
 func TestAccountOfSubordinateID(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Skip("needs root to run processes with subordinate IDs")
 	}
 	const user, sub = 1234, 700007
 	file := filepath.Join(t.TempDir(), "subuid")
@@ -85,7 +85,7 @@ func TestAccountOfSubordinateID(t *testing.T) {
 	}
 	a.ids = newSubordinates(file, "/etc/passwd")
 	if p := a.Unseen(sub); p.Account.UID != user {
-		t.Errorf("not looked at: charged to %v, want %d", p.Account, user)
+		t.Errorf("Unseen: got account %v, want %d", p.Account, user)
 	}
 	for _, tt := range []struct {
 		what string
@@ -93,15 +93,15 @@ func TestAccountOfSubordinateID(t *testing.T) {
 		want int
 	}{
 		{"outside", nil, user},
-		{"in a user namespace of the id's", []string{"unshare", "-U"}, user},
+		{"in a user namespace of the subordinate ID", []string{"unshare", "-U"}, user},
 	} {
 		dir, _ := running(t, as(sub), tt.argv...)
 		if p, err := a.Of(dir, sub, sub); err != nil || p.Account.UID != tt.want || p.Account.Container != 0 || p.Manager {
-			t.Errorf("%s: got %+v, %v, want user %d", tt.what, p, err, tt.want)
+			t.Errorf("principal %s: got %+v and error %v, want user %d", tt.what, p, err, tt.want)
 		}
 	}
 	dir, _ := running(t, nil, "unshare", "-p", "-f", "setpriv", "--reuid", "700007", "--clear-groups")
 	if p, err := a.Of(dir, sub, sub); err != nil || p.Account.UID != sub || p.Account.Container == 0 {
-		t.Errorf("in a container: got %+v, %v, want user %d of the container", p, err, sub)
+		t.Errorf("principal in a container: got %+v and error %v, want user %d of the container", p, err, sub)
 	}
 }

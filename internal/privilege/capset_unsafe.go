@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setCapabilities sets the permitted and effective capabilities of all threads, and clears the inheritable ones.
-// (capset(2))
+// setCapabilities sets the permitted and effective capabilities of all threads, and clears the inheritable
+// capabilities. (capset(2))
 func setCapabilities(caps uint64) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	data := [2]unix.CapUserData{}

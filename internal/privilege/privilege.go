@@ -15,18 +15,19 @@ import (
 // Capability is a capability that a service of root keeps.
 type Capability struct {
 	Number int
-	Name   string // as in capabilities(7)
+	Name   string // name as in capabilities(7)
 	Reason string
 }
 
-// Kept lists the capabilities that a service of root keeps. SECURITY.md and the systemd unit list the same.
+// Kept lists the capabilities that a service of root keeps. SECURITY.md and the systemd unit list the same
+// capabilities.
 var Kept = []Capability{
 	{unix.CAP_CHOWN, "CAP_CHOWN", "gives queue files to the users of programs"},
 	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE",
 		"opens queue files, and files below the /proc/PID of programs, of other users; searches the directory of the virtual files"},
 	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE",
-		"reads and writes registered memory, and takes descriptors that programs name"},
-	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "raises a program's RLIMIT_NOFILE while a device file gets its number"},
+		"reads and writes registered memory, and duplicates descriptors that programs name"},
+	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "raises a program's RLIMIT_NOFILE during the install of a device file's descriptor"},
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "makes socket buffers larger than net.core.rmem_max"},
 	{unix.CAP_LEASE, "CAP_LEASE", "detects by a lease whether another user's queue file is still open"},
 }
@@ -37,25 +38,27 @@ var AtStart = []Capability{
 	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "makes the detached mount that programs in other mount namespaces see"},
 }
 
-// Confine permanently drops privileges of all threads. It drops every capability except those of keep that the process
-// has, and the privileges gained by executing a program (no_new_privs). It disables core dumps, which would hold data
-// of other users. For root, it denies processes without CAP_SYS_PTRACE access to /proc/self. It sets the umask to 077.
+// Confine permanently drops privileges of all threads. Confine drops every capability except those of keep that the
+// process has, and sets no_new_privs, so that executing a program gains no privileges. Confine disables core dumps,
+// which would hold data of other users. For root, Confine denies processes without CAP_SYS_PTRACE access to
+// /proc/self. Confine sets the umask to 077.
 //
-// A process without CAP_SYS_PTRACE keeps its capabilities. Otherwise the kernel would deny it access to processes with
-// more capabilities than its own (cap_ptrace_access_check). An example is a process of root in a container.
+// A process without CAP_SYS_PTRACE keeps its capabilities. Without CAP_SYS_PTRACE, a process with fewer
+// capabilities could not access processes with more capabilities than its own (cap_ptrace_access_check). Such a
+// process is, for example, a process of root in a container.
 //
-// In a binary with cgo, such as one with the race detector, Go cannot change all threads: the error wraps ENOTSUP, and
-// the capabilities stay unchanged. Confine must be called before any thread blocks signals.
+// In a binary with cgo, such as one with the race detector, Go cannot change all threads. The error then wraps
+// ENOTSUP, and the capabilities stay unchanged. Confine must be called before any thread blocks signals.
 func Confine(keep []Capability) error {
 	unix.Umask(0o077)
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("turn off core dumps: %w", err)
+		return fmt.Errorf("disable core dumps: %w", err)
 	}
 	if os.Geteuid() == 0 {
-		// This affects the whole process. A process of another user would then belong to root, and its own user could not use
-		// it.
+		// This setting affects the whole process. With it, a process of another user would belong to root, and its
+		// own user could not access it.
 		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-			return fmt.Errorf("keep other processes out of /proc/self: %w", err)
+			return fmt.Errorf("deny other processes access to /proc/self: %w", err)
 		}
 	}
 	var mask uint64
@@ -63,7 +66,7 @@ func Confine(keep []Capability) error {
 		mask |= 1 << c.Number
 	}
 	if err := dropCapabilities(mask); err != nil {
-		return fmt.Errorf("give up capabilities: %w", err)
+		return fmt.Errorf("drop capabilities: %w", err)
 	}
 	return nil
 }
@@ -90,7 +93,7 @@ func dropCapabilities(keep uint64) error {
 		}
 	}
 	err = onAllThreads(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0)
-	if err != nil && !errors.Is(err, unix.EINVAL) { // before Linux 4.3
+	if err != nil && !errors.Is(err, unix.EINVAL) { // Linux before 4.3 returns EINVAL
 		return err
 	}
 	return setCapabilities(have.Permitted & keep)
@@ -153,7 +156,7 @@ func parse(status string) (s Sets, err error) {
 		found++
 	}
 	if found != 5 {
-		return s, fmt.Errorf("read capabilities: %d sets in the status of a process, want 5: %w", found, syscall.EINVAL)
+		return s, fmt.Errorf("read capabilities: the status of a process has %d sets, want 5: %w", found, syscall.EINVAL)
 	}
 	return s, nil
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain acts as the process that drops privileges if the environment requests it.
+// If the environment requests it, TestMain acts as the process that drops privileges.
 func TestMain(m *testing.M) {
 	if os.Getenv("PRIVILEGE_TEST_CONFINE") != "" {
 		if err := Confine(Kept); err != nil {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// confined runs this test binary, without cgo, as such a process below a command.
+// confined runs this test binary, without cgo, as the process that drops privileges, below a command.
 func confined(t *testing.T, before ...string) string { return confinedAs(t, "1", before...) }
 
 func confinedAs(t *testing.T, what string, before ...string) string {
@@ -48,12 +48,13 @@ func confinedAs(t *testing.T, what string, before ...string) string {
 	cmd.Env = append(os.Environ(), "PRIVILEGE_TEST_CONFINE="+what)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("run without privileges: got %v, want success:\n%s", err, out)
 	}
 	return strings.TrimSpace(string(out))
 }
 
-// withoutCgo returns the path of this test binary without cgo: the running one, or one that it builds.
+// withoutCgo returns the path of this test binary without cgo. It is the running binary, or a binary that
+// withoutCgo builds.
 func withoutCgo(t *testing.T) string {
 	t.Helper()
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings,
@@ -68,7 +69,7 @@ func withoutCgo(t *testing.T) string {
 	build := exec.Command("go", "test", "-c", "-o", path, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("build without cgo: got %v, want success:\n%s", err, out)
 	}
 	return path
 }
@@ -94,16 +95,16 @@ func TestConfine(t *testing.T) {
 	}
 	want &= own.Permitted
 	if got, want := confined(t), fmt.Sprintf("0 %x %[1]x %[1]x 0 <nil>", want); got != want {
-		t.Errorf("got %s, want %s", got, want)
+		t.Errorf("capabilities: got %s, want %s", got, want)
 	}
 }
 
-// TestConfineProcess tests the effects of Confine on the process: no access for other processes to /proc/self, and no
-// core dumps.
+// TestConfineProcess tests two effects of Confine on the process: other processes cannot access /proc/self, and
+// there are no core dumps.
 func TestConfineProcess(t *testing.T) {
 	root(t)
 	if got, want := confinedAs(t, "process"), "dumpable 0 no_new_privs 1 core 0 0 umask 077 <nil>"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("state of the process: got %q, want %q", got, want)
 	}
 }
 
@@ -126,7 +127,7 @@ func TestConfineUser(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1234, Gid: 1234}}
 	out, err := cmd.CombinedOutput()
 	if want := "dumpable 1 no_new_privs 1 core 0 0 umask 077 <nil>"; err != nil || strings.TrimSpace(string(out)) != want {
-		t.Errorf("got %q, %v, want %q", out, err, want)
+		t.Errorf("state of the process: got %q and error %v, want %q", out, err, want)
 	}
 }
 
@@ -139,28 +140,28 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// TestParse tests that a status must have five sets of capabilities, each a number.
+// TestParse tests that parse requires five sets of capabilities, each of them a number.
 func TestParse(t *testing.T) {
 	const status = "Name:\tsh\nCapInh:\t0000000000000001\nCapPrm:\t0000000000000002\nCapEff:\t0000000000000004\n" +
 		"CapBnd:\t000001ffffffffff\nCapAmb:\t0000000000000010\nNoNewPrivs:\t0\n"
 	want := Sets{Inheritable: 1, Permitted: 2, Effective: 4, Bounding: 1<<41 - 1, Ambient: 16}
 	if got, err := parse(status); err != nil || got != want {
-		t.Errorf("got %+v, %v, want %+v", got, err, want)
+		t.Errorf("parse: got %+v and error %v, want %+v", got, err, want)
 	}
 	for _, tt := range []struct{ what, old, new, want string }{
 		{"no number", "0000000000000004", "none", `"CapEff:\tnone\n"`},
 		{"an empty set", "\t0000000000000010", "", `"CapAmb:\n"`},
-		{"a set less", "CapAmb", "CapOld", "4 sets in the status of a process, want 5"},
+		{"a missing set", "CapAmb", "CapOld", "the status of a process has 4 sets, want 5"},
 	} {
 		if _, err := parse(strings.Replace(status, tt.old, tt.new, 1)); err == nil ||
 			!strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: got %v, want %s", tt.what, err, tt.want)
+			t.Errorf("parse with %s: got %v, want %s", tt.what, err, tt.want)
 		}
 	}
 }
 
-// TestConfineWithoutPtrace tests that root without CAP_SYS_PTRACE keeps its capabilities, since with fewer capabilities
-// than its programs it could not access them.
+// TestConfineWithoutPtrace tests that root without CAP_SYS_PTRACE keeps its capabilities. With fewer capabilities
+// than its programs, root could not access them.
 func TestConfineWithoutPtrace(t *testing.T) {
 	own := root(t)
 	if _, err := exec.LookPath("setpriv"); err != nil {
@@ -169,6 +170,6 @@ func TestConfineWithoutPtrace(t *testing.T) {
 	less := own.Permitted &^ (1 << unix.CAP_SYS_PTRACE)
 	got := confined(t, "setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
 	if want := fmt.Sprintf("0 %x %[1]x %[1]x 0 <nil>", less); got != want {
-		t.Errorf("got %s, want %s", got, want)
+		t.Errorf("capabilities: got %s, want %s", got, want)
 	}
 }

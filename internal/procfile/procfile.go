@@ -1,6 +1,6 @@
-// Package procfile opens files for reading, such as those below /proc and /sys, with flags that the filter of a
-// confined service allows (package confine). A symbolic link as the last component is not followed. A terminal does not
-// become the controlling terminal.
+// Package procfile opens files for reading, such as files below /proc and /sys, with flags that the filter of a
+// confined service allows (package confine). A symbolic link in the last component is not followed. A terminal does
+// not become the controlling terminal.
 package procfile
 
 import (
@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens a file for reading. The error wraps ELOOP for a symbolic link.
+// Open opens a file for reading. For a symbolic link, the error wraps ELOOP.
 func Open(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }

@@ -1,4 +1,4 @@
-// Package qpinfo defines the reports of a driver about its queue pairs: their protocol state, and traces of their
+// Package qpinfo defines the reports of a driver about its queue pairs. They are the protocol state, and traces of
 // protocol events. The control protocol sends these types, and the command line prints them.
 package qpinfo
 
@@ -12,35 +12,35 @@ type Status struct {
 	Num     uint32 `json:"num"`
 	Type    string `json:"type"`
 	State   string `json:"state"`
-	DestQPN uint32 `json:"dest_qpn,omitempty"` // for a connection
+	DestQPN uint32 `json:"dest_qpn,omitempty"` // only for a connection
 	Peer    string `json:"peer,omitempty"`     // address of the connection's other end
 	MTU     int    `json:"mtu"`
 	Traced  bool   `json:"traced"`
-	// Slow reports that the queue pair waits for memory of the program that does not answer.
+	// Slow reports that the queue pair is waiting for memory of the program that blocks access.
 	Slow bool `json:"slow,omitempty"`
 
 	Unacknowledged uint32 `json:"unacknowledged"` // oldest PSN without an acknowledgement
 	NextPSN        uint32 `json:"next_psn"`       // PSN of the next packet
 	ExpectedPSN    uint32 `json:"expected_psn"`   // PSN of the peer's next request
 	InFlight       int    `json:"in_flight"`      // work requests in progress
-	Window         int    `json:"window"`         // limit of bytes in flight
+	Window         int    `json:"window"`         // limit of the bytes in flight
 	Retries        uint8  `json:"retries"`        // retries left
-	RNRRetries     uint8  `json:"rnr_retries"`    // RNR retries left; 7: no limit
-	Egress         int    `json:"egress"`         // trains that wait to be sent
+	RNRRetries     uint8  `json:"rnr_retries"`    // RNR retries left; 7 means no limit
+	Egress         int    `json:"egress"`         // number of trains that wait to be sent
 }
 
 // Trace is the trace of a queue pair.
 type Trace struct {
 	On     bool    `json:"on"`
-	Lost   uint64  `json:"lost"` // events overwritten by newer ones
+	Lost   uint64  `json:"lost"` // number of events overwritten by newer events
 	Events []Event `json:"events"`
 }
 
 // Event is a protocol event of a queue pair.
 type Event struct {
 	Time   time.Time `json:"time"`
-	Event  string    `json:"event"`            // "send", "receive", "drop", "retry", "state", ...
-	Opcode string    `json:"opcode,omitempty"` // opcode of the packet, if any
+	Event  string    `json:"event"`            // "send", "receive", "drop", "retry", "state" and others
+	Opcode string    `json:"opcode,omitempty"` // opcode of the packet, if the event has one
 	PSN    uint32    `json:"psn,omitempty"`
 	Detail string    `json:"detail,omitempty"`
 }

@@ -13,11 +13,11 @@ import (
 // Kind is a kind of resource that a service counts.
 type Kind uint8
 
-// The kinds, in the order in which they are shown.
+// The following constants are the kinds, in the order in which they are shown.
 const (
 	Sessions    Kind = iota // programs under supervision
 	Workers                 // threads that answer the calls of programs
-	Connections             // to the control socket
+	Connections             // connections to the control socket
 	Contexts                // open device files
 	PDs
 	MRs
@@ -29,8 +29,8 @@ const (
 	XRCDs
 	Multicast   // memberships of queue pairs in multicast groups
 	CMIDs       // IDs of the connection manager, and their memberships in multicast groups
-	Descriptors // held by the service: completion channels, event files, queue files
-	InFlight    // descriptors sent to programs, and not received yet
+	Descriptors // descriptors that the service holds for completion channels, event files and queue files
+	InFlight    // descriptors sent to programs and not received yet
 	RingBytes   // shared memory of queues, in bytes
 	BufferBytes // shared memory of buffers, in bytes
 	Mappings    // mappings of shared memory into the service
@@ -70,7 +70,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
-// ParseKind returns the kind of a name. Its error lists the names and wraps EINVAL.
+// ParseKind returns the kind of a name. ParseKind's error lists the names and wraps EINVAL.
 func ParseKind(name string) (Kind, error) {
 	var names []string
 	for k := range NumKinds {
@@ -79,16 +79,16 @@ func ParseKind(name string) (Kind, error) {
 		}
 		names = append(names, k.String())
 	}
-	return 0, fmt.Errorf("no limit %q; there are %s: %w", name, strings.Join(names, ", "), syscall.EINVAL)
+	return 0, fmt.Errorf("unknown limit %q; the limits are %s: %w", name, strings.Join(names, ", "), syscall.EINVAL)
 }
 
 // Limit is the limit of one kind of resource.
 type Limit struct {
-	PerUser uint64 // for one user; 0: no limit
-	Total   uint64 // for all users together; 0: no limit
+	PerUser uint64 // limit for one user; 0 means no limit
+	Total   uint64 // limit for all users together; 0 means no limit
 }
 
-// Most returns the amount that one user can hold if no other user holds anything; 0: no limit.
+// Most returns the amount that one user can hold if no other user holds any; 0 means no limit.
 func (l Limit) Most() uint64 {
 	switch open := l.Total - l.Total/reserveShare; {
 	case l.Total == 0:
@@ -103,37 +103,37 @@ func (l Limit) Most() uint64 {
 // Limits holds the limits of all kinds. The zero value has no limits.
 type Limits [NumKinds]Limit
 
-// A user who holds more than 1/smallShare of the per-user limit gets nothing of the last 1/reserveShare of the total,
-// which is reserved for users who hold little.
+// A user who holds more than 1/smallShare of the per-user limit gets no part of the last 1/reserveShare of the
+// total. That part is reserved for users who hold little.
 const (
 	reserveShare = 4
 	smallShare   = 4
 )
 
-// Error is a refusal. It wraps the errno for the program: ENOMEM for objects, EMFILE for descriptors, EAGAIN for
-// sessions, workers, connections and descriptors in flight.
+// Error is a refusal of a request beyond a limit. Error wraps the errno for the program. The errno is ENOMEM for
+// objects, EMFILE for descriptors, and EAGAIN for sessions, workers, connections and descriptors in flight.
 type Error struct {
 	Kind   Kind
 	User   ID
 	Asked  uint64
-	Held   uint64 // by the user or, if Shared, by all users
+	Held   uint64 // amount held by the user or, if Shared, by all users
 	Limit  uint64
 	Shared bool // the limit of all users together is reached
 }
 
 func (e *Error) Error() string {
 	if e.Shared {
-		return fmt.Sprintf("all users hold %d %v, user %v asks for %d more, and the service's limit is %d (verbena serve --limit %[2]v=PER-USER/TOTAL): %[6]v",
+		return fmt.Sprintf("all users hold %d %v, user %v requests %d more, and the service's limit is %d (verbena serve --limit %[2]v=PER-USER/TOTAL): %[6]v",
 			e.Held, e.Kind, e.User, e.Asked, e.Limit, e.Unwrap())
 	}
-	return fmt.Sprintf("user %v holds %d %v, asks for %d more, and the limit is %d (verbena serve --limit %[3]v=PER-USER/TOTAL): %[6]v",
+	return fmt.Sprintf("user %v holds %d %v and requests %d more, and the limit is %d (verbena serve --limit %[3]v=PER-USER/TOTAL): %[6]v",
 		e.User, e.Held, e.Kind, e.Asked, e.Limit, e.Unwrap())
 }
 
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return kinds[e.Kind].errno }
 
-// Ledger counts the resources of users. It is safe for concurrent use, and none of its methods sleeps.
+// Ledger counts the resources of users. Ledger is safe for concurrent use, and none of its methods sleeps.
 type Ledger struct {
 	limits  Limits
 	refused func(*Error) // may be nil
@@ -144,26 +144,27 @@ type Ledger struct {
 	users map[ID]*User // all users requested so far
 }
 
-// New returns a ledger in which no user holds anything.
+// New returns a ledger in which no user holds any resources.
 func New(limits Limits) *Ledger {
 	return &Ledger{limits: limits, users: map[ID]*User{}}
 }
 
-// OnRefusal sets a function that is called for each refusal. It must not sleep, and must be set before the ledger is
-// used.
+// OnRefusal sets a function that is called for each refusal. The function must not sleep, and must be set before
+// the ledger is used.
 func (l *Ledger) OnRefusal(f func(*Error)) { l.refused = f }
 
-// OnShort sets a function that is called before a refusal. It may end charges for resources that the user no longer
-// holds. Afterwards the limits are checked again. It must not sleep, and must be set before the ledger is used.
+// OnShort sets a function that is called before a refusal. The function may end charges for resources that the user
+// no longer holds. Afterwards the ledger checks the limits again. The function must not sleep, and must be set
+// before the ledger is used.
 func (l *Ledger) OnShort(f func(*User)) { l.short = f }
 
 // ID identifies a user by a user ID and, if the same ID means different users, by a container.
 type ID struct {
 	UID       int
-	Container uint64 // inode of a namespace; 0: none. See package principal.
+	Container uint64 // inode of a namespace (see package principal), or 0 for none
 }
 
-// String returns the user ID, and the container if there is one: "0" or "0 of container 4026532201".
+// String returns the user ID, and the container if there is one. Examples are "0" and "0 of container 4026532201".
 func (id ID) String() string {
 	if id.Container == 0 {
 		return strconv.Itoa(id.UID)
@@ -171,17 +172,17 @@ func (id ID) String() string {
 	return fmt.Sprintf("%d of container %d", id.UID, id.Container)
 }
 
-// User counts the resources of one user. The nil User counts nothing and refuses nothing.
+// User counts the resources of one user. The nil User counts no resources and refuses no requests.
 type User struct {
 	ledger *Ledger
 	id     ID
-	held   [NumKinds]uint64 // under ledger.mu
+	held   [NumKinds]uint64 // guarded by ledger.mu
 }
 
 // User returns the account of a user ID outside of containers; see Account.
 func (l *Ledger) User(uid int) *User { return l.Account(ID{UID: uid}) }
 
-// Account returns the account of a user, always as the same value. The nil Ledger returns the nil User.
+// Account returns the account of a user, which is always the same value. The nil Ledger returns the nil User.
 func (l *Ledger) Account(id ID) *User {
 	if l == nil {
 		return nil
@@ -204,10 +205,10 @@ func (u *User) ID() ID {
 	return u.id
 }
 
-// All stands for all users together.
+// All represents all users together.
 var All = ID{UID: -1}
 
-// Take charges n of a kind to the user, or returns an *Error and charges nothing.
+// Take charges n of a kind to the user. On failure Take returns an *Error and charges nothing.
 func (u *User) Take(k Kind, n uint64) error {
 	if u == nil || n == 0 {
 		return nil
@@ -247,7 +248,7 @@ func (u *User) take(k Kind, n uint64) *Error {
 	return nil
 }
 
-// Give ends a charge of Take.
+// Give ends a charge made by Take.
 func (u *User) Give(k Kind, n uint64) {
 	if u == nil || n == 0 {
 		return
@@ -256,7 +257,7 @@ func (u *User) Give(k Kind, n uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if u.held[k] < n {
-		panic(fmt.Sprintf("quota: user %v gives back %d %v and holds %d", u.id, n, k, u.held[k]))
+		panic(fmt.Sprintf("quota: user %v releases %d %v but holds %d", u.id, n, k, u.held[k]))
 	}
 	u.held[k] -= n
 	l.total[k] -= n
@@ -274,11 +275,11 @@ func (u *User) Held(k Kind) uint64 {
 
 // Usage lists the resources of one user, or of all users together.
 type Usage struct {
-	User ID // All: all users
+	User ID // All for all users
 	Held [NumKinds]uint64
 }
 
-// Usage lists the resources of each user who holds any, by user ID, and those of all users together.
+// Usage lists the resources of each user who holds any, by user ID, and the resources of all users together.
 func (l *Ledger) Usage() (users []Usage, total Usage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

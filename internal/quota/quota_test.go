@@ -2,18 +2,18 @@ package quota
 
 import "testing"
 
-// TestOnRefusal tests that each refusal is reported.
+// TestOnRefusal tests that OnRefusal's function is called for each refusal.
 func TestOnRefusal(t *testing.T) {
 	l := New(Limits{QPs: {PerUser: 2}})
 	var got []*Error
 	l.OnRefusal(func(e *Error) { got = append(got, e) })
 	u := l.User(7)
 	if err := u.Take(QPs, 2); err != nil || len(got) != 0 {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("Take below the limit: got refusals %v and error %v, want none", got, err)
 	}
 	err := u.Take(QPs, 1)
 	if len(got) != 1 || err != error(got[0]) || got[0].User.UID != 7 || got[0].Held != 2 {
-		t.Errorf("got %v, %v", got, err)
+		t.Errorf("Take beyond the limit: got refusals %v and error %v, want one refusal", got, err)
 	}
 }
 
@@ -39,10 +39,10 @@ func TestMost(t *testing.T) {
 		limits[QPs] = c.limit
 		u := New(limits).User(1)
 		if err := u.Take(QPs, c.want); err != nil {
-			t.Errorf("%+v: take %d: %v", c.limit, c.want, err)
+			t.Errorf("%+v: Take of %d: got %v, want success", c.limit, c.want, err)
 		}
 		if err := u.Take(QPs, 1); err == nil {
-			t.Errorf("%+v: take %d: got success, want an error", c.limit, c.want+1)
+			t.Errorf("%+v: Take of %d: got success, want an error", c.limit, c.want+1)
 		}
 	}
 }

@@ -1,9 +1,10 @@
 // Package reopen reopens files by their descriptors.
 //
-// A descriptor of a program may refer to any file: a terminal, a device, a FIFO, a file of another file system. Opening
-// such a file has effects that the kernel attributes to the opener. [File] is for such descriptors. It accepts only an
-// access mode and two flags, and in a confined process a thread with a Landlock domain makes the call (package
-// confine). [Own] is for descriptors made by this process, and [Link] for links of the kernel.
+// A descriptor of a program may refer to any file, such as a terminal, a device, a FIFO, or a file of another file
+// system. Opening such a file has effects that the kernel attributes to the opener. [File] reopens such
+// descriptors. File accepts only an access mode and two flags, and in a confined process a thread with a Landlock
+// domain makes the call (package confine). [Own] reopens descriptors made by this process, and [Link] opens links
+// of the kernel.
 package reopen
 
 import (
@@ -17,18 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flags are the flags that a caller may choose.
+// flags contains the flags that a caller may choose.
 const flags = unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND
 
 var through atomic.Pointer[func(fd, how int) (int, error)]
 
-// Through makes File call open from now on.
+// Through makes File call the function open from now on.
 func Through(open func(fd, how int) (int, error)) { through.Store(&open) }
 
-// File reopens the file of a descriptor, which may be an O_PATH descriptor of any file that a program has named. how is
-// the access mode, optionally with O_NONBLOCK and O_APPEND for the new description. File returns EINVAL for any other
-// flag. The open itself waits neither for the other end of a FIFO nor for the holder of a lease (EAGAIN). It never
-// makes a terminal the controlling one. The new descriptor is close-on-exec.
+// File reopens the file of a descriptor, which may be an O_PATH descriptor of any file that a program has named.
+// how is the access mode, optionally with O_NONBLOCK and O_APPEND for the new description. File returns EINVAL for
+// any other flag. The open itself waits neither for the other end of a FIFO nor for the holder of a lease (EAGAIN).
+// File never makes a terminal the controlling terminal. The new descriptor is close-on-exec.
 func File(fd, how int) (int, error) {
 	if how&^flags != 0 {
 		return -1, &os.PathError{Op: "reopen", Path: path(fd), Err: syscall.EINVAL}
@@ -51,8 +52,8 @@ func File(fd, how int) (int, error) {
 // Own reopens the file of a descriptor on the calling thread.
 func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
 
-// Withhold prevents programs from reopening the file of a descriptor, if Own still can afterwards. A process without
-// capabilities may not open a file of mode 0, and this process needs CAP_DAC_OVERRIDE for it.
+// Withhold prevents programs from reopening the file of a descriptor, if Own can still reopen it afterwards. A
+// process without capabilities may not open a file of mode 0, and this process needs CAP_DAC_OVERRIDE to open it.
 func Withhold(fd int) error {
 	if !overrides() {
 		return nil
@@ -78,8 +79,8 @@ var overrides = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// Link opens the target of a link, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know
-// that opening the target has no effects.
+// Link opens the target of a link, such as a namespace in /proc/PID/ns, on the calling thread. The caller must
+// ensure that opening the target has no side effects.
 //
 //verbena:allow open the flags contain O_NOCTTY and O_CLOEXEC
 func Link(dir int, name string, how int) (int, error) {

@@ -32,23 +32,23 @@ func TestFile(t *testing.T) {
 	for _, how := range []int{unix.O_RDONLY, unix.O_RDWR, unix.O_WRONLY | unix.O_APPEND, unix.O_RDONLY | unix.O_NONBLOCK} {
 		got, err := File(fd, how)
 		if err != nil {
-			t.Fatalf("%#x: %v", how, err)
+			t.Fatalf("File with flags %#x: got %v, want success", how, err)
 		}
 		if f := flagsOf(t, got); f != how {
-			t.Errorf("got flags %#x, want %#x", f, how)
+			t.Errorf("flags of the description: got %#x, want %#x", f, how)
 		}
 		if f, err := unix.FcntlInt(uintptr(got), unix.F_GETFD, 0); err != nil || f&unix.FD_CLOEXEC == 0 {
-			t.Errorf("got descriptor flags %#x, %v, want FD_CLOEXEC", f, err)
+			t.Errorf("flags of the descriptor: got %#x and error %v, want FD_CLOEXEC", f, err)
 		}
 		unix.Close(got)
 	}
 	for _, how := range []int{unix.O_TRUNC | unix.O_RDWR, unix.O_CREAT, unix.O_TMPFILE | unix.O_RDWR, unix.O_PATH} {
 		if got, err := File(fd, how); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("%#x: got %d, %v, want %v", how, got, err, unix.EINVAL)
+			t.Errorf("File with flags %#x: got %d and error %v, want %v", how, got, err, unix.EINVAL)
 		}
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "content" {
-		t.Errorf("got content %q, %v", b, err)
+		t.Errorf("content: got %q and error %v, want no change", b, err)
 	}
 }
 
@@ -61,14 +61,14 @@ func TestLink(t *testing.T) {
 	defer unix.Close(fd)
 	var a, b unix.Stat_t
 	if err := errors.Join(unix.Fstat(fd, &a), unix.Stat("/proc/self/ns/user", &b)); err != nil || a.Ino != b.Ino {
-		t.Errorf("got inode %d, %v, want %d", a.Ino, err, b.Ino)
+		t.Errorf("inode: got %d and error %v, want %d", a.Ino, err, b.Ino)
 	}
 	if _, err := Link(unix.AT_FDCWD, filepath.Join(t.TempDir(), "none"), unix.O_RDWR); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("missing file: got %v, want %v", err, os.ErrNotExist)
+		t.Errorf("Link of a missing file: got %v, want %v", err, os.ErrNotExist)
 	}
 }
 
-// TestFileDoesNotBlock tests that the open does not wait for the other end of a FIFO.
+// TestFileDoesNotBlock tests that File does not wait for the other end of a FIFO.
 func TestFileDoesNotBlock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(path, 0o600); err != nil {
@@ -80,7 +80,7 @@ func TestFileDoesNotBlock(t *testing.T) {
 	}
 	defer unix.Close(fd)
 	if got, err := File(fd, unix.O_WRONLY); !errors.Is(err, unix.ENXIO) {
-		t.Errorf("got %d, %v, want %v", got, err, unix.ENXIO)
+		t.Errorf("File of a FIFO: got %d and error %v, want %v", got, err, unix.ENXIO)
 	}
 }
 
@@ -93,12 +93,12 @@ func TestThrough(t *testing.T) {
 		return -1, unix.EACCES
 	})
 	if _, err := File(5, unix.O_RDWR); err != unix.EACCES {
-		t.Errorf("got %v, want %v", err, unix.EACCES)
+		t.Errorf("File: got %v, want %v", err, unix.EACCES)
 	}
 	if _, err := File(5, unix.O_CREAT); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("got %v, want %v", err, unix.EINVAL)
+		t.Errorf("File with O_CREAT: got %v, want %v", err, unix.EINVAL)
 	}
 	if len(asked) != 2 || asked[0] != 5 || asked[1] != unix.O_RDWR|unix.O_NONBLOCK {
-		t.Errorf("got calls %v, want one", asked)
+		t.Errorf("calls of the replacement: got %v, want one", asked)
 	}
 }

@@ -2,5 +2,5 @@
 
 package rights
 
-// ordered is for the race detector.
+// ordered does nothing without the race detector.
 func ordered(uintptr) {}

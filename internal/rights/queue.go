@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// maxClosing is the number of descriptors of one user being closed at a time.
+	// maxClosing limits the number of descriptors of one user that are being closed at the same time.
 	maxClosing = 4
-	// maxReceiving is the number of messages of one user with descriptors that are not closed yet.
+	// maxReceiving limits the number of messages of one user with descriptors that are not closed yet.
 	maxReceiving = 2
 	// workerPause is the time between two attempts to charge a worker to a user at the limit.
 	workerPause = 250 * time.Millisecond
@@ -26,7 +26,7 @@ type Queues struct {
 	of map[*quota.User]*Queue
 }
 
-// Of returns the queue of a user, always as the same value.
+// Of returns the queue of a user, which is always the same value.
 func (s *Queues) Of(u *quota.User) *Queue {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,7 +41,7 @@ func (s *Queues) Of(u *quota.User) *Queue {
 	return q
 }
 
-// Queue closes the descriptors of one user, a few at a time. It is safe for concurrent use. The nil Queue, for
+// Queue closes the descriptors of one user, a few at a time. Queue is safe for concurrent use. The nil Queue, for
 // descriptors of trusted senders, closes at once and without a limit.
 type Queue struct {
 	user      *quota.User
@@ -49,8 +49,8 @@ type Queue struct {
 	receiving chan struct{}
 }
 
-// Do calls f, which closes an object of the user, when fewer than maxClosing other calls are running. It can block as
-// long as the user likes.
+// Do calls f, which closes an object of the user, when fewer than maxClosing other calls are running. Do can block
+// for a time that the user controls.
 func (q *Queue) Do(f func()) {
 	if q == nil {
 		f()
@@ -59,19 +59,19 @@ func (q *Queue) Do(f func()) {
 	q.closing <- struct{}{}
 	defer func() { <-q.closing }()
 	for q.user.Take(quota.Workers, 1) != nil {
-		time.Sleep(workerPause) // only this goroutine waits, not a thread
+		time.Sleep(workerPause) // only this goroutine waits, not its thread
 	}
 	defer q.user.Give(quota.Workers, 1)
 	f()
 }
 
-// Close closes a descriptor. It may sleep, like Do.
+// Close closes a descriptor. Close may sleep, like Do.
 //
 //verbena:closes
 func (q *Queue) Close(fd int) { q.Do(func() { closeNow(fd) }) }
 
-// closeNow closes a descriptor sent by a user. It disables SO_LINGER, which would delay the close of a socket. The
-// close of a file of a FUSE server can still block.
+// closeNow closes a descriptor sent by a user. It first disables SO_LINGER, which would delay the close of a
+// socket. The close of a file of a FUSE server can still block.
 //
 //verbena:closes
 func closeNow(fd int) {
@@ -82,8 +82,9 @@ func closeNow(fd int) {
 // maxDrained exceeds the number of messages that fit into a Unix socket's queue.
 const maxDrained = 1024
 
-// End closes a socket that a user writes to. It first receives the unread messages and closes the descriptors in them.
-// Otherwise the kernel would close these within close(2), with their SO_LINGER. End may sleep, like Do.
+// End closes a socket that a user writes to. End first receives the unread messages and closes the descriptors in
+// them. Otherwise the kernel would close these descriptors within close(2), with their SO_LINGER. End may sleep,
+// like Do.
 func (q *Queue) End(c Socket) { q.Do(func() { end(c) }) }
 
 // Socket is a *net.UnixConn, or the *os.File of a socket.
@@ -100,8 +101,8 @@ func end(c Socket) {
 	c.Close()
 }
 
-// drain shuts a socket down, which also affects duplicates of its descriptor. It receives the unread messages, and
-// closes the descriptors in them.
+// drain shuts a socket down, which also affects duplicates of its descriptor. Then drain receives the unread
+// messages and closes the descriptors in them.
 //
 //verbena:receives
 func drain(fd int) {
@@ -118,21 +119,21 @@ func drain(fd int) {
 			return
 		}
 		var m Message
-		_ = m.parse((*oob)[:control]) // after an error, m still holds the descriptors before it
+		_ = m.parse((*oob)[:control]) // after an error, m still holds the descriptors parsed before it
 		for _, received := range m.Files {
 			closeNow(received)
 		}
 	}
 }
 
-// CloseAll closes descriptors, one after the other.
+// CloseAll closes descriptors, one after another.
 func (q *Queue) CloseAll(fds []int) {
 	for _, fd := range fds {
 		q.Close(fd)
 	}
 }
 
-// beginReceiving counts a message, and returns false if there are too many. endReceiving ends the count.
+// beginReceiving counts a message, and returns false if there are too many messages. endReceiving ends the count.
 func (q *Queue) beginReceiving() bool {
 	if q == nil {
 		return true

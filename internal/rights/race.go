@@ -4,6 +4,6 @@ package rights
 
 import "syscall"
 
-// ordered tells the race detector that everything before the send of a message happens before its receipt. The detector
-// knows only syscall.Read. ordered reads nothing.
+// ordered informs the race detector that everything before the send of a message happens before its receipt. The
+// race detector recognises only syscall.Read. ordered reads no data.
 func ordered(fd uintptr) { _, _ = syscall.Read(int(fd), nil) }

@@ -18,8 +18,8 @@ const maxDescriptors = 253
 // soPassRights is SO_PASSRIGHTS, which golang.org/x/sys does not define yet.
 const soPassRights = 83
 
-// Refuse makes the kernel refuse descriptors for a socket, with EPERM for the sender. Before Linux 6.16 it returns
-// ENOPROTOOPT, and Receive with a Queue must suffice.
+// Refuse makes the kernel refuse descriptors for a socket, with EPERM for the sender. Before Linux 6.16 Refuse
+// returns ENOPROTOOPT, and Receive with a Queue must suffice.
 func Refuse(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0); err != nil {
 		return fmt.Errorf("refuse descriptors: SO_PASSRIGHTS: %w", err)
@@ -29,11 +29,11 @@ func Refuse(fd int) error {
 
 // Message is a received message, or a part of a stream.
 type Message struct {
-	N       int     // bytes
+	N       int     // number of bytes
 	Files   []int   // descriptors, at most as many as requested; the caller closes them by the Queue
 	Surplus int     // number of surplus descriptors, which were closed
 	Control bool    // the message had control data
-	Sender  *Sender // nil: unknown; see SO_PASSCRED
+	Sender  *Sender // sender, or nil if unknown (see SO_PASSCRED)
 }
 
 // Sender is the process that sent a message, as reported by the kernel. (SCM_CREDENTIALS)
@@ -45,9 +45,10 @@ var controlPool = sync.Pool{New: func() any {
 	return &b
 }}
 
-// Receive waits for a message, or for some bytes of a stream, and returns it with at most most descriptors. It closes
-// other descriptors by the Queue. Like reads of the socket, it returns os.ErrDeadlineExceeded, or an error for a closed
-// socket. A message without bytes and control data is the end.
+// Receive waits for a message, or for some bytes of a stream. Receive returns the message with at most most
+// descriptors. Receive closes further descriptors by the Queue. Like a read of the socket, Receive returns
+// os.ErrDeadlineExceeded, or an error for a closed socket. A message without bytes and control data is the end of
+// the stream.
 func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (Message, error) {
 	counted := false
 	for {
@@ -55,12 +56,13 @@ func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (Message, error) 
 		if err != errBusy {
 			return m, err
 		}
-		// A counted attempt does not wait without a message. The next, uncounted one does.
+		// A counted attempt does not wait if there is no message. The next, uncounted attempt waits.
 		counted = !counted && q.awaitReceiving()
 	}
 }
 
-// Await waits until a message or the end can be received. It is for a caller that holds no memory meanwhile.
+// Await waits until a message or the end of the stream can be received. Await is for a caller that holds no memory
+// during the wait.
 func Await(c syscall.RawConn) error {
 	return c.Read(func(fd uintptr) bool {
 		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -69,11 +71,12 @@ func Await(c syscall.RawConn) error {
 	})
 }
 
-// errBusy means that the user has too many messages with descriptors in progress, or that a counted attempt found no
-// message.
+// errBusy means that the user has too many messages with descriptors in progress, or that a counted attempt found
+// no message.
 var errBusy = errors.New("too many descriptors of the user are being closed")
 
-// receive is like Receive, but returns errBusy instead of waiting. If counted is true, the message counts already.
+// receive is like Receive, but returns errBusy instead of waiting. If counted is true, the message has already been
+// counted.
 //
 //verbena:receives
 func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m Message, err error) {
@@ -85,7 +88,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 		called = true
 		if !counted && !q.beginReceiving() {
 			err = errBusy
-			return true // this function must not wait, or the socket could not be closed
+			return true // this function must not wait, since the socket could then not be closed
 		}
 		for {
 			m.N, control, _, _, err = unix.Recvmsg(int(fd), b, *oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
@@ -147,7 +150,7 @@ func (m *Message) parse(oob []byte) error {
 	return nil
 }
 
-// Reader reads a stream of a user. The Queue closes descriptors that come with it.
+// Reader reads a stream of a user. The Queue closes descriptors that come with the stream.
 func (q *Queue) Reader(c syscall.RawConn) io.Reader { return &reader{q, c} }
 
 type reader struct {
@@ -166,9 +169,9 @@ func (r *reader) Read(b []byte) (int, error) {
 	return m.N, err
 }
 
-// awaitReceiving counts a message as soon as there is room for another one. It returns false after a while, since the
-// socket may have been closed meanwhile. Waiting threads get room in the order of their arrival. If they polled for
-// room, many of them could take it from one another forever.
+// awaitReceiving counts a message as soon as there is room for another message. It returns false after some time,
+// since the socket may have been closed meanwhile. Waiting threads get room in the order of their arrival. If they
+// polled for room, many threads could take it from one another forever.
 func (q *Queue) awaitReceiving() bool {
 	if q == nil {
 		return true

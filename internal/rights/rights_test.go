@@ -116,7 +116,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// TestReceive tests that a message returns the requested descriptors, close-on-exec, and that others are closed.
+// TestReceive tests that Receive returns the requested descriptors, close-on-exec, and closes all others.
 func TestReceive(t *testing.T) {
 	for _, tt := range []struct{ sent, most, files, surplus int }{
 		{0, 1, 0, 0}, {1, 1, 1, 0}, {1, 0, 0, 1}, {4, 2, 2, 2}, {maxDescriptors, 1, 1, maxDescriptors - 1},
@@ -136,24 +136,24 @@ func TestReceive(t *testing.T) {
 		m, err := queues.Of(nil).Receive(raw, b, tt.most)
 		if err != nil || m.N != 1 || b[0] != 'x' || len(m.Files) != tt.files || m.Surplus != tt.surplus ||
 			m.Control != (tt.sent > 0) {
-			t.Fatalf("%+v: got %+v, %v", tt, m, err)
+			t.Fatalf("Receive %+v: got %+v and error %v, want one byte", tt, m, err)
 		}
 		for _, fd := range m.Files {
 			if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-				t.Errorf("%+v: descriptor %d: flags %#x, %v, want FD_CLOEXEC", tt, fd, flags, err)
+				t.Errorf("%+v: flags of descriptor %d: got %#x and error %v, want FD_CLOEXEC", tt, fd, flags, err)
 			}
 		}
 		if closed != nil && len(m.Files) > 0 && closed() {
-			t.Errorf("%+v: the requested descriptors are closed", tt)
+			t.Errorf("%+v: requested descriptors: got closed ones, want them open", tt)
 		}
 		closeAll(m.Files)
 		if closed != nil && !closed() {
-			t.Errorf("%+v: a descriptor is still open", tt)
+			t.Errorf("%+v: surplus descriptors: got an open one, want them closed", tt)
 		}
 	}
 }
 
-// TestReader tests that descriptors in the middle of a stream are closed, and that its bytes are complete.
+// TestReader tests that Reader closes descriptors in the middle of a stream, and returns all bytes of the stream.
 func TestReader(t *testing.T) {
 	var queues Queues
 	user, _, raw := pair(t, unix.SOCK_STREAM)
@@ -165,10 +165,10 @@ func TestReader(t *testing.T) {
 	unix.Shutdown(user, unix.SHUT_WR)
 	got, err := io.ReadAll(queues.Of(nil).Reader(raw))
 	if err != nil || string(got) != "abcdef" {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("stream: got %q and error %v, want abcdef", got, err)
 	}
 	if !closed() {
-		t.Error("a descriptor is still open")
+		t.Error("descriptors of the stream: got an open one, want them closed")
 	}
 }
 
@@ -197,25 +197,25 @@ func TestLingering(t *testing.T) {
 		unix.Close(fd)
 		receivers.Go(func() {
 			if m, err := queues.Of(sender).Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
-				t.Errorf("got %+v, %v", m, err)
+				t.Errorf("Receive: got %+v and error %v, want 1 surplus descriptor", m, err)
 			}
 		})
 	}
 	began := time.Now()
 	receivers.Wait()
 	if d := time.Since(began); d > 5*time.Second {
-		t.Errorf("closing took %v", d)
+		t.Errorf("duration of the close: got %v, want at most 5s", d)
 	}
 	if n := threads(t) - before; n > maxClosing+8 {
 		t.Errorf("additional threads: got %d, want about %d", n, maxClosing)
 	}
 	if n := sender.Held(quota.Workers); n != 0 {
-		t.Errorf("charged workers: got %d, want none", n)
+		t.Errorf("charged workers: got %d, want 0", n)
 	}
 }
 
-// TestReceivingBound tests that a user with descriptors that cannot be closed yet gets no more of them into the
-// service. Later messages stay in their sockets.
+// TestReceivingBound tests that no more descriptors of a user reach the service while the service cannot close that
+// user's earlier descriptors. Later messages stay in their sockets.
 func TestReceivingBound(t *testing.T) {
 	var l quota.Limits
 	l[quota.Workers].PerUser = 1
@@ -238,7 +238,7 @@ func TestReceivingBound(t *testing.T) {
 		receive = append(receive, func() {
 			defer received.Done()
 			if m, err := q.Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
-				t.Errorf("Receive: got %+v, %v, want one surplus descriptor", m, err)
+				t.Errorf("Receive: got %+v and error %v, want one surplus descriptor", m, err)
 			}
 		})
 	}
@@ -262,8 +262,8 @@ func TestReceivingBound(t *testing.T) {
 	}
 }
 
-// TestClosedMeanwhile tests that the close of the socket ends a Receive, including one that waits for the close of
-// descriptors.
+// TestClosedMeanwhile tests that the close of the socket ends a Receive, including a Receive that waits for the
+// close of descriptors.
 func TestClosedMeanwhile(t *testing.T) {
 	var queues Queues
 	q := queues.Of(nil)
@@ -280,32 +280,33 @@ func TestClosedMeanwhile(t *testing.T) {
 	select {
 	case err := <-result:
 		if err == nil {
-			t.Error("got a message, want an error")
+			t.Error("Receive from a closed socket: got a message, want an error")
 		}
 	case <-time.After(5 * time.Second):
-		t.Error("Receive does not return")
+		t.Error("Receive from a closed socket: got no return, want one")
 	}
 }
 
-// TestRefuse tests that the sender of a descriptor to a refusing socket gets EPERM, if the kernel supports that.
+// TestRefuse tests that a sender of a descriptor to a refusing socket gets EPERM, if the kernel supports the
+// refusal.
 func TestRefuse(t *testing.T) {
 	user, own, _ := pair(t, unix.SOCK_SEQPACKET)
 	err := Refuse(int(own.Fd()))
 	if errors.Is(err, unix.ENOPROTOOPT) {
-		t.Skip("before Linux 6.16")
+		t.Skip("needs Linux 6.16")
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := unix.Sendmsg(user, []byte("x"), unix.UnixRights(0), nil, 0); err != unix.EPERM {
-		t.Errorf("got %v, want EPERM", err)
+		t.Errorf("send of a descriptor: got %v, want EPERM", err)
 	}
 	if err := unix.Sendmsg(user, []byte("x"), nil, nil, 0); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestSender tests that a socket with SO_PASSCRED knows the sender of a message.
+// TestSender tests that Receive reports the sender of a message on a socket with SO_PASSCRED.
 func TestSender(t *testing.T) {
 	var queues Queues
 	user, own, raw := pair(t, unix.SOCK_SEQPACKET)
@@ -315,12 +316,12 @@ func TestSender(t *testing.T) {
 	sendFiles(t, user, "x", 0)
 	m, err := queues.Of(nil).Receive(raw, make([]byte, 1), 0)
 	if err != nil || m.Sender == nil || *m.Sender != (Sender{os.Getpid(), os.Getuid()}) || m.Surplus != 1 {
-		t.Errorf("got %+v, %v", m, err)
+		t.Errorf("Receive: got %+v and error %v, want this process as the sender", m, err)
 	}
 }
 
-// TestQueueBound tests that a limited number of closes of a user run at a time, that each counts as a worker, and that
-// a close waits if the user has no worker left.
+// TestQueueBound tests that a limited number of closes of a user run at the same time, that each counts as a
+// worker, and that a close waits if the user has no worker left.
 func TestQueueBound(t *testing.T) {
 	var l quota.Limits
 	l[quota.Workers].PerUser = 3 * maxClosing
@@ -329,7 +330,7 @@ func TestQueueBound(t *testing.T) {
 	user := ledger.User(1)
 	q := queues.Of(user)
 	if queues.Of(user) != q || queues.Of(ledger.User(2)) == q {
-		t.Fatal("users share a queue")
+		t.Fatal("queues of two users: got one queue, want two")
 	}
 	var mu sync.Mutex
 	now, most := 0, 0
@@ -354,7 +355,7 @@ func TestQueueBound(t *testing.T) {
 	close(begin)
 	all.Wait()
 	if most != maxClosing || user.Held(quota.Workers) != 0 {
-		t.Errorf("%d closes at a time, %d workers charged afterwards; want %d and 0", most, user.Held(quota.Workers),
+		t.Errorf("got %d closes at the same time and %d charged workers afterwards, want %d and 0", most, user.Held(quota.Workers),
 			maxClosing)
 	}
 	if err := user.Take(quota.Workers, 3*maxClosing); err != nil {
@@ -374,7 +375,7 @@ func TestQueueBound(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(10 * time.Second):
-		t.Error("Do with a free worker: got no call")
+		t.Error("Do with a free worker: got no call, want one")
 	}
 }
 
@@ -384,19 +385,20 @@ func TestUnknownSender(t *testing.T) {
 	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": unix.UnixRights(fds[0])} {
 		var m Message
 		if err := m.parse(oob); m.Sender != nil {
-			t.Errorf("%s: got %+v, %v", name, m.Sender, err)
+			t.Errorf("%s: got sender %+v and error %v, want no sender", name, m.Sender, err)
 		}
 	}
 	var m Message
 	if err := m.parse(unix.UnixCredentials(&unix.Ucred{Pid: 17, Uid: 4242})); err != nil || m.Sender == nil ||
 		*m.Sender != (Sender{17, 4242}) {
-		t.Errorf("credentials: got %+v, %v", m.Sender, err)
+		t.Errorf("credentials: got sender %+v and error %v, want process 17", m.Sender, err)
 	}
 	closeAll(fds)
 	closed()
 }
 
-// TestEnd tests that End closes a socket with unread messages at once, even if descriptors in them have SO_LINGER.
+// TestEnd tests that End closes a socket with unread messages at once, even if descriptors in the messages have
+// SO_LINGER.
 func TestEnd(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 		ledger := quota.New(quota.Limits{})
@@ -414,19 +416,19 @@ func TestEnd(t *testing.T) {
 		began := time.Now()
 		queues.Of(ledger.User(1)).End(own)
 		if d := time.Since(began); d > 5*time.Second {
-			t.Errorf("kind %d: End took %v", kind, d)
+			t.Errorf("kind %d: duration of End: got %v, want at most 5s", kind, d)
 		}
 		if !closed() {
-			t.Errorf("kind %d: a descriptor is still open", kind)
+			t.Errorf("kind %d: descriptor after End: got an open one, want it closed", kind)
 		}
 		if err := unix.Sendmsg(user, []byte("z"), nil, nil, unix.MSG_NOSIGNAL); err != unix.EPIPE && err != unix.ECONNRESET {
-			t.Errorf("kind %d: send afterwards: %v, want EPIPE", kind, err)
+			t.Errorf("kind %d: send after End: got %v, want EPIPE", kind, err)
 		}
 	}
 }
 
-// TestManyReceive tests that many threads with pending messages make progress, although few messages are held at a
-// time.
+// TestManyReceive tests that many threads with pending messages make progress, although few messages are held at
+// the same time.
 func TestManyReceive(t *testing.T) {
 	for round := 0; round < 4 && !t.Failed(); round++ {
 		manyReceive(t)
@@ -450,7 +452,7 @@ func manyReceive(t *testing.T) {
 				}
 				if m.N == 0 {
 					if n != messages {
-						t.Errorf("got %d messages, want %d", n, messages)
+						t.Errorf("received messages: got %d, want %d", n, messages)
 					}
 					return
 				}
@@ -476,6 +478,6 @@ func manyReceive(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(8 * time.Second):
-		t.Fatal("the receiving threads make no progress")
+		t.Fatal("receiving threads: got no progress, want some")
 	}
 }

@@ -10,19 +10,19 @@ import (
 )
 
 const (
-	// sendTimeout is the time for which a message with descriptors waits for the receipt of earlier ones.
+	// sendTimeout limits the time that a message with descriptors waits for the receipt of earlier messages.
 	sendTimeout = 10 * time.Second
 	sendPause   = 20 * time.Millisecond
-	// The pauses between checks for the receipt of a message.
+	// firstReceiptLook and lastReceiptLook are the pauses between checks for the receipt of a message.
 	firstReceiptLook = 100 * time.Microsecond
 	lastReceiptLook  = 100 * time.Millisecond
 )
 
 // Sending charges n descriptors to the user, before the caller sends them on a socket (quota.InFlight). The caller
-// calls sent after the attempt to send. The charge lasts until the user's program has received all data on the socket,
-// or has closed its end, even if the caller closes the socket before. The kernel counts descriptors in flight for the
-// user ID of the service (unix(7), ETOOMANYREFS). If the user has too many of them, Sending sleeps, and returns a
-// *quota.Error after sendTimeout.
+// calls sent after the attempt to send. The charge lasts until the user's program has received all data on the
+// socket, or has closed its end, even if the caller closes the socket before. The kernel counts descriptors in
+// flight against the user ID of the service (unix(7), ETOOMANYREFS). If the user has too many descriptors in
+// flight, Sending sleeps, and returns a *quota.Error after sendTimeout.
 func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 	if q == nil || n == 0 {
 		return func() {}, nil

@@ -14,8 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestSending tests that descriptors are charged until the other end has received them or was closed, even after the
-// sender has closed its end.
+// TestSending tests that descriptors are charged until the other end has received them or was closed, even after
+// the sender has closed its end.
 func TestSending(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.InFlight] = quota.Limit{PerUser: 4}
@@ -66,7 +66,7 @@ func TestSending(t *testing.T) {
 	}
 }
 
-// TestSendingWaits tests that a message waits for the receipt of earlier ones, and is refused after a timeout.
+// TestSendingWaits tests that a message waits for the receipt of earlier messages, and is refused after a timeout.
 func TestSendingWaits(t *testing.T) {
 	t.Parallel()
 	var limits quota.Limits
@@ -82,22 +82,22 @@ func TestSendingWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sent() // nothing was sent, so the charge ends at once
+	sent() // no message was sent, so the charge ends at once
 	if n := user.Held(quota.InFlight); n != 0 {
-		t.Errorf("charged descriptors without a send: got %d, want none", n)
+		t.Errorf("charged descriptors without a send: got %d, want 0", n)
 	}
 	began := time.Now()
 	var refusal *quota.Error
 	if _, err := all.Of(user).Sending(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) ||
 		refusal.Kind != quota.InFlight {
-		t.Errorf("got %v, want a refusal of %v", err, quota.InFlight)
+		t.Errorf("Sending: got %v, want a refusal of %v", err, quota.InFlight)
 	}
 	if d := time.Since(began); d < sendTimeout {
-		t.Errorf("refused after %v, want at least %v", d, sendTimeout)
+		t.Errorf("duration until the refusal: got %v, want at least %v", d, sendTimeout)
 	}
 	var none *Queue
 	if sent, err := none.Sending(ours, 100); err != nil {
-		t.Errorf("to a trusted receiver: %v", err)
+		t.Errorf("Sending to a trusted receiver: got %v, want success", err)
 	} else {
 		sent()
 	}

@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// Mutex is a sync.Mutex for the data path. There, critical sections last some microseconds, the time of copying a
-// train, and threads are locked to their goroutines. Parking and waking such a thread takes the Go scheduler three
-// context switches, each of which may wait for a spinning program. So Lock spins for a while first. The zero Mutex is
-// unlocked.
+// Mutex is a sync.Mutex for the data path. On the data path, critical sections last some microseconds, the time to
+// copy a train, and threads are locked to their goroutines. Parking and waking such a thread takes the Go scheduler
+// three context switches, and each switch may wait for a spinning program. Therefore Lock first spins for some
+// time. The zero Mutex is unlocked.
 type Mutex struct{ mu sync.Mutex }
 
 const (
-	// looks times pauses is slightly more than the duration of a critical section, some 20 us. Lock counts instead of
-	// measuring time, since time may be virtual.
+	// The product of looks and pauses takes slightly longer than a critical section, about 20 us. Lock counts
+	// iterations instead of measuring time, because time may be virtual.
 	looks  = 400
 	pauses = 200
 )
@@ -28,7 +28,7 @@ func (m *Mutex) Lock() {
 	m.mu.Lock()
 }
 
-// look spins for a while.
+// look spins for a short time.
 func (m *Mutex) look() bool {
 	if alone {
 		return false
@@ -43,7 +43,7 @@ func (m *Mutex) look() bool {
 	return false
 }
 
-// TryLock locks m if it is free, and reports whether it was.
+// TryLock locks m if it is free, and reports whether m was free.
 func (m *Mutex) TryLock() bool { return m.mu.TryLock() }
 
 // Unlock unlocks m.

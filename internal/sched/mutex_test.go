@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestMutex tests mutual exclusion, and that a thread that has spun for long gets the lock, too.
+// TestMutex tests mutual exclusion, and that a thread that has spun for a long time also gets the lock.
 func TestMutex(t *testing.T) {
 	var m Mutex
 	var wg sync.WaitGroup
@@ -25,6 +25,6 @@ func TestMutex(t *testing.T) {
 	}
 	wg.Wait()
 	if n != 1600 {
-		t.Errorf("counted to %d", n)
+		t.Errorf("counter: got %d, want 1600", n)
 	}
 }

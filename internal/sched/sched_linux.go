@@ -1,5 +1,5 @@
-// Package sched manages the threads of the data path: their parameters for the kernel's scheduler, and the ways in
-// which they wait for each other.
+// Package sched manages the threads of the data path. It sets their parameters for the kernel's scheduler, and
+// provides the ways in which they wait for each other.
 package sched
 
 import (
@@ -9,23 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Slices of threads, for Prompt. Ordinary threads have some milliseconds.
+// The following constants are slices of threads, for Prompt. Ordinary threads have slices of some milliseconds.
 const (
-	// SleeperSlice is for a thread that sleeps without work: the minimum of the kernel.
+	// SleeperSlice, the minimum of the kernel, is for a thread that sleeps without work.
 	SleeperSlice = 100 * time.Microsecond
-	// PollerSlice is for a thread that spins and yields next to programs that do the same. sched_yield(2) moves a thread
-	// back by one slice in the run queue. With SleeperSlice it yields 28 times before a program with an ordinary slice
-	// runs again. On two processors and Linux 6.18, 100,000 round trips of two such programs took 24 to 36 us each with
-	// SleeperSlice, and 17 to 20 with PollerSlice.
+	// PollerSlice is for a thread that spins and yields next to programs that also spin and yield. sched_yield(2)
+	// moves a thread back by one slice in the run queue. With SleeperSlice, such a thread yields 28 times before a
+	// program with an ordinary slice runs again. On two processors and Linux 6.18, 100,000 round trips of two such
+	// programs took 24 to 36 us each with SleeperSlice, and 17 to 20 us with PollerSlice.
 	PollerSlice = 400 * time.Microsecond
 )
 
-// Prompt gives the calling thread, which must be locked to its goroutine, short run times with a low wakeup latency.
-// RDMA programs spin on every core while they wait for completions. Without Prompt, a thread with a packet or a system
-// call for them waits until the slice of a spinning thread is over.
+// Prompt gives the calling thread, which must be locked to its goroutine, short slices and thereby a low wakeup
+// latency. RDMA programs spin on every core while they wait for completions. Without Prompt, a thread with a packet
+// or a system call for such programs waits until the slice of a spinning thread ends.
 //
-// It requests the slice with sched_setattr(2) (sched_runtime under the EEVDF scheduler, Linux 6.12). That needs no
-// privilege, and does not increase the thread's share of the processor. On older kernels it has no effect.
+// Prompt requests the slice with sched_setattr(2) (sched_runtime under the EEVDF scheduler, Linux 6.12). The
+// request needs no privilege, and does not increase the thread's share of the processor. On older kernels the
+// request has no effect.
 func Prompt(slice time.Duration) {
 	attr, err := unix.SchedGetAttr(0, 0)
 	if err != nil || attr.Policy != unix.SCHED_NORMAL {
@@ -35,13 +36,13 @@ func Prompt(slice time.Duration) {
 	_ = unix.SchedSetAttr(0, attr, 0)
 }
 
-// parallel is the number of threads that may return from the kernel at about the same time: one or two of each program,
-// and one of each address of a device.
+// parallel is the number of threads that may return from the kernel at about the same time. These are one or two
+// threads of each program, and one thread of each address of a device.
 const parallel = 32
 
-// Widen raises GOMAXPROCS, so that threads that wait in short system calls can keep their place in the Go scheduler.
-// With as many places as cores, the default, a waking thread can find all places held by other waiting threads. It then
-// gets one only from the runtime's monitor, which on a busy machine takes milliseconds.
+// Widen raises GOMAXPROCS, so that threads that wait in short system calls can keep their P of the Go scheduler.
+// With one P per core, the default, a waking thread may find that other waiting threads hold every P. The thread
+// then gets a P only from the runtime's monitor, which takes milliseconds on a busy machine.
 func Widen() {
 	runtime.GOMAXPROCS(max(parallel, 2*runtime.NumCPU()))
 }
@@ -50,7 +51,7 @@ func Widen() {
 func Slices() bool {
 	there := make(chan bool)
 	go func() {
-		runtime.LockOSThread() // permanently: the thread ends with the goroutine
+		runtime.LockOSThread() // permanently locked, so the thread ends with the goroutine
 		Prompt(SleeperSlice)
 		attr, err := unix.SchedGetAttr(0, 0)
 		there <- err == nil && attr.Runtime == uint64(SleeperSlice.Nanoseconds())

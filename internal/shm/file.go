@@ -18,32 +18,32 @@ import (
 	"verbena/internal/reopen"
 )
 
-// File is a sparse memfd (memfd_create(2)) with regions that are mapped by the service and by a program. It cannot be
-// truncated, so an access to a region never faults. It is safe for concurrent use.
+// File is a sparse memfd (memfd_create(2)) with regions that are mapped by the service and by a program. A File
+// cannot be truncated, so an access to a region never faults. A File is safe for concurrent use.
 type File struct {
 	name string
-	user *quota.User // charged for regions and mappings
+	user *quota.User // user charged for regions and mappings
 	kind quota.Kind  // kind of resource of the bytes of regions
 
 	keep *kept.Kept // tracks the file after Close
 
-	leave bool // Close keeps the pages for a program that has the file; see LeavePages
+	leave bool // Close keeps the pages for a program that still has the file (see LeavePages)
 
 	mu      sync.Mutex
-	file    *os.File // nil: closed
+	file    *os.File // nil after Close
 	next    int64    // offset of the next chunk
 	regions map[int64]region
-	chunk   *chunk // source of new regions
+	chunk   *chunk // chunk that provides new regions
 }
 
-// Shared is a region of the file as mapped by the service. A program may write to it at any time, and may free its
-// pages, which then read as zeros.
+// Shared is a region of the file as mapped by the service. A program may write to the region at any time, and may
+// free its pages, which then read as zeros.
 type Shared struct {
-	// Mem is the service's mapping. It must not be used after Free.
+	// Mem is the service's mapping. Mem must not be used after Free.
 	Mem []byte
 	// Offset is the region's offset in the file, in bytes.
 	Offset uint64
-	// Free frees the region. A program's mappings of it stay valid.
+	// Free frees the region. A program's mappings of the region stay valid.
 	Free func()
 }
 
@@ -54,11 +54,12 @@ type region struct {
 }
 
 // chunk is a mapping of a part of the file, which is divided into regions. A separate mapping per region would soon
-// exceed the limit of a process (vm.max_map_count). A chunk is unmapped when it has no region and is not the current
-// one.
+// exceed the limit of mappings of a process (vm.max_map_count). A chunk is unmapped when it has no region and is
+// not the current chunk.
 //
-// Regions are taken from its end. A program maps each region separately, and the kernel places the next mapping below
-// the last one. Since their offsets have the same order, the kernel merges the two mappings.
+// Regions are taken from the end of the chunk. A program maps each region separately, and the kernel places the
+// next mapping below the last one. The offsets of the two regions have the same order, so the kernel merges their
+// mappings.
 type chunk struct {
 	start     int64 // offset in the file
 	mem       []byte
@@ -66,19 +67,19 @@ type chunk struct {
 	used      int   // number of regions
 }
 
-// place returns the offset of the next region of a length, false if there is no room.
+// place returns the offset of the next region of the given length, and false if there is no room.
 func (c *chunk) place(length int64) (off int64, ok bool) {
 	if c == nil {
 		return 0, false
 	}
 	off = hugepage.AlignDown(c.high-length, length)
-	if c.low == 0 { // the first chunk of a file
+	if c.low == 0 { // this is the first chunk of the file
 		off = 0
 	}
 	return off, off >= c.low && off+length <= c.high
 }
 
-// cut takes a region from the free part.
+// cut takes a region from the free part of the chunk.
 func (c *chunk) cut(off, length int64) []byte {
 	if off == 0 {
 		c.low = length
@@ -89,8 +90,8 @@ func (c *chunk) cut(off, length int64) []byte {
 	return c.mem[at : at+length : at+length]
 }
 
-// A file's first chunk has smallChunk bytes, and each further one twice as many, up to largeChunk. A longer region has
-// a separate chunk. The unreserved part of a chunk takes addresses, but no memory.
+// A file's first chunk has smallChunk bytes. Each further chunk has twice as many bytes, up to largeChunk. A longer
+// region has a separate chunk. The unreserved part of a chunk uses addresses, but no memory.
 const (
 	smallChunk = 4 << 20
 	largeChunk = 1 << 30
@@ -98,9 +99,9 @@ const (
 
 var pageSize = int64(os.Getpagesize())
 
-// Create makes a file. The name, of at most 249 bytes, is for display: /proc/PID/maps and links in /proc/PID/fd show it
-// as "/memfd:NAME (deleted)". Bytes of regions are charged to user as kind, and their mappings as mappings. The file is
-// charged as a descriptor until Close and, if keep is not nil, as long as a program has it.
+// Create makes a file. The name, of at most 249 bytes, is for display. /proc/PID/maps and links in /proc/PID/fd
+// show it as "/memfd:NAME (deleted)". Bytes of regions are charged to user as kind, and their mappings as mappings.
+// The file is charged as a descriptor until Close and, if keep is not nil, as long as a program has the file.
 func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ *File, err error) {
 	if err := user.Take(quota.Descriptors, 1); err != nil {
 		return nil, err
@@ -124,8 +125,8 @@ func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ 
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
 		return fail("seal", err)
 	}
-	// The kernel does not count the description returned by memfd_create as a writer of the file. InUse relies on such a
-	// count.
+	// The kernel does not count the description returned by memfd_create as a writer of the file. InUse needs this
+	// count of writers.
 	own, err := reopen.Own(fd, unix.O_RDWR)
 	if err != nil {
 		return fail("open", err)
@@ -134,9 +135,9 @@ func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ 
 		regions: map[int64]region{}}, nil
 }
 
-// LeavePages makes Close keep the pages of regions if a program still has the file. The program may poll its queues for
-// completions from before the end. The pages stay charged as long as the file. LeavePages must be called before the
-// file is used.
+// LeavePages makes Close keep the pages of regions if a program still has the file. The program may poll its queues
+// for completions that were posted before Close. The pages stay charged as long as the file. LeavePages must be
+// called before the file is used.
 func (f *File) LeavePages() { f.leave = true }
 
 // Name returns the name of the file.
@@ -157,8 +158,8 @@ func (f *File) Stat(st *unix.Stat_t) error {
 	return f.WithFD(func(fd int) error { return unix.Fstat(fd, st) })
 }
 
-// Watch adds an inotify watch for the file. It sees only descriptions that were opened by a link in /proc, like those
-// of OpenForProgram.
+// Watch adds an inotify watch for the file. The watch reports only descriptions that were opened by a link in
+// /proc, like those of OpenForProgram.
 func (f *File) Watch(inotify int, mask uint32) (wd int, err error) {
 	err = f.WithFD(func(fd int) (err error) {
 		wd, err = unix.InotifyAddWatch(inotify, selfFD(fd), mask)
@@ -169,8 +170,8 @@ func (f *File) Watch(inotify int, mask uint32) (wd int, err error) {
 
 func selfFD(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
-// WithFD calls use with the service's descriptor, which stays open until use returns. It returns os.ErrClosed after
-// Close.
+// WithFD calls use with the service's descriptor, which stays open until use returns. WithFD returns os.ErrClosed
+// after Close.
 func (f *File) WithFD(use func(fd int) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,11 +181,11 @@ func (f *File) WithFD(use func(fd int) error) error {
 	return use(int(f.file.Fd()))
 }
 
-// Alloc returns a new region of at least size bytes, rounded up to whole pages. It is zeroed, unless the program has
-// already written to that part of the file. The first region of a file is at offset 0. The error wraps ENOMEM if memory
-// is short or the user's limit is reached. Alloc may sleep.
+// Alloc returns a new region of at least size bytes, rounded up to whole pages. The region is zeroed, unless the
+// program has already written to that part of the file. The first region of a file is at offset 0. The error wraps
+// ENOMEM if memory is short or the user's limit is reached. Alloc may sleep.
 //
-// Shared.Free may be called more than once; Close frees the remaining regions.
+// Shared.Free may be called repeatedly. Close frees the remaining regions.
 func (f *File) Alloc(size int) (Shared, error) {
 	fail := func(err error) (Shared, error) {
 		return Shared{}, fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
@@ -235,10 +236,10 @@ func (f *File) reserve(off, length int64) error {
 	if err == nil {
 		return nil
 	}
-	// Free the pages that fallocate has reserved before it failed.
+	// This call frees the pages that fallocate reserved before it failed.
 	f.punch(off, length)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.ENOMEM) {
-		return fmt.Errorf("this machine, or the service's control group, has no memory left: %w", syscall.ENOMEM)
+		return fmt.Errorf("no memory is left on this machine or in the service's control group: %w", syscall.ENOMEM)
 	}
 	return &os.PathError{Op: "fallocate", Path: f.name, Err: err}
 }
@@ -252,7 +253,7 @@ func Enlarge(path string) string {
 	return "make room there or enlarge it: mount -o remount,size=256m " + path + ", in a container --shm-size=256m"
 }
 
-// newChunk maps the file from next on, with room for a region of a length.
+// newChunk maps the file from next on, with room for a region of the given length.
 func (f *File) newChunk(length int64) error {
 	start := hugepage.Align(f.next, length)
 	size := int64(smallChunk)
@@ -309,8 +310,8 @@ func (f *File) unmap(off int64, r region) {
 	f.dropUnused(r.chunk)
 }
 
-// punch frees pages; the size of the file stays unchanged. If punch fails, the pages stay until Close, which is
-// harmless.
+// punch frees pages, and leaves the size of the file unchanged. If punch fails, the pages stay until Close, which
+// is harmless.
 func (f *File) punch(off, length int64) { punch(f.file, off, length) }
 
 func punch(file *os.File, off, length int64) {
@@ -327,9 +328,9 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
-// OpenForProgram opens a second description of the file, which the caller passes to the program and then closes. how is
-// the access mode, unix.O_RDONLY, O_WRONLY or O_RDWR. Its position is one at which write(2) always fails, so that a
-// program that writes to its descriptor cannot overwrite a region by accident.
+// OpenForProgram opens a second description of the file, which the caller passes to the program and then closes.
+// how is the access mode: unix.O_RDONLY, O_WRONLY or O_RDWR. The position of the description makes write(2) always
+// fail, so that a program that writes to its descriptor cannot overwrite a region by accident.
 func (f *File) OpenForProgram(how int) (*os.File, error) { return f.openAt(how, 0, math.MaxInt64) }
 
 func (f *File) openAt(how, flags int, position int64) (*os.File, error) {
@@ -352,9 +353,9 @@ func (f *File) openAt(how, flags int, position int64) (*os.File, error) {
 	return p, nil
 }
 
-// InUse reports whether the file is open or mapped outside of this File. Once false, the result stays false for
-// processes that can access the file only through a descriptor they have. The result is true if it cannot be
-// determined: for a file of another user that takes CAP_LEASE.
+// InUse reports whether the file is open or mapped outside of this File. Once InUse has returned false, it stays
+// false for processes that can access the file only through a descriptor that they have. InUse returns true if it
+// cannot determine the use. For a file of another user, the check needs CAP_LEASE.
 func (f *File) InUse() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -375,9 +376,9 @@ func soleOpener(fd uintptr) error {
 	return err
 }
 
-// Close unmaps all regions and frees their pages, including pages that a program still has mapped, which then read as
-// zeros. LeavePages changes that. The service must not access a region afterwards. Close may be called again. It
-// returns nil.
+// Close unmaps all regions and frees their pages, including pages that a program still has mapped. Those pages then
+// read as zeros. LeavePages changes that. The service must not access a region afterwards. Close may be called
+// repeatedly. It returns nil.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -413,11 +414,12 @@ type rest struct {
 	end int64
 }
 
-// InUse reports whether a program has the file. It returns false if that is unknown, so that the user is not charged
-// forever.
+// InUse reports whether a program has the file. It returns false if the use is unknown, so that the user is not
+// charged forever.
 func (r rest) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAGAIN) }
 
-// Close frees the pages, since a program may still have a descriptor of O_PATH, which InUse does not see.
+// Close frees the pages, because a program may still have a descriptor opened with O_PATH, which InUse does not
+// see.
 func (r rest) Close() error {
 	if r.end > 0 && !r.InUse() {
 		punch(r.File, 0, r.end)

@@ -63,31 +63,31 @@ func TestRegionsAreSharedWithTheProgramsMapping(t *testing.T) {
 			t.Fatal(err)
 		}
 		if i == 0 && r.Offset != 0 {
-			t.Errorf("first region at offset %d, want 0", r.Offset)
+			t.Errorf("offset of the first region: got %d, want 0", r.Offset)
 		}
 		if len(r.Mem) < size || len(r.Mem)%int(pageSize) != 0 {
-			t.Errorf("Alloc(%d): %d bytes", size, len(r.Mem))
+			t.Errorf("Alloc(%d): got %d bytes, want whole pages", size, len(r.Mem))
 		}
 		m, err := unix.Mmap(int(p.Fd()), int64(r.Offset), len(r.Mem), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(m, make([]byte, len(m))) {
-			t.Errorf("region %d is not zero", i)
+			t.Errorf("region %d: got other bytes, want zeros", i)
 		}
 		m[len(m)-1] = 0x5a
 		if r.Mem[len(m)-1] != 0x5a {
-			t.Errorf("region %d: the service does not see what the program wrote", i)
+			t.Errorf("region %d: got old data in the service, want the program's write", i)
 		}
 		r.Mem[0] = 0xa5
 		if m[0] != 0xa5 {
-			t.Errorf("region %d: the program does not see what the service wrote", i)
+			t.Errorf("region %d: got old data in the program, want the service's write", i)
 		}
 		unix.Munmap(m)
 	}
 }
 
-func TestFreeGivesPagesBackAndOffsetsAreNotReused(t *testing.T) {
+func TestFreeReleasesPagesAndOffsetsAreNotReused(t *testing.T) {
 	f := create(t)
 	p := openForProgram(t, f)
 	a, err := f.Alloc(3 * int(pageSize))
@@ -99,7 +99,7 @@ func TestFreeGivesPagesBackAndOffsetsAreNotReused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := blocks(t, f); got != 4 {
-		t.Errorf("%d pages reserved, want 4", got)
+		t.Errorf("reserved pages: got %d, want 4", got)
 	}
 	m, err := unix.Mmap(int(p.Fd()), int64(a.Offset), len(a.Mem), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -109,10 +109,10 @@ func TestFreeGivesPagesBackAndOffsetsAreNotReused(t *testing.T) {
 	m[0] = 1
 	a.Free()
 	if got := blocks(t, f); got != 1 {
-		t.Errorf("%d pages after Free, want 1", got)
+		t.Errorf("pages after Free: got %d, want 1", got)
 	}
 	if m[0] != 0 {
-		t.Error("the program still sees freed data")
+		t.Error("freed region in the program: got old data, want zeros")
 	}
 	a.Free() // a second call is harmless
 	c, err := f.Alloc(int(pageSize))
@@ -120,7 +120,7 @@ func TestFreeGivesPagesBackAndOffsetsAreNotReused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if at := c.Offset; at == b.Offset || at >= a.Offset && at < a.Offset+uint64(len(a.Mem)) {
-		t.Errorf("offset %#x was reused", at)
+		t.Errorf("offset of a new region: got the used %#x, want another one", at)
 	}
 }
 
@@ -133,24 +133,24 @@ func TestWriteToTheProgramsDescriptionChangesNothing(t *testing.T) {
 	}
 	size := blocks(t, f)
 	if n, err := unix.Write(int(p.Fd()), bytes.Repeat([]byte{7}, 32)); err == nil {
-		t.Errorf("write succeeded with %d", n)
+		t.Errorf("write by the program: got %d bytes, want an error", n)
 	}
 	if r.Mem[0] != 0 || blocks(t, f) != size {
-		t.Error("write changed the file")
+		t.Error("file after the write: got a change, want none")
 	}
 }
 
 func TestInUseUntilLastDescriptorAndMapping(t *testing.T) {
 	f := create(t)
 	if f.InUse() {
-		t.Fatal("in use before any other open")
+		t.Fatal("InUse before any other open: got true, want false")
 	}
 	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if f.InUse() {
-		t.Error("in use with only the service's own mapping")
+		t.Error("InUse with only the service's mapping: got true, want false")
 	}
 	p, err := f.OpenForProgram(unix.O_RDWR)
 	if err != nil {
@@ -161,15 +161,15 @@ func TestInUseUntilLastDescriptorAndMapping(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !f.InUse() {
-		t.Error("not in use with a descriptor and a mapping")
+		t.Error("InUse with a descriptor and a mapping: got false, want true")
 	}
 	p.Close()
 	if !f.InUse() {
-		t.Error("not in use with a mapping")
+		t.Error("InUse with a mapping: got false, want true")
 	}
 	unix.Munmap(m)
 	if f.InUse() {
-		t.Error("in use after the last mapping went")
+		t.Error("InUse after the last unmap: got true, want false")
 	}
 }
 
@@ -186,7 +186,7 @@ func TestConcurrentAllocAndFree(t *testing.T) {
 				}
 				r.Mem[0]++
 				if r.Mem[0] != 1 {
-					t.Error("two regions share memory")
+					t.Error("concurrent regions: got shared memory, want separate memory")
 				}
 				r.Free()
 			}
@@ -194,7 +194,7 @@ func TestConcurrentAllocAndFree(t *testing.T) {
 	}
 	wg.Wait()
 	if got := blocks(t, f); got != 0 {
-		t.Errorf("%d pages left", got)
+		t.Errorf("pages after all frees: got %d, want 0", got)
 	}
 }
 
@@ -211,10 +211,10 @@ func TestOpenForReadingOnly(t *testing.T) {
 	defer p.Close()
 	if _, err := unix.Mmap(int(p.Fd()), 0, len(r.Mem), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED); err != unix.EACCES {
-		t.Errorf("mapped writable: %v", err)
+		t.Errorf("writable mapping: got %v, want EACCES", err)
 	}
 	if _, err := unix.Write(int(p.Fd()), []byte("x")); err != unix.EBADF {
-		t.Errorf("written: %v", err)
+		t.Errorf("write: got %v, want EBADF", err)
 	}
 }
 
@@ -250,15 +250,15 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	for i, r := range regions {
 		if len(r.Mem) != 2*int(pageSize) || cap(r.Mem) != len(r.Mem) || r.Mem[0] != byte(i) ||
 			r.Mem[len(r.Mem)-1] != byte(i) {
-			t.Fatalf("region %d has %d bytes, %d", i, len(r.Mem), r.Mem[0])
+			t.Fatalf("region %d: got %d bytes and first byte %d, want two pages and its number", i, len(r.Mem), r.Mem[0])
 		}
 	}
 	n := mappings(t, f)
 	if n > 8 || user.Held(quota.Mappings) != uint64(n) {
-		t.Errorf("%d mappings, %d charged", n, user.Held(quota.Mappings))
+		t.Errorf("mappings: got %d and %d charged, want at most 8 and all charged", n, user.Held(quota.Mappings))
 	}
 	if got, want := user.Held(quota.RingBytes), uint64(len(regions)*2*int(pageSize)+len(big.Mem)); got != want {
-		t.Errorf("%d bytes charged, want %d", got, want)
+		t.Errorf("charged bytes: got %d, want %d", got, want)
 	}
 	// A program maps each region separately.
 	p := openForProgram(t, f)
@@ -271,7 +271,7 @@ func TestManyRegionsFewMappings(t *testing.T) {
 		mapped = append(mapped, m)
 	}
 	if got := mappings(t, f) - n; got > len(regions)/100 {
-		t.Errorf("the program has %d mappings of %d regions", got, len(regions))
+		t.Errorf("mappings of the program: got %d for %d regions, want fewer", got, len(regions))
 	}
 	for _, m := range mapped {
 		unix.Munmap(m)
@@ -282,14 +282,14 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	}
 	big.Free()
 	if n := mappings(t, f); n != 1 || user.Held(quota.Mappings) != 1 || user.Held(quota.RingBytes) != 0 {
-		t.Errorf("%d mappings, %d and %d bytes charged with no region left", n, user.Held(quota.Mappings),
+		t.Errorf("without regions: got %d mappings, %d and %d bytes charged", n, user.Held(quota.Mappings),
 			user.Held(quota.RingBytes))
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if n := user.Held(quota.Mappings); n != 0 {
-		t.Errorf("%d mappings charged after Close", n)
+		t.Errorf("charged mappings after Close: got %d, want 0", n)
 	}
 }
 
@@ -303,14 +303,14 @@ func TestLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := f.Alloc(2 * int(pageSize)); !errors.Is(err, syscall.ENOMEM) {
-		t.Errorf("beyond the limit of bytes: %v", err)
+		t.Errorf("Alloc beyond the limit of bytes: got %v, want ENOMEM", err)
 	}
 	if got := blocks(t, f); got != 3 {
-		t.Errorf("%d pages reserved, want 3", got)
+		t.Errorf("reserved pages: got %d, want 3", got)
 	}
 	r.Free()
 	if _, err := f.Alloc(4 * int(pageSize)); err != nil {
-		t.Errorf("after Free: %v", err)
+		t.Errorf("Alloc after Free: got %v, want success", err)
 	}
 	l[quota.Mappings].PerUser = 1
 	ledger = quota.New(l)
@@ -320,21 +320,21 @@ func TestLimits(t *testing.T) {
 	}
 	other := createFor(t, ledger.User(1))
 	if _, err := other.Alloc(1); !errors.Is(err, syscall.ENOMEM) {
-		t.Errorf("beyond the limit of mappings: %v", err)
+		t.Errorf("Alloc beyond the limit of mappings: got %v, want ENOMEM", err)
 	}
 	if got := blocks(t, other); got != 0 || ledger.User(1).Held(quota.RingBytes) != uint64(pageSize) {
-		t.Errorf("%d pages left, %d bytes charged", got, ledger.User(1).Held(quota.RingBytes))
+		t.Errorf("after a refused Alloc: got %d pages and %d charged bytes, want 0 and one page", got, ledger.User(1).Held(quota.RingBytes))
 	}
 	if err := errors.Join(f.Close(), other.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if n := ledger.User(1).Held(quota.RingBytes); n != 0 {
-		t.Errorf("%d bytes charged after Close", n)
+		t.Errorf("charged bytes after Close: got %d, want 0", n)
 	}
 }
 
-// TestScratch tests that writes of a program are detected and their pages freed, wherever its regions are, until its
-// writes are barred.
+// TestScratch tests that writes of a program are detected and their pages freed, regardless of the positions of its
+// regions, until its writes are barred.
 func TestScratch(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	f := createFor(t, ledger.User(1))
@@ -366,43 +366,43 @@ func TestScratch(t *testing.T) {
 	}
 	var buf [256]byte
 	if n, err := unix.Read(in, buf[:]); err != nil || n == 0 {
-		t.Errorf("event of a write: %v", err)
+		t.Errorf("event of a write: got error %v or no event, want one", err)
 	}
 	if blocks(t, f) == before || !s.Due() {
-		t.Fatal("writes: got none")
+		t.Fatal("pages of writes: got none or none due, want some")
 	}
 	s.Drop()
 	if got := blocks(t, f); got > before+1 || s.Due() {
 		t.Errorf("pages after Drop: got %d, want %d and one for the next write", got, before)
 	}
 	if r.Mem[0] != 7 {
-		t.Error("a region has lost its content")
+		t.Error("content of a region: got a change, want none")
 	}
 	more, err := f.Alloc(1 << 20)
 	if err != nil {
-		t.Fatalf("another region: %v", err)
+		t.Fatalf("Alloc of another region: got %v, want success", err)
 	}
 	more.Free()
 	if _, err := p.Write(doorbell); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Bar(); err != nil {
-		t.Errorf("bar: %v", err)
+		t.Errorf("Bar: got %v, want success", err)
 	}
-	s.Drop() // late
+	s.Drop() // Drop after Bar has no effect
 	if _, err := p.Write(doorbell); !errors.Is(err, syscall.EFBIG) {
-		t.Errorf("a write after it was barred: %v", err)
+		t.Errorf("write after Bar: got %v, want EFBIG", err)
 	}
 	s.Close()
 	s.Drop()
 	if _, err := s.Watch(in, unix.IN_MODIFY); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("a watch after Close: %v", err)
+		t.Errorf("Watch after Close: got %v, want ErrClosed", err)
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if n := ledger.User(1).Held(quota.RingBytes); n != 0 {
-		t.Errorf("charged bytes: got %d, want none", n)
+		t.Errorf("charged bytes: got %d, want 0", n)
 	}
 }
 
@@ -427,7 +427,7 @@ func TestBarBesideWrites(t *testing.T) {
 				s.Drop()
 			}
 		})
-		var begun atomic.Int64 // writes
+		var begun atomic.Int64 // number of writes begun
 		for range writers {
 			go func() {
 				for {
@@ -446,11 +446,11 @@ func TestBarBesideWrites(t *testing.T) {
 		close(barred)
 		dropper.Wait()
 		if _, err := p.Write(make([]byte, 32)); !errors.Is(err, syscall.EFBIG) {
-			t.Fatalf("a write after it was barred: %v", err)
+			t.Fatalf("write after Bar: got %v, want EFBIG", err)
 		}
 		for range writers {
 			if err := <-ended; err != syscall.EFBIG {
-				t.Fatalf("a writer: %v", err)
+				t.Fatalf("writer after Bar: got %v, want EFBIG", err)
 			}
 		}
 		p.Close()
@@ -466,7 +466,7 @@ func TestBarWithoutService(t *testing.T) {
 		t.Error(err)
 	}
 	if fi, err := f.file.Stat(); err != nil || fi.Size() != 0 {
-		t.Errorf("a file of %d bytes, %v", fi.Size(), err)
+		t.Errorf("file without a scratch part: got %d bytes and error %v, want 0", fi.Size(), err)
 	}
 	p, s, err := f.OpenScratch()
 	if err != nil {
@@ -479,7 +479,7 @@ func TestBarWithoutService(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := p.Write(make([]byte, 32)); !errors.Is(err, syscall.EFBIG) {
-			t.Errorf("a write after it was barred: %v", err)
+			t.Errorf("write after Bar: got %v, want EFBIG", err)
 		}
 	}
 }
@@ -489,20 +489,21 @@ func TestAllocOfNothing(t *testing.T) {
 	for _, size := range []int{0, -1} {
 		want := fmt.Sprintf("allocate %d bytes of shared memory: invalid argument", size)
 		if _, err := f.Alloc(size); !errors.Is(err, syscall.EINVAL) || err.Error() != want {
-			t.Errorf("Alloc(%d): %v, want %s", size, err, want)
+			t.Errorf("Alloc(%d): got %v, want %s", size, err, want)
 		}
 	}
-	// Near the last offset: a request for most of the file would take all memory of the machine if it was not refused.
+	// Near the last offset, a request for most of the file would take all memory of the machine if Alloc did not
+	// refuse it.
 	f.next = scratch - largeChunk - pageSize
 	if _, err := f.Alloc(int(pageSize) + 1); !errors.Is(err, syscall.ENOMEM) {
-		t.Errorf("Alloc of more than the offsets allow: %v, want ENOMEM", err)
+		t.Errorf("Alloc beyond the last offset: got %v, want ENOMEM", err)
 	}
 	f.next = 0
 	if got := blocks(t, f); got != 0 {
-		t.Errorf("%d pages left behind by a failed Alloc", got)
+		t.Errorf("pages after a failed Alloc: got %d, want 0", got)
 	}
 	if r, err := f.Alloc(1); err != nil || r.Offset != 0 {
-		t.Errorf("Alloc after failure: offset %d, %v", r.Offset, err)
+		t.Errorf("Alloc after a failure: got offset %d and error %v, want 0", r.Offset, err)
 	}
 }
 
@@ -517,18 +518,18 @@ func TestUseAfterClose(t *testing.T) {
 	}
 	r.Free() // frees a region that Close has freed
 	if _, err := f.Alloc(1); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Alloc after Close: %v", err)
+		t.Errorf("Alloc after Close: got %v, want ErrClosed", err)
 	}
 	if f.InUse() {
-		t.Error("in use after Close")
+		t.Error("InUse after Close: got true, want false")
 	}
 	if err := f.Close(); err != nil {
-		t.Errorf("second Close: %v", err)
+		t.Errorf("second Close: got %v, want success", err)
 	}
 }
 
-// TestSealed tests that a program can neither truncate the file nor remove the seal, and that its writes to the file
-// and additions to it change no region.
+// TestSealed tests that a program can neither truncate the file nor remove the seal, and that its writes to the
+// file and additions to it change no region.
 func TestSealed(t *testing.T) {
 	f := create(t)
 	r, err := f.Alloc(1)
@@ -537,21 +538,21 @@ func TestSealed(t *testing.T) {
 	}
 	fd := int(openForProgram(t, f).Fd())
 	if err := unix.Ftruncate(fd, 0); err != unix.EPERM {
-		t.Errorf("truncate: %v, want EPERM", err)
+		t.Errorf("truncate: got %v, want EPERM", err)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW); err != unix.EPERM {
-		t.Errorf("a further seal: %v, want EPERM", err)
+		t.Errorf("addition of a seal: got %v, want EPERM", err)
 	}
 	if err := unix.Fallocate(fd, 0, 0, 64<<20); err != nil {
-		t.Errorf("enlarge the file: %v", err)
+		t.Errorf("enlargement of the file: got %v, want success", err)
 	}
 	if next, err := f.Alloc(1); err != nil || next.Mem[0] != 0 || r.Mem[0] != 0 {
-		t.Errorf("a region after that: %v", err)
+		t.Errorf("region after the enlargement: got error %v or changed data, want zeros", err)
 	}
 }
 
-// TestLeavePages tests that a program that polls its queues after the end sees earlier completions. Without LeavePages,
-// or without a program, no page is left.
+// TestLeavePages tests that a program that polls its queues after Close sees earlier completions. Without
+// LeavePages, or without a program, no page remains.
 func TestLeavePages(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		f := create(t)
@@ -569,7 +570,7 @@ func TestLeavePages(t *testing.T) {
 		}
 		var b [1]byte
 		if n, err := unix.Pread(int(p.Fd()), b[:], 0); n != 1 || err != nil || (b[0] == 7) != leave {
-			t.Errorf("leave %v: read %d, %v, byte %d", leave, n, err, b[0])
+			t.Errorf("LeavePages %v: read after Close: got %d, error %v and byte %d", leave, n, err, b[0])
 		}
 	}
 }
@@ -593,7 +594,7 @@ func TestCharged(t *testing.T) {
 			}
 		}
 		p := openForProgram(t, f)
-		// The kernel does not count descriptors of O_PATH as users of the file.
+		// The kernel does not count descriptors opened with O_PATH as users of the file.
 		path, err := unix.Open(selfFD(int(p.Fd())), unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -612,7 +613,7 @@ func TestCharged(t *testing.T) {
 			t.Helper()
 			keeper.Release(user)
 			if d, b := user.Held(quota.Descriptors), user.Held(quota.RingBytes); d != files || b != bytes {
-				t.Errorf("%+v, %s: %d descriptors and %d bytes are charged, want %d and %d", tt, when, d, b, files, bytes)
+				t.Errorf("%+v, %s: got %d charged descriptors and %d bytes, want %d and %d", tt, when, d, b, files, bytes)
 			}
 		}
 		all := 6 * uint64(pageSize)
@@ -621,17 +622,17 @@ func TestCharged(t *testing.T) {
 		if !tt.leave {
 			all = 0
 		}
-		check("closed, and a program has it", 1, all)
+		check("closed, while a program has it open", 1, all)
 		free()
 		check("closed, and named by O_PATH", 0, 0)
 		var st unix.Stat_t
 		if err := unix.Fstat(path, &st); err != nil || st.Blocks != 0 {
-			t.Errorf("%+v: the file that is not charged has %d blocks, %v", tt, st.Blocks, err)
+			t.Errorf("%+v: uncharged file: got %d blocks and error %v, want 0", tt, st.Blocks, err)
 		}
 	}
 }
 
-// TestCreateRefused tests that a user at the limit gets no file.
+// TestCreateRefused tests that Create returns no file to a user at the limit.
 func TestCreateRefused(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.Descriptors].PerUser = 1
@@ -641,15 +642,15 @@ func TestCreateRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Create("verbena-shm-test", quota.RingBytes, user, nil); !errors.Is(err, unix.EMFILE) {
-		t.Errorf("got %v, want EMFILE", err)
+		t.Errorf("Create: got %v, want EMFILE", err)
 	}
 	f.Close()
 	if n := user.Held(quota.Descriptors); n != 0 {
-		t.Errorf("%d descriptors are charged after Close", n)
+		t.Errorf("charged descriptors after Close: got %d, want 0", n)
 	}
 }
 
-// TestOpenLink tests that only a link to a memfd with the right name is opened.
+// TestOpenLink tests that OpenLink opens only a link to a memfd with the right name.
 func TestOpenLink(t *testing.T) {
 	f := create(t)
 	p := openForProgram(t, f)
@@ -661,7 +662,7 @@ func TestOpenLink(t *testing.T) {
 	defer got.Close()
 	var a, b unix.Stat_t
 	if err := errors.Join(f.Stat(&a), unix.Fstat(int(got.Fd()), &b)); err != nil || a.Ino != b.Ino {
-		t.Errorf("another file: %v", err)
+		t.Errorf("file of OpenLink: got another one or error %v, want the same file", err)
 	}
 	unsealed, err := unix.MemfdCreate("verbena-shm-test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -679,14 +680,14 @@ func TestOpenLink(t *testing.T) {
 		"an ordinary file": link(plain.Fd()),
 	} {
 		if got, err := OpenLink(l, "verbena-shm"); err == nil {
-			t.Errorf("%s is opened", what)
+			t.Errorf("OpenLink of %s: got success, want an error", what)
 			got.Close()
 		}
 	}
 	if got, err := OpenLink(link(p.Fd()), "verbena-other"); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("a file of another prefix: %v, %v", got, err)
+		t.Errorf("OpenLink with another prefix: got %v and error %v, want EINVAL", got, err)
 	}
-	// A file in the root directory can have the name of a memfd. OpenLink must not even open it.
+	// A file in the root directory can have the name of a memfd. OpenLink must not even open such a file.
 	if named, err := os.Create("/memfd:verbena-shm-test"); err == nil {
 		defer os.Remove(named.Name())
 		defer named.Close()
@@ -699,13 +700,13 @@ func TestOpenLink(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := OpenLink(link(named.Fd()), "verbena-shm"); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("a file with the name of a memfd: %v, %v", got, err)
+			t.Errorf("OpenLink of a file with the name of a memfd: got %v and error %v, want EINVAL", got, err)
 		}
 		if n, _ := unix.Read(watch, make([]byte, 256)); n > 0 {
-			t.Error("a file with the name of a memfd is opened")
+			t.Error("inotify events of a file with the name of a memfd: got an open, want none")
 		}
 	}
 	if isMemfd(int(plain.Fd())) || !isMemfd(unsealed) {
-		t.Error("isMemfd of an ordinary file: got true, want false")
+		t.Error("isMemfd: got true for an ordinary file or false for a memfd, want the opposite")
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"verbena/internal/reopen"
 )
 
-// OpenLink opens the target of a link such as /proc/PID/fd/N for reading and writing, if it is a [File] with a name
-// that begins with prefix. It returns EINVAL for any other file, and does not open it: a hostile owner of the
-// descriptor may have chosen the name, and may replace the file concurrently.
+// OpenLink opens the target of a link such as /proc/PID/fd/N for reading and writing, if the target is a [File]
+// with a name that begins with prefix. OpenLink returns EINVAL for any other file, and does not open such a file. A
+// hostile owner of the descriptor may have chosen the name, and may replace the file concurrently.
 //
 //verbena:allow restat the type and device of the opened file are compared, not of the path
 func OpenLink(link, prefix string) (*os.File, error) {
@@ -45,9 +45,9 @@ func OpenLink(link, prefix string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), to), nil
 }
 
-// isMemfd reports whether a descriptor, including one of O_PATH, refers to a memfd. All memfds are on one internal file
-// system of the kernel, which is not mounted. isMemfd does not query the file system, which may be a program of the
-// user (FUSE).
+// isMemfd reports whether a descriptor, including a descriptor opened with O_PATH, refers to a memfd. All memfds
+// are on one internal file system of the kernel, which is not mounted. isMemfd does not query the file system,
+// which may be a program of the user (FUSE).
 func isMemfd(fd int) bool {
 	dev, err := memfdDevice()
 	if err != nil {

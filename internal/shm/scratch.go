@@ -11,28 +11,31 @@ import (
 )
 
 const (
-	// scratch is the offset of a program's scratch writes, beyond all regions. The service never reads them.
+	// scratch is the offset of a program's scratch writes, beyond all regions. The service never reads the scratch
+	// writes.
 	scratch = 1 << 60
-	// barred is the size of a file on which each write(2) fails.
+	// barred is the size at which each write(2) to a file fails.
 	barred = math.MaxInt64
 	// duePages is the number of written pages at which Drop is due.
 	duePages = 8
 )
 
-// Scratch is the part of a file to which a program may write(2), so that the service can detect it (Watch). The
-// program's description appends. So the size of the file is the position of the next write, which the service can
-// change without the program's descriptor. Scratch is safe for concurrent use, and waits for no other use of the File.
+// Scratch is the part of a file to which a program may write(2), so that the service can detect the write (Watch).
+// The program's description has O_APPEND. Therefore the size of the file is the position of the next write, and the
+// service can change the size without the program's descriptor. Scratch is safe for concurrent use, and does not
+// wait for other uses of the File.
 type Scratch struct {
 	file    *os.File     // duplicate of the service's descriptor, open until no call uses it
 	dropped atomic.Int64 // pages up to this offset were freed
-	once    sync.Once    // closes
+	once    sync.Once    // for Close
 
-	// mu is held while the size is changed. A program can delay that as long as it likes: a write(2) holds the inode's
-	// lock while it reads memory that does not answer.
+	// mu is held while the size is changed. A program can delay the change for a time that it controls. A write(2)
+	// of the program holds the inode's lock while it reads memory that blocks access.
 	mu sync.Mutex
 }
 
-// OpenScratch opens a description of the file for a program, like OpenForProgram. It appends to the scratch part.
+// OpenScratch opens a description of the file for a program, like OpenForProgram. Writes to the description append
+// to the scratch part.
 func (f *File) OpenScratch() (*os.File, *Scratch, error) {
 	s := &Scratch{}
 	s.dropped.Store(scratch)
@@ -85,7 +88,7 @@ func (s *Scratch) Watch(inotify int, mask uint32) (wd int, err error) {
 	return wd, err
 }
 
-// Due reports whether there are pages for Drop to free. It does not sleep.
+// Due reports whether there are pages for Drop to free. Due does not sleep.
 func (s *Scratch) Due() bool {
 	_, due := s.written()
 	return due
@@ -105,8 +108,8 @@ func (s *Scratch) written() (end int64, due bool) {
 	return end, due
 }
 
-// Drop frees the written pages, if it is due. Pages written by pwrite(2) stay longer, like those of any file of the
-// program. Drop can block as long as the program likes.
+// Drop frees the written pages, if Due would return true. Pages written by pwrite(2) stay longer, like the pages of
+// any file of the program. Drop can block for a time that the program controls.
 func (s *Scratch) Drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +129,7 @@ func (s *Scratch) Drop() {
 	}
 }
 
-// Bar makes all later writes of the program fail with EFBIG. It can block as long as the program likes.
+// Bar makes all later writes of the program fail with EFBIG. Bar can block for a time that the program controls.
 func (s *Scratch) Bar() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +145,7 @@ func Bar(f *os.File) error {
 	return growTo(int(f.Fd()), barred)
 }
 
-// Close closes the descriptor, and waits for no other call. It may be called again.
+// Close closes the descriptor, and does not wait for other calls. Close may be called again.
 func (s *Scratch) Close() {
 	s.once.Do(func() { s.file.Close() })
 }

@@ -11,8 +11,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestCreatedIsSealed tests that a program can neither truncate a file that it shares with the service, which would
-// make an access of the service fault, nor change the seals.
+// TestCreatedIsSealed tests that a program cannot truncate a file that it shares with the service, and cannot
+// change the seals. A truncated file would make an access of the service fault.
 func TestCreatedIsSealed(t *testing.T) {
 	f, err := Create("test", quota.BufferBytes, nil, nil)
 	if err != nil {
@@ -35,12 +35,12 @@ func TestCreatedIsSealed(t *testing.T) {
 	r.Mem[len(r.Mem)-1] = 1
 }
 
-// TestClosed tests that a closed file refuses every use, and that an impossible size is refused.
+// TestClosed tests that a closed file refuses every use, and that Alloc refuses an impossible size.
 func TestClosed(t *testing.T) {
 	f := create(t)
 	for _, size := range []int{0, -1, 1 << 60, 1<<62 - 1} {
 		if s, err := f.Alloc(size); err == nil || !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOMEM) {
-			t.Errorf("Alloc(%d): got %d bytes, %v, want a refusal", size, len(s.Mem), err)
+			t.Errorf("Alloc(%d): got %d bytes and error %v, want a refusal", size, len(s.Mem), err)
 		}
 	}
 	if err := f.Close(); err != nil {

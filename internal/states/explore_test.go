@@ -8,10 +8,10 @@ import (
 	"verbena/internal/explore"
 )
 
-// The model has programs that open the device, get a context, make a queue pair, post, destroy and close, as in package
-// uverbs. It also has resets, which take the device to the error state, make zombies of the contexts, unregister the
-// device, and register the next one. Each lock of the product has a lock in the model. The shared state changes only by
-// the transitions of this package.
+// The model has programs that open the device, get a context, make a queue pair, post, destroy and close, as in
+// package uverbs. The model also has resets. A reset takes the device to the error state, makes zombies of the
+// contexts, unregisters the device, and registers the next device. Each lock of the product has a lock in the
+// model. The shared state changes only by the transitions of this package.
 
 const (
 	numFiles = 2
@@ -21,10 +21,10 @@ const (
 // file is an open device file with at most one queue pair.
 type file struct {
 	state    Context
-	on       int8 // life of the device; -1: not opened
+	on       int8 // life of the device, or -1 if not opened
 	readers  int8 // File.life
 	writer   bool
-	wants    int8 // waiting writers; no reader begins while there are any
+	wants    int8 // number of waiting writers; no reader begins while there are any
 	open     bool // File.open is held
 	driver   bool // the driver has a context
 	qp       Object
@@ -32,10 +32,10 @@ type file struct {
 	driverQP bool
 	attached bool
 	retried  bool    // GET_CONTEXT
-	ends     [2]int8 // positions of the ends of the context begun by the device and by Close
+	ends     [2]int8 // positions of the ends of the context that the device and Close have begun
 }
 
-// The positions of an end of a context.
+// The following constants are the positions of an end of a context.
 const (
 	notBegun int8 = iota
 	wantsLife
@@ -45,13 +45,13 @@ const (
 	isOver
 )
 
-// The ends of a context.
+// The following constants are the ends of a context.
 const (
 	byDevice = iota
 	byClose
 )
 
-// The positions of a program.
+// The following constants are the positions of a program.
 const (
 	opens int8 = iota
 	enters
@@ -73,7 +73,7 @@ const (
 	programOver
 )
 
-// The positions of a reset.
+// The following constants are the positions of a reset.
 const (
 	fails int8 = iota
 	takesFlow
@@ -86,7 +86,7 @@ const (
 
 type world struct {
 	dev     [numLives]Device
-	present int8 // life that programs find; -1: none
+	present int8 // life that programs find, or -1 for none
 	next    int8 // next life to register
 	told    [numLives]int8
 	flow    bool           // one reset at a time changes the device (slot.Slot.flow)
@@ -105,15 +105,15 @@ type reset struct {
 }
 
 var rules = [...]string{
-	1:  "the driver is called on a device that has gone",
-	2:  "a context is taken from the driver twice",
+	1:  "the driver is called on a removed device",
+	2:  "a context is deallocated in the driver twice",
 	3:  "a queue pair is destroyed twice",
-	4:  "a context is made although the device has gone",
-	5:  "the driver is told of the error twice",
-	6:  "a queue pair is made although the context ends",
+	4:  "a context is made on a removed device",
+	5:  "the error is reported to the driver twice",
+	6:  "a queue pair is made while the context ends",
 	7:  "two ends of one kind have begun",
-	8:  "work is accepted on a queue pair that is gone",
-	9:  "a device that has gone is registered, or fails",
+	8:  "work is accepted on a destroyed queue pair",
+	9:  "a removed device is registered, or fails",
 	10: "an object is made on a device that is not active",
 	11: "the driver makes a second context for a file",
 }
@@ -199,29 +199,29 @@ func (w world) program(i int) []explore.Step[world] {
 			w.breaks(11)
 		}
 		f.open, f.driver, *pc = true, true, begins
-		return one("has the driver make a context", w)
+		return one("makes the driver create a context", w)
 	case begins:
 		var ok bool
 		f.open = false
 		if f.state, ok = f.state.Open(); !ok {
 			w.dealloc(f)
 			leave(closes)
-			return one("takes its context back, since the device goes", w)
+			return one("reverses its context, since the device is being removed", w)
 		}
 		leave(answers)
 		return one("has a context", w)
-	case answers: // the answer is delivered, or not
+	case answers: // the answer is delivered, or it is not
 		x, y := w, w
 		x.files[i].state, _ = x.files[i].state.Commit()
 		x.programs[i] = entersMaking
 		y.programs[i] = entersAgain
-		return append(one("is told of its context", x), one("cannot be told of its context", y)...)
+		return append(one("receives its context", x), one("cannot receive its context", y)...)
 	case entersAgain:
 		if !f.enter() {
 			return nil
 		}
 		*pc = aborts
-		return one("enters the undoing of its context", w)
+		return one("begins to undo its context", w)
 	case aborts:
 		if f.open {
 			return nil
@@ -263,13 +263,13 @@ func (w world) program(i int) []explore.Step[world] {
 			w.breaks(6)
 		}
 		f.driverQP, f.qp, *pc = true, 0, born
-		return one("has the driver make a queue pair", w)
+		return one("makes the driver create a queue pair", w)
 	case born:
 		if w.dev[f.on] == DeviceGone {
 			f.qp, _ = f.qp.End()
 			w.destroyQP(f)
 			leave(closes)
-			return one("unmakes its queue pair", w)
+			return one("destroys its new queue pair", w)
 		}
 		f.made = true
 		leave(posts)
@@ -303,7 +303,7 @@ func (w world) program(i int) []explore.Step[world] {
 		*pc = driverEnds
 		return one("begins to destroy its queue pair", w)
 	case driverEnds:
-		// The driver may refuse once; then the end of the file destroys the queue pair.
+		// The driver may refuse the destruction once. Then the end of the file destroys the queue pair.
 		x, y := w, w
 		x.destroyQP(&x.files[i])
 		x.files[i].made = false
@@ -366,7 +366,7 @@ func (w world) ending(i, kind int) []explore.Step[world] {
 		}
 		w.dealloc(f)
 		*e = lets
-		return one("takes everything off the device", w)
+		return one("removes all objects from the device", w)
 	case lets:
 		if kind == byClose {
 			f.attached = false
@@ -384,7 +384,7 @@ func (w world) reset(i int) []explore.Step[world] {
 	case fails: // on the present device, without the slot's lock: a fatal event
 		if w.present < 0 {
 			r.pc = takesFlow
-			return one("finds nothing to fail", w)
+			return one("finds no device to fail", w)
 		}
 		var tell bool
 		if w.dev[w.present], tell = w.dev[w.present].Fail(); tell {
@@ -392,21 +392,21 @@ func (w world) reset(i int) []explore.Step[world] {
 		}
 		r.of = w.present
 		r.pc = takesFlow
-		return one("has the device fail", w)
+		return one("makes the device fail", w)
 	case takesFlow:
 		if w.flow {
 			return nil
 		}
 		if r.of < 0 || r.of != w.present { // another reset was faster
 			r.done()
-			return one("finds that device gone", w)
+			return one("finds that device removed", w)
 		}
 		w.flow = true
 		w.present = -1
 		w.gone[r.of] = true
 		r.pc = disassociates
-		return one("takes the device from those who open it", w)
-	case disassociates: // the files, one after the other
+		return one("makes the device unavailable for opens", w)
+	case disassociates: // the files, one after another
 		for k := range w.files {
 			f := &w.files[k]
 			if f.on != r.of || !f.attached || f.ends[byDevice] != notBegun {
@@ -491,7 +491,7 @@ func (w world) check() error {
 			continue
 		}
 		if w.dev[f.on] == DeviceGone && (f.driver || f.driverQP || f.state == ContextLive) {
-			return errors.New("a context is left on a device that has gone")
+			return errors.New("a context remains on a removed device")
 		}
 		if w.programs[i] == entersMaking && f.ends == [2]int8{} && !f.state.Makes() {
 			return errors.New("a program has a context that it cannot use")
@@ -500,7 +500,7 @@ func (w world) check() error {
 			return errors.New("a program has a context that the driver does not have")
 		}
 		if (f.ends[byDevice] == isOver || f.ends[byClose] == isOver) && (f.driver || f.driverQP) {
-			return errors.New("a context is left behind by its end")
+			return errors.New("a context remains after its end")
 		}
 	}
 	return nil
@@ -513,7 +513,7 @@ func (w world) end() error {
 		}
 		if f := &w.files[i]; f.driver || f.driverQP || f.attached || f.readers != 0 || f.writer || f.wants != 0 ||
 			f.on >= 0 && f.state != ContextClosed {
-			return errors.New("a file leaves objects behind")
+			return errors.New("objects of a file remain after its end")
 		}
 	}
 	for _, r := range w.resets {
@@ -545,15 +545,15 @@ func TestExplore(t *testing.T) {
 		again            int8 // number of resets of the first thread
 	}{
 		{"a program, a reset", 1, 1, 1},
-		{"a program, a reset and another after it", 1, 1, 2},
-		{"a program, two resets at once", 1, 2, 1},
+		{"a program and two consecutive resets", 1, 1, 2},
+		{"a program and two concurrent resets", 1, 2, 1},
 		{"two programs, a reset", 2, 1, 1},
-		{"two programs, a reset and another after it", 2, 1, 2},
-		{"two programs, two resets at once", 2, 2, 1},
+		{"two programs and two consecutive resets", 2, 1, 2},
+		{"two programs and two concurrent resets", 2, 2, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if testing.Short() && c.programs+c.resets+int(c.again) > 4 {
-				t.Skip("has a million states")
+				t.Skip("this case has a million states")
 			}
 			w := world{next: 1}
 			w.dev[0], _ = w.dev[0].Register()

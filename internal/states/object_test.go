@@ -11,7 +11,7 @@ import (
 type uses struct {
 	o         Object
 	refs      int8
-	inDriver  int8 // calls of the driver in progress that destroy it
+	inDriver  int8 // number of calls of the driver in progress that destroy the object
 	gone      bool
 	refusals  int8 // remaining refusals of the driver
 	wrong     bool // the object was used or destroyed after its end
@@ -31,7 +31,7 @@ func (u uses) destroy(i int) []explore.Step[uses] {
 		u.inDriver++
 		u.wrong = u.wrong || u.gone
 		*pc = 1
-		return []explore.Step[uses]{{What: "has the driver destroy it", To: u}}
+		return []explore.Step[uses]{{What: "makes the driver destroy it", To: u}}
 	case 1:
 		var list []explore.Step[uses]
 		if u.refusals > 0 {
@@ -68,7 +68,7 @@ func (u uses) use(i int) []explore.Step[uses] {
 		u.o, _ = u.o.Put()
 		u.refs--
 		*pc = 2
-		return []explore.Step[uses]{{What: "refers to it no more", To: u}}
+		return []explore.Step[uses]{{What: "releases its reference", To: u}}
 	}
 	return nil
 }
@@ -82,9 +82,9 @@ func TestExploreObject(t *testing.T) {
 			case u.wrong:
 				return errors.New("the object is used after its end")
 			case u.inDriver > 1:
-				return errors.New("two calls of the driver destroy the object at once")
+				return errors.New("two concurrent calls of the driver destroy the object")
 			case u.refs > 0 && (u.inDriver > 0 || u.gone):
-				return errors.New("the object is destroyed while others refer to it")
+				return errors.New("the object is destroyed while other threads refer to it")
 			case u.o.Alive() && (u.inDriver > 0 || u.gone):
 				return errors.New("Alive: got true for an object that is not alive")
 			case !u.o.Alive() && u.inDriver == 0 && !u.gone:

@@ -1,7 +1,8 @@
-// Package states represents the states of a device, of an object on it, and of a program's context as values. Each
-// transition is a function without side effects. Packages ib and uverbs apply it to a word. TestExplore applies the
-// transitions in each possible order of a program and two resets: a device fails, its contexts become zombies, it is
-// unregistered, and registered again, while programs open, close, make, destroy and post.
+// Package states represents the states of a device, of an object on the device, and of a program's context as
+// values. Each transition is a function without side effects. Packages ib and uverbs apply a transition to a word.
+// TestExplore applies the transitions in each possible order of a program and two resets. In a reset, a device
+// fails, its contexts become zombies, it is unregistered, and it is registered again. Meanwhile programs open,
+// close, make, destroy and post.
 package states
 
 import "sync/atomic"
@@ -31,7 +32,7 @@ const (
 	DeviceGone
 )
 
-// Register makes the device usable. It returns false if the device was registered before.
+// Register makes the device usable. Register returns false if the device was registered before.
 func (d Device) Register() (next Device, ok bool) {
 	if d != DeviceNew {
 		return d, false
@@ -39,7 +40,7 @@ func (d Device) Register() (next Device, ok bool) {
 	return DeviceActive, true
 }
 
-// Fail takes an active device to the error state, and returns whether to tell its driver.
+// Fail takes an active device to the error state, and returns whether to report the error to its driver.
 func (d Device) Fail() (next Device, tell bool) {
 	if d != DeviceActive {
 		return d, false
@@ -50,10 +51,10 @@ func (d Device) Fail() (next Device, tell bool) {
 // Unregister ends the device.
 func (d Device) Unregister() (Device, bool) { return DeviceGone, true }
 
-// Makes reports whether objects can be made.
+// Makes reports whether objects can be made on the device.
 func (d Device) Makes() bool { return d == DeviceActive }
 
-// Object is the number of references to an object while it is alive, or one of the states below.
+// Object is the number of references to an object while the object is alive, or one of the states below.
 //
 //	alive --End--> ending --Ended--> ended
 //	  ^              |
@@ -79,7 +80,7 @@ func (o Object) Get() (next Object, ok bool) {
 // Put removes a reference.
 func (o Object) Put() (Object, bool) { return o - 1, true }
 
-// End begins the end of the object. It returns false if the end has begun already, or if there are references.
+// End begins the end of the object. End returns false if the end has already begun, or if there are references.
 func (o Object) End() (next Object, ok bool) {
 	if o != 0 {
 		return o, false
@@ -87,7 +88,7 @@ func (o Object) End() (next Object, ok bool) {
 	return ObjectEnding, true
 }
 
-// Refused records that the driver keeps the object.
+// Refused records that the driver refused to destroy the object.
 func (o Object) Refused() (Object, bool) { return 0, true }
 
 // Ended records that the driver has destroyed the object.
@@ -110,8 +111,8 @@ const (
 	ContextClosed
 )
 
-// Open makes a context. It returns false if there is one already, or if the device or the file has gone. In that case
-// the caller must deallocate the driver's context.
+// Open makes a context. Open returns false if the file already has a context, or if the device was removed or the
+// file closed. If Open returns false, the caller must deallocate the driver's context.
 func (c Context) Open() (next Context, ok bool) {
 	if c != ContextFresh {
 		return c, false
@@ -119,7 +120,7 @@ func (c Context) Open() (next Context, ok bool) {
 	return ContextOpening, true
 }
 
-// Commit records that the program knows its context.
+// Commit records that the program has received its context.
 func (c Context) Commit() (next Context, ok bool) {
 	if c != ContextOpening {
 		return c, false
@@ -127,8 +128,8 @@ func (c Context) Commit() (next Context, ok bool) {
 	return ContextLive, true
 }
 
-// Abort records that the program does not know its context, and returns whether the caller must deallocate the driver's
-// context. If not, the end of the context does that.
+// Abort records that the program has not received its context, and returns whether the caller must deallocate the
+// driver's context. If the caller need not, the end of the context deallocates it.
 func (c Context) Abort() (next Context, undo bool) {
 	if c != ContextOpening {
 		return c, false
@@ -144,7 +145,7 @@ func (c Context) Disassociate() (next Context, begin bool) {
 	return ContextZombie, true
 }
 
-// Close records that the file was closed, and returns whether that is the first time.
+// Close records that the file was closed, and returns whether this was the first close.
 func (c Context) Close() (next Context, first bool) { return ContextClosed, c != ContextClosed }
 
 // Makes reports whether objects can be made in the context.

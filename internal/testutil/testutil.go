@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Timeout is the limit of a wait in a test. It only distinguishes a wait from a hang, also on a busy machine.
+// Timeout limits a wait in a test. Timeout only distinguishes a wait from a hang, also on a busy machine.
 const Timeout = time.Minute
 
-// Poll calls f until it returns true, as the effect of another goroutine or process. It calls f every few microseconds
-// at first, and every millisecond later. It returns false after testutil.Timeout.
+// Poll calls f until f returns true, as the effect of another goroutine or process. Poll calls f every few
+// microseconds at first, and every millisecond later. Poll returns false after testutil.Timeout.
 func Poll(f func() bool) bool {
 	for began := time.Now(); !f(); {
 		waited := time.Since(began)
@@ -31,8 +31,8 @@ func Poll(f func() bool) bool {
 	return true
 }
 
-// Eventually waits until f returns true, like Poll. After testutil.Timeout it fails the test, with the description of
-// the wait.
+// Eventually waits until f returns true, like Poll. After testutil.Timeout, Eventually makes the test fail with the
+// description of the wait.
 func Eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	if !Poll(f) {
@@ -40,15 +40,15 @@ func Eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// Stays calls f every millisecond for d, and fails the test as soon as f returns false. It tests that another goroutine
-// or process does not do something, which has no event. Where a test waits for sockets and processes, time is real. In
-// a bubble use Advance.
+// Stays calls f every millisecond for d, and makes the test fail as soon as f returns false. Stays tests that
+// another goroutine or process does not do something, since such inaction causes no event. In a test that waits for
+// sockets and processes, time is real. In a bubble of testing/synctest, use Advance instead.
 func Stays(t testing.TB, d time.Duration, what string, f func() bool) {
 	t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		passed := time.Since(began)
 		if !f() {
-			t.Fatalf("after %v no longer so: %s", passed, what)
+			t.Fatalf("after %v no longer true: %s", passed, what)
 		}
 		if passed >= d {
 			return
@@ -76,7 +76,7 @@ func Block(t testing.TB, functions ...func()) {
 			if now == nil {
 				return true
 			}
-			if !bytes.Equal(now, last) || bytes.HasPrefix(now[len(header):], []byte("[run")) { // running, or runnable
+			if !bytes.Equal(now, last) || bytes.HasPrefix(now[len(header):], []byte("[run")) { // running or runnable
 				last, since = now, time.Now()
 			}
 			return time.Since(since) >= 10*time.Millisecond
@@ -88,7 +88,7 @@ func Block(t testing.TB, functions ...func()) {
 func stack(header []byte) []byte {
 	all := make([]byte, 1<<16)
 	n := runtime.Stack(all, true)
-	for n == len(all) { // the trace may be longer
+	for n == len(all) { // the trace may be longer than the buffer
 		all = make([]byte, 2*n)
 		n = runtime.Stack(all, true)
 	}
@@ -100,16 +100,16 @@ func stack(header []byte) []byte {
 	return nil
 }
 
-// Advance advances the virtual time of a bubble of testing/synctest by d, and waits until all work due by then is done.
-// It panics outside a bubble, where the wait would be real.
+// Advance advances the virtual time of a bubble of testing/synctest by d, and waits until all work due by then is
+// done. Advance panics outside a bubble, where the wait would be real.
 func Advance(d time.Duration) {
-	synctest.Wait() // panics before the wait
+	synctest.Wait() // panics outside a bubble, before the wait
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// UnixPair returns two connected Unix sockets. They are closed after twice testutil.Timeout, so that a test that waits
-// for one of them ends.
+// UnixPair returns two connected Unix sockets. The sockets are closed after twice testutil.Timeout, so that a test
+// that waits for one of them ends.
 func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -130,7 +130,7 @@ func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
 	return ends
 }
 
-// NeedRoot skips the test unless root runs it. why completes the sentence "needs root".
+// NeedRoot skips the test unless it runs as root. why completes the sentence "needs root".
 func NeedRoot(t testing.TB, why string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -138,8 +138,8 @@ func NeedRoot(t testing.TB, why string) {
 	}
 }
 
-// OnThread calls f on a separate OS thread, which ends with f. It is not the main thread, which represents the process
-// in /proc with its user and namespaces.
+// OnThread calls f on a separate OS thread, which ends with f. The thread is not the main thread, which represents
+// the process in /proc with its user and namespaces.
 func OnThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -155,21 +155,22 @@ func OnThread(f func()) {
 	<-done
 }
 
-// AsUser calls f on a separate OS thread with a user ID, like OnThread. It needs root. A thread started by f has the
-// user of the process.
+// AsUser calls f on a separate OS thread with a user ID, like OnThread. It needs root. A thread started by f has
+// the user of the process.
 func AsUser(t testing.TB, uid int, f func()) {
 	t.Helper()
 	OnThread(func() {
 		u := uintptr(uid)
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, u, u, u); e != 0 {
-			t.Errorf("setresuid %d: %v", uid, e)
+			t.Errorf("setresuid %d: got %v, want success", uid, e)
 			return
 		}
 		f()
 	})
 }
 
-// Searchable makes a directory and its parents searchable for all users. Directories of t.TempDir are not.
+// Searchable makes a directory and its parents searchable for all users. Directories of t.TempDir are not
+// searchable for all users.
 func Searchable(t testing.TB, dir string) {
 	t.Helper()
 	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
@@ -181,7 +182,8 @@ func Searchable(t testing.TB, dir string) {
 	}
 }
 
-// Buffer collects the output of a program or a logger, and may be read meanwhile. The zero Buffer is empty.
+// Buffer collects the output of a program or a logger. It may be read while the output is written. The zero Buffer
+// is empty.
 type Buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

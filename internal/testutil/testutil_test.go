@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failing is a test that records its failure.
+// failing is a testing.TB that records its failure.
 type failing struct {
 	testing.TB
 	said string
@@ -30,7 +30,7 @@ func (f *failing) Fatalf(format string, args ...any) {
 func TestEventually(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		Eventually(t, "a while has passed", func() bool {
+		Eventually(t, "some time to pass", func() bool {
 			Advance(time.Second)
 			return time.Since(start) >= Timeout-time.Second
 		})
@@ -55,22 +55,23 @@ func TestStays(t *testing.T) {
 		start := time.Now()
 		Stays(t, time.Second, "so", func() bool { return true })
 		if d := time.Since(start); d != time.Second {
-			t.Errorf("Stays: returned after %v, want 1s", d)
+			t.Errorf("Stays: got a return after %v, want 1s", d)
 		}
 		f := &failing{TB: t}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			Stays(f, time.Second, "the first half second", func() bool { return time.Since(start) < 1500*time.Millisecond })
+			Stays(f, time.Second, "the condition holds", func() bool { return time.Since(start) < 1500*time.Millisecond })
 		}()
 		<-done
-		if want := "after 500ms no longer so: the first half second"; f.said != want {
+		if want := "after 500ms no longer true: the condition holds"; f.said != want {
 			t.Errorf("Stays: got %q, want %q", f.said, want)
 		}
 	})
 }
 
-// TestBlock tests that Block waits for a goroutine that works before it blocks, and not for one that has returned.
+// TestBlock tests that Block waits for a goroutine that works before it blocks, and does not wait for a goroutine
+// that has returned.
 func TestBlock(t *testing.T) {
 	p := UnixPair(t)
 	var wait, worked atomic.Bool
@@ -87,7 +88,7 @@ func TestBlock(t *testing.T) {
 		func() {},
 	)
 	if !worked.Load() || wait.Load() {
-		t.Errorf("Block: worked %t, past the wait %t; want true, false", worked.Load(), wait.Load())
+		t.Errorf("Block: got worked %t and past the wait %t, want true and false", worked.Load(), wait.Load())
 	}
 	close(lock)
 }
@@ -103,14 +104,14 @@ func TestAdvance(t *testing.T) {
 	})
 	defer func() {
 		if recover() == nil {
-			t.Error("Advance outside a bubble: got no panic")
+			t.Error("Advance outside a bubble: got no panic, want one")
 		}
 	}()
 	Advance(time.Hour)
 }
 
 func TestAsUser(t *testing.T) {
-	NeedRoot(t, "to be another user")
+	NeedRoot(t, "to act as another user")
 	threads := map[int]bool{os.Getpid(): true}
 	for uid := 65530; uid < 65534; uid++ {
 		AsUser(t, uid, func() {
@@ -121,7 +122,7 @@ func TestAsUser(t *testing.T) {
 				t.Errorf("Getuid: got %d, want %d", got, uid)
 			}
 			if threads[unix.Gettid()] {
-				t.Errorf("thread %d runs twice, or is the main thread", unix.Gettid())
+				t.Errorf("thread %d: got the main thread or a reused one, want a new one", unix.Gettid())
 			}
 			threads[unix.Gettid()] = true
 		})

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Runner calls a function at given times. It is the goroutine of a queue that processes values as they become due.
+// Runner calls a function at given times. A Runner is the goroutine of a queue that processes values as they become
+// due.
 type Runner struct {
 	wake chan struct{}
 	stop chan struct{}
@@ -13,8 +14,9 @@ type Runner struct {
 	once sync.Once
 }
 
-// NewRunner starts a goroutine that calls work at each Wake, and after the duration that work has returned. For 0 it
-// waits only for Wake and sets no timer, so that virtual time can stand still. The caller must call Stop at the end.
+// NewRunner starts a goroutine that calls work at each Wake, and after the duration that work has returned. After a
+// duration of 0, the goroutine waits only for Wake and sets no timer, so that virtual time can stand still. The
+// caller must call Stop at the end.
 func NewRunner(work func() (next time.Duration)) *Runner {
 	r := &Runner{wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	go r.run(work)
@@ -39,7 +41,7 @@ func (r *Runner) run(work func() time.Duration) {
 	}
 }
 
-// Wake makes the goroutine call its function now, since the head of the queue has changed. It does not sleep.
+// Wake makes the goroutine call its function now, because the head of the queue has changed. Wake does not sleep.
 func (r *Runner) Wake() {
 	select {
 	case r.wake <- struct{}{}:
@@ -47,7 +49,8 @@ func (r *Runner) Wake() {
 	}
 }
 
-// Stop ends the goroutine, and waits until its function has returned. It may be called more than once, and may sleep.
+// Stop ends the goroutine, and waits until its function has returned. Stop may be called more than once, and may
+// sleep.
 func (r *Runner) Stop() {
 	r.once.Do(func() { close(r.stop) })
 	<-r.done

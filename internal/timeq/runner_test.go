@@ -11,8 +11,8 @@ import (
 	"verbena/internal/timeq"
 )
 
-// TestRunner tests that values are processed when they are due, including values that become due before the awaited
-// one.
+// TestRunner tests that the Runner processes values when they are due, including values that become due before the
+// awaited value.
 func TestRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -55,7 +55,7 @@ func TestRunner(t *testing.T) {
 		testutil.Advance(time.Hour)
 		want := []time.Duration{2 * time.Second, 5 * time.Second, 7 * time.Second, 11 * time.Second}
 		if !slices.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
+			t.Errorf("processed values: got %v, want %v", got, want)
 		}
 	})
 }

@@ -1,5 +1,5 @@
-// Package timeq provides a queue of values ordered by the time at which they are due, and the goroutine that processes
-// it. Clocks, networks in memory and fault rules use it.
+// Package timeq provides a queue of values ordered by the time at which they are due, and the goroutine that
+// processes the queue. Clocks, networks in memory and fault rules use this package.
 package timeq
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Queue holds values by time. Values due at the same time are in the order in which they were pushed. The zero value is
-// an empty queue. It is not safe for concurrent use.
+// Queue holds values by time. Values due at the same time have the order in which they were pushed. The zero value
+// is an empty queue. Queue is not safe for concurrent use.
 type Queue[T any] struct {
 	items items[T]
 	seq   uint64
@@ -20,19 +20,19 @@ type Item[T any] struct {
 	Value T
 	due   time.Time
 	seq   uint64
-	index int // index in the queue; -1: not in it
+	index int // index in the queue, or -1 outside of a queue
 }
 
-// Due returns the time that the item was pushed with.
+// Due returns the time passed to Push or Put.
 func (i *Item[T]) Due() time.Time { return i.due }
 
-// Seq returns the item's place in the order of calls of Push and Put.
+// Seq returns the item's position in the order of calls of Push and Put.
 func (i *Item[T]) Seq() uint64 { return i.seq }
 
 // Queued reports whether the item is in its queue.
 func (i *Item[T]) Queued() bool { return i.index >= 0 }
 
-// Before reports whether i comes before j. Both must have been in the same queue.
+// Before reports whether i comes before j. Both items must have been in the same queue.
 func (i *Item[T]) Before(j *Item[T]) bool {
 	if !i.due.Equal(j.due) {
 		return i.due.Before(j.due)
@@ -50,7 +50,7 @@ func (q *Queue[T]) Push(due time.Time, v T) *Item[T] {
 	return i
 }
 
-// Put adds an item that is in no queue, or moves one of this queue, to a new time, after the others of that time.
+// Put sets a new time for an item of this queue, or of no queue. The item comes after other items of that time.
 func (q *Queue[T]) Put(i *Item[T], due time.Time) {
 	if i.index >= 0 {
 		heap.Remove(&q.items, i.index)
@@ -63,7 +63,7 @@ func (q *Queue[T]) Put(i *Item[T], due time.Time) {
 // NewItem returns an item that is not in a queue yet.
 func NewItem[T any](v T) *Item[T] { return &Item[T]{Value: v, index: -1} }
 
-// First returns the first item, or nil. It stays in the queue.
+// First returns the first item, or nil. The first item stays in the queue.
 func (q *Queue[T]) First() *Item[T] {
 	if len(q.items) == 0 {
 		return nil
@@ -88,7 +88,7 @@ func (q *Queue[T]) Remove(i *Item[T]) bool {
 	return true
 }
 
-// All yields the items in no particular order. The queue must not change meanwhile.
+// All yields the items in no particular order. The queue must not change during the iteration.
 func (q *Queue[T]) All() iter.Seq[*Item[T]] {
 	return func(yield func(*Item[T]) bool) {
 		for _, i := range q.items {

@@ -69,7 +69,7 @@ func TestQueue(t *testing.T) {
 				k := rapid.IntRange(0, len(model)-1).Draw(t, "which")
 				it := model[k].it
 				if !q.Remove(it) || q.Remove(it) {
-					t.Fatal("Remove: got the opposite of whether it was queued")
+					t.Fatal("Remove of a queued item: got another result, want true and then false")
 				}
 				model = slices.Delete(model, k, k+1)
 			},
@@ -91,7 +91,7 @@ func TestQueue(t *testing.T) {
 				n := 0
 				for i := range q.All() {
 					if !i.Queued() {
-						t.Fatal("an item of the queue is not queued")
+						t.Fatal("Queued of an item of the queue: got false, want true")
 					}
 					n++
 				}

@@ -75,7 +75,7 @@ func runPatched(t *testing.T, overlay, packages, tests string) {
 	}
 }
 
-// patch applies a patch to copies of its files, in dir. It returns the path of an overlay with these for the go
+// patch applies a patch to copies of its files, in dir. patch returns the path of an overlay with these for the go
 // command, and the files other than tests.
 func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	t.Helper()

@@ -1,30 +1,30 @@
-// Package devfile implements the protocol of a connection that represents an open device file of a service. A program
-// uses it instead of a descriptor of the file if the service does not trap its system calls.
+// Package devfile implements the protocol of a connection that represents an open device file of a service. A
+// program uses such a connection instead of a descriptor of the file if the service does not trap its system calls.
 //
-// The connection begins as one of package ctl, with the request OpOpen. After the answer the service sends an [Answer]
-// with the descriptors of [Opened]. From then on the client sends a [Request], and gets one Answer for each, in order.
-// Closing the connection closes the file.
+// The connection begins as a connection of package ctl, with the request OpOpen. After the answer the service sends
+// an [Answer] with the descriptors of [Opened]. From then on the client sends [Request] messages, and receives one
+// Answer for each, in order. Closing the connection closes the file.
 //
 // # Memory
 //
-// The service accesses only memory of the client that both share, or that the client has handed over explicitly
-// ([OpMemory]). The shared memory is in two files of the service, sealed against truncation. The queue file is mapped
-// like a device file, at the offsets in responses to commands. In the buffer file, the client gets a range by
-// [OpAlloc], and maps it at an address that it has announced. Commands use these addresses. The commands themselves and
-// their responses are in the buffer file as well.
+// The service accesses only memory of the client that both share, or that the client has explicitly passed to the
+// service ([OpMemory]). The shared memory is in two files of the service, sealed against truncation. The queue file
+// is mapped like a device file, at the offsets in responses to commands. In the buffer file, the client gets a
+// range by [OpAlloc], and maps the range at an address that it has announced. Commands contain these addresses. The
+// commands themselves and their responses are also in the buffer file.
 //
 // # Doorbells
 //
 // The service polls the send queues of its clients while there is work. After a post, the client checks the control
-// word ([Awake]) in the buffer file. It writes to the doorbell, an eventfd, only if the word says that the service
-// sleeps. The service writes the word before its last check of the queues, and the client reads it after writing the
-// queue's index. So at least one of them notices the other.
+// word ([Awake]) in the buffer file. The client writes to the doorbell, an eventfd, only if the word says that the
+// service sleeps. The service writes the word before its last check of the queues, and the client reads the word
+// after writing the queue's index. Therefore at least one of them detects the other's write.
 //
 // # Descriptors
 //
-// Closing a descriptor can block as long as its creator likes: for example a socket with SO_LINGER, or a file of a FUSE
-// server. So the service receives descriptors only on the connection, with the one request that takes them. Descriptors
-// with any other request end the connection.
+// Closing a descriptor can block for a time that its creator controls, for example a socket with SO_LINGER or a
+// file of a FUSE server. Therefore the service receives descriptors only with the one request that requires them.
+// If descriptors come with any other request, the service ends the connection.
 package devfile
 
 import (
@@ -52,17 +52,18 @@ const (
 	OpWrite Op = iota + 1
 	// OpIoctl is an ioctl(2) with RDMA_VERBS_IOCTL and its argument at Addr.
 	OpIoctl
-	// OpAlloc requests N bytes of the buffer file, which the client maps at Addr. Both are multiples of the page size.
-	// Answer.N is the offset in the file. The range is freed when the file is closed.
+	// Both N and Addr are multiples of the page size. Both are multiples of the page size. Answer.N is the offset
+	// in the buffer file. The range is freed when the device file is closed.
 	OpAlloc
-	// OpMemory hands over the client's whole memory, as descriptors of /proc/self/mem and /proc/self/maps. The client has
-	// opened them itself, so they stay bound to an address space that it may access. From then on Addr may be anywhere.
+	// OpMemory gives the service access to the client's whole memory, by descriptors of /proc/self/mem and
+	// /proc/self/maps. The client itself has opened both files, so they stay bound to an address space that the
+	// client may access. After OpMemory, Addr may be any address of the client.
 	OpMemory
 	// OpForget reports that the client has closed the event file with number N.
 	OpForget
 )
 
-// MemoryFiles is the number of descriptors of OpMemory.
+// MemoryFiles is the number of descriptors sent with OpMemory.
 const MemoryFiles = 2
 
 // Request is a message of a client.
@@ -78,8 +79,8 @@ const requestSize = 24
 type Answer struct {
 	Errno syscall.Errno
 	N     uint64
-	// Number identifies the descriptor of the answer in commands; 0: no descriptor. (The first answer has several, see
-	// Opened.)
+	// Number identifies the descriptor of the answer in commands; 0 means no descriptor. (The first answer has
+	// several descriptors, see Opened.)
 	Number uint32
 	Text   string // text of an error
 }
@@ -109,23 +110,25 @@ type failure struct {
 func (f *failure) Error() string { return f.text }
 func (f *failure) Unwrap() error { return f.errno }
 
-// The descriptors of the first answer, in their order. The connection manager's file has no queues and no doorbell.
+// The following constants are the descriptors of the first answer, in their order. The connection manager's file
+// has no queues and no doorbell.
 const (
-	// Signal is a stream socket. Its other end is closed when the service closes the file, or ends. The connection manager
-	// sends a byte on it when there are events. The service receives nothing on it.
+	// Signal is a stream socket. The service closes its end of Signal when it closes the file, or ends. The
+	// connection manager sends a byte on Signal when there are events. The service receives no data on Signal.
 	Signal = iota
 	BufferFile
 	QueueFile
-	// Doorbell is an eventfd(2). The service never reads it.
+	// Doorbell is an eventfd(2). The service never reads the eventfd.
 	Doorbell
 	Opened // number of descriptors
 )
 
-// The values of the control word, a uint32 at the start of the buffer file. The service writes it.
+// The following constants are the values of the control word, a uint32 at the start of the buffer file. The service
+// writes the control word.
 const (
-	Asleep uint32 = iota // write to the doorbell after a post
+	Asleep uint32 = iota // the client must write to the doorbell after a post
 	Awake
-	Gone // the device has gone, and no request is posted any more
+	Gone // the device was removed, and the client must not post requests any more
 )
 
 // ControlSize is the size of the area with the control word, in bytes.
@@ -134,7 +137,7 @@ const ControlSize = 4
 // Conn is a connection that represents a device file.
 type Conn struct {
 	*net.UnixConn
-	// Rights closes surplus descriptors of the peer. nil is for a trusted peer.
+	// Rights closes surplus descriptors of the peer; nil for a trusted peer.
 	Rights *rights.Queue
 }
 
@@ -164,9 +167,9 @@ func (c Conn) send(b []byte, fds []int) error {
 	return err
 }
 
-// Requested receives a request and its descriptors, at most MemoryFiles. The caller must close the descriptors, also
-// after an error. rest is the time limit for the rest of a partial request. Requested may sleep. It returns io.EOF at
-// the end.
+// Requested receives a request and its descriptors, at most MemoryFiles. The caller must close the descriptors,
+// also after an error. rest is the time limit for the rest of a partial request. Requested may sleep. Requested
+// returns io.EOF at the end of the connection.
 func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
 	if fds, err = c.receive(b[:], MemoryFiles, rest); err != nil {
@@ -179,7 +182,7 @@ func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 }
 
 // receive fills b, and returns the descriptors that came with its first byte, also with an error. More than most
-// descriptors are an error. rest limits the time after the first bytes; 0: no further bytes are expected.
+// descriptors are an error. rest limits the time after the first bytes; 0 means that no further bytes are expected.
 func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -191,7 +194,7 @@ func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err er
 	case m.N == 0:
 		err = io.EOF
 	case m.Surplus > 0:
-		err = fmt.Errorf("%d descriptors came with a message, %d is the limit: %w", len(m.Files)+m.Surplus, most,
+		err = fmt.Errorf("message with %d descriptors exceeds the limit of %d: %w", len(m.Files)+m.Surplus, most,
 			syscall.EPROTO)
 	case m.N < len(b):
 		if rest > 0 {
@@ -223,8 +226,8 @@ func (c Conn) Answer(a Answer, fds ...int) error {
 	return c.send(append(b, text...), fds)
 }
 
-// Answered receives an answer and its descriptors, which the caller must close. It may sleep. It returns io.EOF at the
-// end.
+// Answered receives an answer and its descriptors, which the caller must close. It may sleep. Answered returns
+// io.EOF at the end of the connection.
 //
 //verbena:allow receive a client trusts its service
 func (c Conn) Answered() (a Answer, fds []int, err error) {
@@ -239,7 +242,7 @@ func (c Conn) Answered() (a Answer, fds []int, err error) {
 	if n := binary.LittleEndian.Uint32(b[4:]); n > 0 {
 		if n > maxText {
 			CloseAll(fds)
-			return a, nil, fmt.Errorf("an error of %d bytes is announced, %d is the limit: %w", n, maxText, syscall.EPROTO)
+			return a, nil, fmt.Errorf("announced error text of %d bytes exceeds the limit of %d: %w", n, maxText, syscall.EPROTO)
 		}
 		text := make([]byte, n)
 		if _, err := io.ReadFull(c, text); err != nil {
