@@ -11,15 +11,15 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// place is a local source of a connection: an entry of the GID table of a device.
+// place is a local source of a connection, which is an entry of the GID table of a device.
 type place struct {
-	agent    *agent // nil: not known yet
+	agent    *agent // nil until the agent is known
 	gidIndex int
 	gid      ib.GID
 	mtu      ib.MTU
 }
 
-// sourceOf asks the kernel for the source address of its route to dst. It sends no packets.
+// sourceOf asks the kernel for the source address of its route to dst. sourceOf sends no packets.
 func sourceOf(dst netip.Addr) (netip.Addr, error) {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9)))
 	if err != nil {
@@ -33,13 +33,13 @@ func sourceOf(dst netip.Addr) (netip.Addr, error) {
 	return a.AddrPort().Addr().Unmap(), nil
 }
 
-// find returns the place of a local address. It returns EADDRNOTAVAIL if no device has the address, ENODEV if there is
-// no device. 127.0.0.1 and ::1 stand for the first active device, unless a device has them.
+// find returns the place of a local address. find returns EADDRNOTAVAIL if no device has the address, ENODEV if
+// there is no device. 127.0.0.1 and ::1 stand for the first active device, unless a device has them.
 //
 //verbena:held mu
 func (m *Manager) find(addr netip.Addr) (place, error) {
 	if len(m.agents) == 0 {
-		return place{}, fmt.Errorf("address %v: there is no RDMA device: %w", addr, syscall.ENODEV)
+		return place{}, fmt.Errorf("address %v: no RDMA device exists: %w", addr, syscall.ENODEV)
 	}
 	g := ib.GIDFromAddr(addr.WithZone(""))
 	for _, a := range m.agents {
@@ -74,7 +74,7 @@ func (m *Manager) active(addr netip.Addr) (place, error) {
 //verbena:held mu
 func (m *Manager) findFor(id *ID, addr netip.Addr) (place, error) {
 	p, err := m.find(addr)
-	foreign := addr.Zone() == "" && errors.Is(err, syscall.EADDRNOTAVAIL) // with a zone, its interface is known
+	foreign := addr.Zone() == "" && errors.Is(err, syscall.EADDRNOTAVAIL) // the zone determines its interface
 	switch {
 	case addr.Is4In6():
 		return place{}, fmt.Errorf("address %v: no interface has it: %w", addr, syscall.EADDRNOTAVAIL)
@@ -86,7 +86,8 @@ func (m *Manager) findFor(id *ID, addr netip.Addr) (place, error) {
 	return p, err
 }
 
-// source returns the place from which a peer is reached. Its address is the source of the kernel's route.
+// source returns the place from which a peer is reached. Its address is the source of
+// the kernel's route.
 //
 //verbena:held mu
 func (m *Manager) source(id *ID, from, dst netip.Addr) (place, error) {
@@ -97,20 +98,21 @@ func (m *Manager) source(id *ID, from, dst netip.Addr) (place, error) {
 	return p, err
 }
 
-// standsForDevice reports whether an address stands for a device that does not have it. Other addresses of 127.0.0.0/8
-// do not, because devices may have them, including devices of other services.
+// standsForDevice reports whether an address represents a device that does not have the address. Other addresses of
+// 127.0.0.0/8 represent no device, because devices may have them, including devices of other services.
 func (m *Manager) standsForDevice(a netip.Addr) bool {
 	return !m.cfg.NoLoopback && isLoopback(a)
 }
 
 var localhost4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// isLoopback reports whether an address is 127.0.0.1 or ::1. The kernel binds an ID to such an address as to an
-// unspecified one. (cma_any_addr)
+// isLoopback reports whether an address is 127.0.0.1 or ::1. The kernel binds an ID to such an address in the same
+// way as to an unspecified address. (cma_any_addr)
 func isLoopback(a netip.Addr) bool { return a == localhost4 || a == netip.IPv6Loopback() }
 
-// ownAddress returns the address of the device at a place. Peers on other hosts use it to reach an ID that is bound to
-// a loopback address. If the device has no address of the same family, ownAddress returns the loopback address.
+// ownAddress returns the address of the device at a place. Peers on other hosts use that address to reach an ID
+// that is bound to a loopback address. If the device has no address of the same family, ownAddress returns the
+// loopback address.
 func ownAddress(at place, loopback netip.Addr) netip.Addr {
 	own := netip.AddrFrom16(at.gid).Unmap()
 	if at.agent == nil || own.Is4() != loopback.Is4() || own.IsLinkLocalUnicast() {
@@ -138,7 +140,7 @@ func (m *Manager) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
 }
 
 // first returns the first place of the agent's port, preferably of the family of like. The GID derived from the
-// interface's MAC is the last choice, because the interface may not have that address.
+// interface's MAC address is the last choice, because the interface may not have that address.
 func (a *agent) first(like netip.Addr) (place, bool) {
 	port, err := a.dev.QueryPort(a.port)
 	if err != nil {
@@ -156,7 +158,7 @@ func (a *agent) first(like netip.Addr) (place, bool) {
 		}
 		r := 0
 		switch {
-		case i == 0: // derived from the interface's MAC
+		case i == 0: // derived from the interface's MAC address
 		case netip.AddrFrom16(e.GID).Unmap().Is4() == like.Is4():
 			r = 2
 		default:
@@ -189,7 +191,7 @@ func (a *agent) place(index int, gid ib.GID) (place, error) {
 	return place{agent: a, gidIndex: index, gid: gid, mtu: p.ActiveMTU}, err
 }
 
-// peerGID returns the GID of a peer's address; for 127.0.0.1 and ::1, that of the place itself.
+// peerGID returns the GID of a peer's address. For 127.0.0.1 and ::1, it returns the GID of the place itself.
 //
 //verbena:held mu
 func (m *Manager) peerGID(p place, dst netip.Addr) ib.GID {

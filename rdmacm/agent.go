@@ -24,12 +24,12 @@ type agent struct {
 	pd  *ib.PD
 	cq  *completion.CQ
 	qp  *completion.QP
-	buf []byte // slots: first those of receives, then those of sends
+	buf []byte // slots, first for receives and then for sends
 	mr  *ib.MR
 
 	mu     sync.Mutex
 	in     []ib.WC       // completions of received datagrams
-	out    []datagram    // waiting for a slot, oldest first
+	out    []datagram    // datagrams that wait for a slot, oldest first
 	free   []int         // free slots for sends
 	closed bool          // sending and receiving have ended
 	wake   chan struct{} // wakes run
@@ -43,10 +43,10 @@ type datagram struct {
 }
 
 const (
-	// maxReceives and maxSends limit the datagrams of the queue pair; a small device supports fewer.
+	// maxReceives and maxSends limit the datagrams of the queue pair. A small device supports fewer.
 	maxReceives = 256
 	maxSends    = 64
-	// agentBacklog limits the datagrams that wait to be sent. Further ones are dropped, as in a network.
+	// agentBacklog limits the datagrams that wait to be sent. The agent drops further datagrams, as a network does.
 	agentBacklog = 4096
 
 	slotLen = roce.GRHLen + msg.Len
@@ -75,7 +75,7 @@ func newAgent(m *Manager, dev *ib.Device) (_ *agent, err error) {
 	if a.mr, err = a.pd.RegBytes(a.buf, ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	// Fail is called in an atomic context.
+	// Fail is called in atomic context.
 	fail := func(err error) { go m.cfg.Log.Warn("connection manager", "dev", dev.Name(), "err", err) }
 	if a.cq, err = completion.New(dev, completion.Init{Entries: receives + sends, Context: completion.Callback,
 		Failed: fail}); err != nil {
@@ -107,7 +107,7 @@ func newAgent(m *Manager, dev *ib.Device) (_ *agent, err error) {
 	return a, nil
 }
 
-// close frees all resources. It may sleep. No lock of the manager may be held.
+// close frees all resources. It may sleep. The caller must not hold a lock of the manager.
 func (a *agent) close() {
 	a.mu.Lock()
 	a.closed = true
@@ -128,7 +128,7 @@ func (a *agent) close() {
 		errs = append(errs, a.pd.Dealloc())
 	}
 	if err := errors.Join(errs...); err != nil {
-		a.m.cfg.Log.Warn("end of the connection manager", "dev", a.dev.Name(), "err", err)
+		a.m.cfg.Log.Warn("close the connection manager", "dev", a.dev.Name(), "err", err)
 	}
 }
 
@@ -143,8 +143,8 @@ func (a *agent) receive(i int) error {
 	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.sge(i, 0, slotLen)}, a.completed)
 }
 
-// completed processes the completion of a datagram. It may not sleep. After an error the queue pair receives no
-// more; its device is about to be removed.
+// completed processes the completion of a datagram. completed may not sleep. After an error the queue pair receives
+// no further datagrams, because its device is about to be removed.
 func (a *agent) completed(wc *ib.WC) {
 	if wc.Status == ib.WCWRFlushErr {
 		return
@@ -171,14 +171,14 @@ func (a *agent) handle(wc *ib.WC, b []byte) {
 	a.m.receive(a, received{from: from, tid: tid, m: m})
 }
 
-// send queues a message. It does not sleep.
+// send queues a message. send does not sleep.
 func (a *agent) send(to ib.AHAttr, tid uint64, m msg.Message) {
 	d := datagram{to: to}
 	msg.Append(d.mad[:0], tid, m)
 	a.repeat(&d)
 }
 
-// repeat queues a datagram, which may have been sent before.
+// repeat queues a datagram that may have been sent before.
 func (a *agent) repeat(d *datagram) {
 	a.mu.Lock()
 	if !a.closed && len(a.out) < agentBacklog {
@@ -195,8 +195,8 @@ func (a *agent) kick() {
 	}
 }
 
-// run processes received datagrams and sends queued ones until the agent is closed. It still sends the datagrams queued
-// before the close, such as the messages that end connections.
+// run processes received datagrams and sends queued ones until the agent is closed. run still sends the datagrams
+// queued before the close, such as the messages that end connections.
 func (a *agent) run() {
 	for {
 		a.mu.Lock()

@@ -13,37 +13,37 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// connection is one side of a connection. It exists from its first message until no packet of it can be in flight, and
-// may outlive its ID.
+// connection is one side of a connection. connection exists from its first message until no packet of it can be in
+// flight, and may outlive its ID.
 type connection struct {
 	conn.Conn
 	agent *agent
-	owner *ID // nil: the owner has gone
+	owner *ID // nil after the owner has destroyed its ID
 	to    ib.AHAttr
 
-	local, remote uint32 // communication IDs; remote 0: not known yet
+	local, remote uint32 // communication IDs; remote is 0 until it is known
 	guid          uint64 // GUID of the peer's node
 	space         msg.PortSpace
 	tid           uint64
 	tidREP        uint64 // transaction ID of the REP, which RTU repeats
 	last          datagram
-	timer         clock.Timer // nil: none
-	round         uint64      // number of the timer, to detect a late one
+	timer         clock.Timer // nil without a timer
+	round         uint64      // number of the timer, to detect a late expiration
 	service       uint8       // code of the time requested by an MRA
 	slow          bool        // an MRA was sent
 
-	// For the queue pair:
-	recvPSN, sendPSN uint32 // initial PSN of incoming packets, chosen by this side, and of outgoing ones
-	localQPN         uint32 // 0: not known yet
+	// The following fields are for the queue pair:
+	recvPSN, sendPSN uint32 // initial PSNs of incoming packets, chosen by this side, and of outgoing ones
+	localQPN         uint32 // 0 until it is known
 	remoteQPN        uint32
 	mtu              ib.MTU
 	ackCode          uint8
 	depth, resources uint8
 	retry, rnrRetry  uint8
-	hops             uint8 // hop limit of the queue pair's packets, as requested by the peer; 0: that of messages
+	hops             uint8 // hop limit of the queue pair's packets, as requested by the peer; 0 means that of messages
 }
 
-// peer returns the key for a number assigned by the connection's peer.
+// peer returns the map key of a number that the connection's peer has assigned.
 func (c *connection) peer(number uint32) peerID { return peerID{c.to.GRH.DGID, c.guid, number} }
 
 func errnoOf(err error) int32 {
@@ -74,7 +74,8 @@ func (id *ID) ackTimeout() uint8 {
 
 func mask24(n uint32) uint32 { return n & 0xffffff }
 
-// data returns the private data for a message. In port spaces with IP ports the IP header precedes the user's data.
+// data returns the private data for a message. In port spaces with IP ports, the IP header precedes the user's
+// data.
 func (id *ID) data(user []byte, most int) ([]byte, error) {
 	var b []byte
 	if !id.ib {
@@ -82,13 +83,13 @@ func (id *ID) data(user []byte, most int) ([]byte, error) {
 			Dst: id.dst.Addr().WithZone("")})
 	}
 	if len(b)+len(user) > most {
-		return nil, fmt.Errorf("%d bytes of private data, at most %d: %w", len(user), most-len(b), syscall.EINVAL)
+		return nil, fmt.Errorf("%d bytes of private data exceed %d: %w", len(user), most-len(b), syscall.EINVAL)
 	}
 	return append(b, user...), nil
 }
 
-// Connect requests a connection to the peer, or its datagram service. It causes ConnectResponse or, for a service,
-// Established; otherwise Rejected or Unreachable. (rdma_connect)
+// Connect requests a connection to the peer, or to the datagram service of the peer. Connect causes ConnectResponse
+// or, for a service, Established; otherwise Rejected or Unreachable. (rdma_connect)
 func (id *ID) Connect(p Param, user []byte) error {
 	m := id.m
 	m.mu.Lock()
@@ -136,7 +137,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 
 const (
 	defaultPKey   = 0xffff
-	permissiveLID = 0xffff // as for all Ethernet devices (IB_LID_PERMISSIVE)
+	permissiveLID = 0xffff // the value for all Ethernet devices (IB_LID_PERMISSIVE)
 )
 
 func transportOf(t ib.QPType) msg.Transport {
@@ -172,7 +173,7 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 		return id.wrong("accept")
 	}
 	if len(user) > msg.MaxREPData {
-		return fmt.Errorf("accept: %d bytes of private data, at most %d: %w", len(user), msg.MaxREPData, syscall.EINVAL)
+		return fmt.Errorf("accept: %d bytes of private data exceed %d: %w", len(user), msg.MaxREPData, syscall.EINVAL)
 	}
 	do, ok := c.Call(conn.SendREP, m.cfg.Retries)
 	if !ok {
@@ -192,12 +193,12 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	return nil
 }
 
-// failoverUnsupported: alternate paths are not supported.
+// failoverUnsupported means that alternate paths are not supported.
 const failoverUnsupported = 1
 
-// Complete replies to a ConnectResponse, after the owner has connected its queue pair; then the connection is
-// established. For a datagram service it accepts the request. If it fails, the connection is rejected if possible.
-// (rdma_accept without parameters)
+// Complete replies to a ConnectResponse, after the owner has connected its queue pair. Then the connection is
+// established. For a datagram service, Complete accepts the request. If Complete fails, the connection is rejected
+// if possible. (rdma_accept without parameters)
 func (id *ID) Complete() error {
 	m := id.m
 	m.mu.Lock()
@@ -244,7 +245,7 @@ func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 		return id.wrong("reject")
 	}
 	if len(user) > msg.MaxREJData {
-		return fmt.Errorf("reject: %d bytes of private data, at most %d: %w", len(user), msg.MaxREJData, syscall.EINVAL)
+		return fmt.Errorf("reject: %d bytes of private data exceed %d: %w", len(user), msg.MaxREJData, syscall.EINVAL)
 	}
 	of := c.Answers()
 	do, ok := c.Call(conn.SendREJ, 0)
@@ -258,8 +259,8 @@ func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	return nil
 }
 
-// Disconnect ends a connection, or confirms its end. It causes Disconnected, unless the peer has ended the connection
-// before. (rdma_disconnect)
+// Disconnect ends a connection, or confirms its end. Disconnect causes Disconnected, unless the peer has ended the
+// connection before. (rdma_disconnect)
 func (id *ID) Disconnect() error {
 	m := id.m
 	m.mu.Lock()
@@ -282,7 +283,8 @@ func (id *ID) Disconnect() error {
 	return nil
 }
 
-// Establish reports that data have arrived from the peer before its RTU. (rdma_notify with IB_EVENT_COMM_EST)
+// Establish reports that data have arrived from the peer before the peer's RTU. (rdma_notify with
+// IB_EVENT_COMM_EST)
 func (id *ID) Establish() error {
 	m := id.m
 	m.mu.Lock()
@@ -292,7 +294,7 @@ func (id *ID) Establish() error {
 		return id.wrong("establish")
 	}
 	if c.State == conn.Established {
-		return fmt.Errorf("establish: it is: %w", syscall.EISCONN)
+		return fmt.Errorf("establish: the connection is established already: %w", syscall.EISCONN)
 	}
 	do, ok := c.Call(conn.Establish, 0)
 	if !ok {
@@ -309,11 +311,11 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 	defer m.mu.Unlock()
 	a.State = to
 	if id.at.agent == nil || id.state == idRemoved {
-		return a, 0, fmt.Errorf("attributes of a queue pair: the id has no device: %w", syscall.EINVAL)
+		return a, 0, fmt.Errorf("attributes of a queue pair: the ID has no device: %w", syscall.EINVAL)
 	}
 	port := uint8(id.at.agent.port)
 	c := id.conn
-	if id.opts.Type == ib.QPTypeUD || !id.begun { // in any state (cma_ib_init_qp_attr)
+	if id.opts.Type == ib.QPTypeUD || !id.begun { // allowed in any state (cma_ib_init_qp_attr)
 		a.Port = port
 		mask = ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort
 		if id.opts.Type == ib.QPTypeUD {
@@ -366,7 +368,7 @@ func accessFor(resources uint8) ib.AccessFlags {
 // udpQKey is the Q_Key of datagram services. (RDMA_UDP_QKEY)
 const udpQKey = 0x01234567
 
-// send sends a message of a connection, and keeps it for retransmission.
+// send sends a message of a connection, and keeps the message for retransmission.
 //
 //verbena:held mu
 func (m *Manager) send(c *connection, tid uint64, x msg.Message) {
@@ -435,15 +437,15 @@ func (m *Manager) do(c *connection, d conn.Do) {
 }
 
 const (
-	// maxTimewait is the code of half the maximum time for which an ended connection is kept: 4.3 s. Owners and peers
-	// can choose ACK timeouts of hours.
+	// maxTimewait is the code of half the maximum time for which an ended connection is kept, which is 4.3 s.
+	// Owners and peers can choose ACK timeouts of hours.
 	maxTimewait = 20
-	// maxRemembered is the number of connections beyond which ended connections without an owner are dropped at once.
-	// Owners and peers can create connections without a rate limit.
+	// maxRemembered is the number of connections beyond which ended connections without an owner are dropped at
+	// once. Owners and peers can create connections without a rate limit.
 	maxRemembered = 16384
 )
 
-// remember drops an ended connection if there are too many.
+// remember drops an ended connection if there are too many connections.
 //
 //verbena:held mu
 func (m *Manager) remember(c *connection) {
@@ -453,7 +455,7 @@ func (m *Manager) remember(c *connection) {
 	}
 }
 
-// mraTimeout is the code of the time for the owners' response: 68 s. (CMA_CM_MRA_SETTING)
+// mraTimeout is the code of the time for the owner's response, which is 68 s. (CMA_CM_MRA_SETTING)
 const mraTimeout = 24
 
 //verbena:held mu

@@ -11,14 +11,16 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// Conn is one side of a connection for a consumer in this process, with an RC queue pair. It manages the states of an
-// [ID] and of the consumer's queue pair. The consumer creates the queue pair on the Conn's device, and destroys it:
+// Conn is one side of a connection for a consumer in this process, with an RC queue pair. Conn manages the states
+// of an [ID] and of the consumer's queue pair. The consumer creates the queue pair on the Conn's device, and
+// destroys it:
 //
 //	active:   Resolve - create a queue pair - Init - post receives - Connect - use it
 //	passive:  Listener.Accept - create a queue pair - Request.Init - post receives - Request.Accept - use it
 //	end:      Done - destroy the queue pair - Close
 //
-// All methods are safe for concurrent use, and none may be called in an atomic context: they take the manager's lock.
+// All methods are safe for concurrent use. None may be called in atomic context, because they take the manager's
+// lock.
 type Conn struct {
 	id    *ID
 	steps chan Event // events for Resolve and Connect
@@ -27,51 +29,53 @@ type Conn struct {
 
 	mu   sync.Mutex
 	done chan struct{} // closed when the connection has ended
-	err  error         // the reason
+	err  error         // reason for the end
 	up   bool          // established is closed
 }
 
-// ErrDisconnected: either side has ended the connection.
-var ErrDisconnected = fmt.Errorf("the connection has been ended: %w", syscall.ECONNRESET)
+// ErrDisconnected is the error after either side has ended the connection.
+var ErrDisconnected = fmt.Errorf("the connection was disconnected: %w", syscall.ECONNRESET)
 
 // errOwnEnd: Close was called.
-var errOwnEnd = fmt.Errorf("the connection has been closed: %w", syscall.ECONNABORTED)
+var errOwnEnd = fmt.Errorf("the connection was closed: %w", syscall.ECONNABORTED)
 
 // RefusedError is the error of a connection that its peer has rejected. It wraps ECONNREFUSED.
 type RefusedError struct {
 	Reason msg.Reason
-	// Data is the private data of the rejection, with the length of the message's field: the peer's data, then zeros.
+	// Data is the private data of the rejection, with the length of the message's field. It contains the peer's
+	// data, then zeros.
 	Data []byte
 }
 
 func (e *RefusedError) Error() string {
 	switch e.Reason {
 	case msg.ReasonConsumer:
-		return "the peer refuses the connection"
+		return "the peer rejected the connection"
 	case msg.ReasonInvalidServiceID:
-		return "the peer refuses the connection: nothing listens on the port"
+		return "the peer rejected the connection: no listener on the port"
 	}
-	return fmt.Sprintf("the peer refuses the connection: %v", e.Reason)
+	return fmt.Sprintf("the peer rejected the connection: %v", e.Reason)
 }
 
 func (e *RefusedError) Unwrap() error { return syscall.ECONNREFUSED }
 
 // Target is the destination of a connection.
 type Target struct {
-	// Addr is the address of the peer. 127.0.0.1 and ::1 refer to the device itself, unless a device has that address.
+	// Addr is the address of the peer. 127.0.0.1 and ::1 refer to the device itself, unless a device has that
+	// address.
 	Addr netip.AddrPort
-	// Source is the local address; zero: one that reaches Addr, or one of Device.
+	// Source is the local address. The zero value means an address that reaches Addr, or an address of Device.
 	Source netip.AddrPort
-	// Device is the device to use; nil: the device of the source address.
+	// Device is the device to use; nil means the device of the source address.
 	Device *ib.Device
-	// ACKTimeout is the code of the local ACK timeout, 4.096 us * 2^ACKTimeout, for both sides of the connection; 0:
-	// 17, 0.5 s.
+	// ACKTimeout is the code of the local ACK timeout, 4.096 us * 2^ACKTimeout, for both sides of the connection. 0
+	// means 17, which is 0.5 s.
 	ACKTimeout uint8
 }
 
-// Resolve resolves the device and the addresses of a connection. It returns ENODEV if there is no such device,
-// EADDRNOTAVAIL if no device has the source address, or the error of the route. The caller must close the result. It
-// may sleep. (rdma_resolve_addr, rdma_resolve_route)
+// Resolve resolves the device and the addresses of a connection. Resolve returns ENODEV if there is no such device,
+// EADDRNOTAVAIL if no device has the source address, or the error of the route. The caller must close the returned
+// Conn. It may sleep. (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn()
 	if c.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Device: to.Device, Event: c.event,
@@ -103,7 +107,7 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 }
 
 func newConn() *Conn {
-	// Each event is received before the next call, so only a few can be pending.
+	// Each event is received before the next call, so only a few events can be pending.
 	return &Conn{steps: make(chan Event, 4), established: make(chan struct{}), done: make(chan struct{})}
 }
 
@@ -123,9 +127,9 @@ func (c *Conn) event(_ *ID, e Event) {
 	case Disconnected:
 		c.end(ErrDisconnected)
 	case DeviceRemoval:
-		c.end(fmt.Errorf("the device has gone: %w", syscall.ENODEV))
+		c.end(fmt.Errorf("the device was removed: %w", syscall.ENODEV))
 	case Unreachable:
-		c.end(fmt.Errorf("the peer does not answer: %w", syscall.Errno(-e.Status)))
+		c.end(fmt.Errorf("the peer does not respond: %w", syscall.Errno(-e.Status)))
 	case AddrError:
 		c.end(e.err)
 	default:
@@ -152,7 +156,7 @@ func (c *Conn) end(why error) {
 	}
 }
 
-// await returns the expected event.
+// await waits for the expected event and returns it.
 func (c *Conn) await(ctx context.Context, step EventType) (Event, error) {
 	for {
 		select {
@@ -168,8 +172,8 @@ func (c *Conn) await(ctx context.Context, step EventType) (Event, error) {
 	}
 }
 
-// Device returns the shared Device on which the queue pair must be created, or nil if it has gone. A client of the core
-// creates the queue pair on its own Device, which is the Same.
+// Device returns the shared Device on which the queue pair must be created, or nil after the device was removed. A
+// client of the core creates the queue pair on its own Device, for which Same returns true.
 func (c *Conn) Device() *ib.Device { return c.id.Device() }
 
 // LocalAddr returns the local address.
@@ -178,7 +182,7 @@ func (c *Conn) LocalAddr() netip.AddrPort { return c.id.View().Src }
 // RemoteAddr returns the address of the peer.
 func (c *Conn) RemoteAddr() netip.AddrPort { return c.id.View().Dst }
 
-// Init moves a queue pair from RESET to INIT, in which receives can be posted. It may sleep.
+// Init moves a queue pair from RESET to INIT. In INIT, receives can be posted. It may sleep.
 func (c *Conn) Init(qp *ib.QP) error {
 	a, mask, err := c.id.QPAttr(ib.QPInit)
 	if err != nil {
@@ -187,10 +191,10 @@ func (c *Conn) Init(qp *ib.QP) error {
 	return qp.Modify(a, mask)
 }
 
-// bring moves a queue pair from INIT to RTS. param, if not nil, holds the accepted parameters. (cma_modify_qp_rtr,
-// cma_modify_qp_rts)
+// bring moves a queue pair from INIT to RTS. If param is not nil, it holds the accepted parameters.
+// (cma_modify_qp_rtr, cma_modify_qp_rts)
 func (c *Conn) bring(qp *ib.QP, param *Param) error {
-	// Repeat INIT, because the peer's access rights are only known now.
+	// The transition to INIT is repeated, because the peer's access rights become known only now.
 	for _, s := range [...]ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS} {
 		a, mask, err := c.id.QPAttr(s)
 		if err != nil {
@@ -207,10 +211,11 @@ func (c *Conn) bring(qp *ib.QP, param *Param) error {
 	return nil
 }
 
-// Connect connects a queue pair in state INIT. It returns the peer's parameters and private data once the queue pair is
-// usable. data is private data of at most 56 bytes; QPN of Param is the queue pair's number. It returns a
-// *[RefusedError] if the peer rejects the connection, ETIMEDOUT if the peer does not respond, ENODEV if the device is
-// removed meanwhile. After an error the caller must close the connection. It may sleep. (rdma_connect)
+// Connect connects a queue pair in state INIT. Connect returns the peer's parameters and private data once the
+// queue pair is usable. data is private data of at most 56 bytes; QPN of Param is the queue pair's number. Connect
+// returns a *[RefusedError] if the peer rejects the connection, ETIMEDOUT if the peer does not respond, ENODEV if
+// the device is removed meanwhile. After an error the caller must close the connection. It may sleep.
+// (rdma_connect)
 func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Param, []byte, error) {
 	p.QPN = qp.Num()
 	if err := c.id.Connect(p, data); err != nil {
@@ -221,7 +226,7 @@ func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Pa
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
 	if err := c.bring(qp, nil); err != nil {
-		c.id.Reject(msg.ReasonConsumer, nil) // unless it has ended by itself
+		c.id.Reject(msg.ReasonConsumer, nil) // unless the connection has ended by itself
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
 	if err := c.id.Complete(); err != nil {
@@ -231,16 +236,16 @@ func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Pa
 	return answer.Param, answer.Data, nil
 }
 
-// Establish reports that data have arrived from the peer over an accepted connection, because the peer's RTU may have
-// been lost. It may sleep. (rdma_notify with IB_EVENT_COMM_EST)
+// Establish reports that data have arrived from the peer over an accepted connection, because the peer's RTU may
+// have been lost. It may sleep. (rdma_notify with IB_EVENT_COMM_EST)
 func (c *Conn) Establish() {
 	if c.id.Establish() == nil {
 		c.nowUp()
 	}
 }
 
-// Established waits until the peer has confirmed an accepted connection; it returns Err if the connection ends before.
-// It may sleep.
+// Established waits until the peer has confirmed an accepted connection. It returns Err if the connection ends
+// before. It may sleep.
 func (c *Conn) Established(ctx context.Context) error {
 	select {
 	case <-c.established:
@@ -252,12 +257,13 @@ func (c *Conn) Established(ctx context.Context) error {
 	}
 }
 
-// Done returns a channel that is closed when the connection has ended or has failed: because of the peer, Disconnect or
-// Close, or the removal of the device. The loss of a peer is not detected here, but by the queue pair when it sends.
+// Done returns a channel that is closed when the connection has ended or has failed. The cause is the peer,
+// Disconnect, Close, or the removal of the device. The Conn does not detect the loss of a peer. The queue pair
+// detects the loss when it sends.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err returns the reason for the end of the connection, or nil before: [ErrDisconnected], *[RefusedError], ETIMEDOUT,
-// ENODEV.
+// Err returns the reason for the end of the connection, or nil before the end. The reason is [ErrDisconnected],
+// *[RefusedError], ETIMEDOUT or ENODEV.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -265,11 +271,11 @@ func (c *Conn) Err() error {
 }
 
 // Disconnect ends the connection on both sides. Done is closed when the peer has confirmed the end, or has not
-// responded. The queue pair is not changed. It may sleep. (rdma_disconnect)
+// responded. Close does not change the queue pair. It may sleep. (rdma_disconnect)
 func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 
-// Close ends the connection and notifies the peer, without waiting for it. The queue pair is not changed.
-// (rdma_destroy_id)
+// Close ends the connection and notifies the peer, without waiting for the peer. Disconnect does not change the
+// queue pair. (rdma_destroy_id)
 func (c *Conn) Close() {
 	c.id.Destroy()
 	c.end(errOwnEnd)
@@ -278,17 +284,17 @@ func (c *Conn) Close() {
 // Listener receives connection requests.
 type Listener struct {
 	id       *ID
-	requests chan *Request // with the capacity of the backlog
+	requests chan *Request // has the capacity of the backlog
 
 	mu   sync.Mutex
 	done chan struct{}
 	err  error
 }
 
-// Listen listens on a port; 0 stands for any free port. With an unspecified address it listens on all devices,
-// including future ones. backlog limits the requests that Accept has not returned, or that are neither accepted nor
-// rejected; 0 stands for 1024. Errors such as EADDRINUSE are those of [ID.Bind]. The manager's owner may use ports
-// below 1024. (rdma_bind_addr, rdma_listen)
+// Listen listens on a port; 0 means any free port. With an unspecified address, Listen listens on all devices,
+// including future devices. backlog limits the requests that Accept has not returned or that are neither accepted
+// nor rejected; 0 means 1024. Listen returns the errors of [ID.Bind], such as EADDRINUSE. The manager's
+// owner may use ports below 1024. (rdma_bind_addr, rdma_listen)
 func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error) {
 	if backlog <= 0 {
 		backlog = defaultBacklog
@@ -330,7 +336,7 @@ func (l *Listener) event(_ *ID, e Event) {
 			r.conn.Close()
 		}
 	case DeviceRemoval:
-		l.end(fmt.Errorf("the device with the listener's address has gone: %w", syscall.ENODEV))
+		l.end(fmt.Errorf("the device with the listener's address was removed: %w", syscall.ENODEV))
 	}
 }
 
@@ -346,8 +352,8 @@ func (l *Listener) end(why error) {
 // Addr returns the address and the port.
 func (l *Listener) Addr() netip.AddrPort { return l.id.View().Src }
 
-// Accept returns the next request. It returns ECONNABORTED after Close, ENODEV if the device with the listener's
-// address has gone. It may sleep.
+// Accept returns the next request. Accept returns ECONNABORTED after Close, ENODEV if the device with the
+// listener's address has gone. It may sleep.
 func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	select {
 	case r := <-l.requests:
@@ -361,10 +367,10 @@ func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	return nil, l.err
 }
 
-// Close closes the listener. It rejects requests that Accept has not returned. It may sleep.
+// Close closes the listener. Close rejects requests that Accept has not returned. It may sleep.
 func (l *Listener) Close() {
 	l.id.Destroy()
-	l.end(fmt.Errorf("the listener has been closed: %w", syscall.ECONNABORTED))
+	l.end(fmt.Errorf("the listener was closed: %w", syscall.ECONNABORTED))
 	for {
 		select {
 		case r := <-l.requests:
@@ -380,7 +386,8 @@ type Request struct {
 	conn *Conn
 	// Param holds the parameters that the peer requests, from this side's point of view.
 	Param Param
-	// Data is the peer's private data, with the length of the message's field, 56 bytes: the peer's data, then zeros.
+	// Data is the peer's private data, with the length of the message's field, 56 bytes. It contains the peer's
+	// data, then zeros.
 	Data []byte
 }
 
@@ -390,12 +397,12 @@ func (r *Request) Device() *ib.Device { return r.conn.Device() }
 // RemoteAddr returns the address of the peer.
 func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 
-// Init moves a queue pair from RESET to INIT, in which receives can be posted. It may sleep.
+// Init moves a queue pair from RESET to INIT. In INIT, receives can be posted. It may sleep.
 func (r *Request) Init(qp *ib.QP) error { return r.conn.Init(qp) }
 
-// Accept moves a queue pair from INIT to RTS, and accepts the request. The resulting connection can send at once, and
-// must be closed; [Conn.Established] waits for the peer. data is private data of at most 196 bytes; QPN of Param is the
-// queue pair's number. After an error the request is rejected. It may sleep. (rdma_accept)
+// Accept moves a queue pair from INIT to RTS, and accepts the request. The resulting connection can send at once,
+// and must be closed. [Conn.Established] waits for the peer. data is private data of at most 196 bytes. QPN of
+// Param is the queue pair's number. After an error the request is rejected. It may sleep. (rdma_accept)
 func (r *Request) Accept(qp *ib.QP, p Param, data []byte) (*Conn, error) {
 	c := r.conn
 	p.QPN = qp.Num()
@@ -413,6 +420,6 @@ func (r *Request) Accept(qp *ib.QP, p Param, data []byte) (*Conn, error) {
 
 // Reject rejects the request with private data, which is truncated to 148 bytes. It may sleep. (rdma_reject)
 func (r *Request) Reject(data []byte) {
-	r.conn.id.Reject(msg.ReasonConsumer, data[:min(len(data), msg.MaxREJData)]) // unless it has ended by itself
+	r.conn.id.Reject(msg.ReasonConsumer, data[:min(len(data), msg.MaxREJData)]) // no effect after its end
 	r.conn.Close()
 }

@@ -82,7 +82,7 @@ func (e *end) hear(want string) {
 	e.t.Helper()
 	wc := <-e.in
 	if got := string(e.buf[:wc.ByteLen]); wc.Status != ib.WCSuccess || got != want {
-		e.t.Errorf("%v, %q; want %q", wc.Status, got, want)
+		e.t.Errorf("receive: got status %v and %q, want success and %q", wc.Status, got, want)
 	}
 }
 
@@ -94,7 +94,7 @@ var anywhere = netip.AddrPortFrom(netip.IPv6Unspecified(), testPort)
 func TestDial(t *testing.T) {
 	for name, rules := range map[string][]link.Rule{
 		"a good network": nil,
-		// Lost messages of the connection manager are retransmitted. The RTU may be lost until data arrive.
+		// The manager retransmits lost messages. The RTU may be lost until data arrive.
 		"a bad network": {{Drop: 0.3, QP: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestDial(t *testing.T) {
 					r, err := l.Accept(ctx)
 					b.must(err)
 					if want := (Param{QPN: r.Param.QPN, ResponderResources: 3, InitiatorDepth: 2, RetryCount: 7}); r.Param != want {
-						t.Errorf("request %+v, want %+v", r.Param, want)
+						t.Errorf("request: got %+v, want %+v", r.Param, want)
 					}
 					if !bytes.Equal(r.Data, padded("knock", msg.MaxREQData-msg.IPHeaderLen)) || r.RemoteAddr().Addr() != a.addr {
 						t.Errorf("request: got data %q from %v, want \"knock\" with padding from %v", r.Data,
@@ -150,7 +150,7 @@ func TestDial(t *testing.T) {
 					[]byte("knock"))
 				a.must(err)
 				if want := (Param{QPN: p.QPN, ResponderResources: 2, InitiatorDepth: 1}); p != want {
-					t.Errorf("response %+v, want %+v", p, want)
+					t.Errorf("response: got %+v, want %+v", p, want)
 				}
 				if !bytes.Equal(data, padded("come in", msg.MaxREPData)) || c.Established(ctx) != nil {
 					t.Errorf("answer: got %q, want \"come in\" with padding", data)
@@ -202,10 +202,10 @@ func TestDialFails(t *testing.T) {
 		says string
 	}{
 		{"nobody listens", func(t *testing.T, a, b *host) error { return dial(t, ctx, a, at(b)) },
-			syscall.ECONNREFUSED, "nothing listens on the port"},
-		{"nobody is there", func(t *testing.T, a, b *host) error {
+			syscall.ECONNREFUSED, "no listener on the port"},
+		{"no host at the address", func(t *testing.T, a, b *host) error {
 			return dial(t, ctx, a, netip.MustParseAddrPort("10.0.0.9:7471"))
-		}, syscall.ETIMEDOUT, "does not answer"},
+		}, syscall.ETIMEDOUT, "does not respond"},
 		{"no route", func(t *testing.T, a, b *host) error {
 			return dial(t, ctx, a, netip.MustParseAddrPort("[fd00::1]:7471"))
 		},
@@ -226,8 +226,8 @@ func TestDialFails(t *testing.T) {
 				t.Errorf("rejection: got %+v, want \"no\" repeated in its data", no)
 			}
 			return err
-		}, syscall.ECONNREFUSED, "the peer refuses"},
-		{"the listener ends", func(t *testing.T, a, b *host) error {
+		}, syscall.ECONNREFUSED, "the peer rejected"},
+		{"the listener is closed", func(t *testing.T, a, b *host) error {
 			l, err := b.m.Listen(anywhere, 0)
 			b.must(err)
 			time.AfterFunc(time.Second, l.Close)
@@ -249,7 +249,7 @@ func TestDialFails(t *testing.T) {
 			}
 			return err
 		}, syscall.ECONNREFUSED, ""},
-		{"it takes too long", func(t *testing.T, a, b *host) error {
+		{"the request takes too long", func(t *testing.T, a, b *host) error {
 			l, err := b.m.Listen(anywhere, 0)
 			b.must(err)
 			defer l.Close()
@@ -265,12 +265,12 @@ func TestDialFails(t *testing.T) {
 				t.Errorf("Init for a cancelled request: got %v, want EINVAL", err)
 			}
 			if c, err := r.Accept(end.qp.QP, Param{}, nil); err == nil {
-				t.Error("a request that was given up is accepted")
+				t.Error("Accept of a cancelled request: got success, want an error")
 				c.Close()
 			}
 			return err
 		}, context.DeadlineExceeded, ""},
-		{"the device goes", func(t *testing.T, a, b *host) error {
+		{"the device is removed", func(t *testing.T, a, b *host) error {
 			l, err := b.m.Listen(anywhere, 0)
 			b.must(err)
 			defer l.Close()
@@ -292,23 +292,23 @@ func TestDialFails(t *testing.T) {
 			_, _, err = c.Connect(ctx, e.qp.QP, Param{}, nil)
 			<-gone
 			if c.Device() != nil && c.Err() == nil {
-				t.Error("the device is there")
+				t.Error("Device after the removal: got a device, want nil")
 			}
 			return err
-		}, syscall.ENODEV, "the device has gone"},
-		{"on a device that is another's", func(t *testing.T, a, b *host) error {
+		}, syscall.ENODEV, "the device was removed"},
+		{"on a device of another core", func(t *testing.T, a, b *host) error {
 			_, err := a.m.Resolve(ctx, Target{Addr: at(b), Device: b.core.Devices()[0]})
 			return err
 		}, syscall.ENODEV, ""},
-		{"on a device without such an address", func(t *testing.T, a, b *host) error {
+		{"on a device without an address of the family", func(t *testing.T, a, b *host) error {
 			_, err := a.m.Resolve(ctx, Target{Addr: netip.MustParseAddrPort("[fd00::1]:7471"), Device: a.core.Devices()[0]})
 			return err
 		}, syscall.EADDRNOTAVAIL, "no address to reach"},
-		{"from an address that is another's", func(t *testing.T, a, b *host) error {
+		{"from an address of another host", func(t *testing.T, a, b *host) error {
 			_, err := a.m.Resolve(ctx, Target{Addr: at(b), Source: at(b)})
 			return err
 		}, syscall.EADDRNOTAVAIL, ""},
-		{"the manager ends", func(t *testing.T, a, b *host) error {
+		{"the manager is closed", func(t *testing.T, a, b *host) error {
 			l, err := b.m.Listen(anywhere, 0)
 			b.must(err)
 			time.AfterFunc(time.Second, b.m.Close)
@@ -323,15 +323,15 @@ func TestDialFails(t *testing.T) {
 			a.must(err)
 			<-c.Done()
 			return c.Err()
-		}, syscall.ENODEV, "the connection manager has ended"},
-		{"the port is taken", func(t *testing.T, a, b *host) error {
+		}, syscall.ENODEV, "the connection manager was closed"},
+		{"the port is in use", func(t *testing.T, a, b *host) error {
 			l, err := b.m.Listen(at(b), 0)
 			b.must(err)
 			defer l.Close()
 			_, err = b.m.Listen(at(b), 0)
 			return err
 		}, syscall.EADDRINUSE, "listen on"},
-		{"the listener's device goes", func(t *testing.T, a, b *host) error {
+		{"the listener's device is removed", func(t *testing.T, a, b *host) error {
 			l, err := b.m.Listen(at(b), 0)
 			b.must(err)
 			defer l.Close()
@@ -344,7 +344,7 @@ func TestDialFails(t *testing.T) {
 			inWorld(t, nil, func(t *testing.T, a, b *host) {
 				err := c.run(t, a, b)
 				if !errors.Is(err, c.is) || err == nil || !bytes.Contains([]byte(err.Error()), []byte(c.says)) {
-					t.Errorf("%v; want %v, and %q", err, c.is, c.says)
+					t.Errorf("got %v, want %v and %q", err, c.is, c.says)
 				}
 			})
 		})

@@ -19,11 +19,11 @@ type couple struct {
 	la, lb log
 }
 
-// A situation is a state of a connection, with a function that reaches it.
+// A situation is a state of a connection, with a function that reaches that state.
 type situation struct {
 	name  string
 	space msg.PortSpace
-	reach func(t *testing.T, p *couple) // starts from a resolved route, or for the first situations from an idle ID
+	reach func(t *testing.T, p *couple) // starts from a resolved route; the first situations start from an idle ID
 }
 
 // fromIdle is the number of situations before the route is resolved.
@@ -93,13 +93,13 @@ func connect(t *testing.T, p *couple) {
 	p.lb.expect(t, soon, Established)
 }
 
-// misfortunes are events that end a connection.
+// misfortunes lists events that end a connection.
 var misfortunes = []struct {
 	name   string
 	happen func(p *couple)
 }{
-	{"its device goes", func(p *couple) { p.a.must(p.a.slot.Unplug()) }},
-	{"the peer's device goes", func(p *couple) { p.a.must(p.b.slot.Unplug()) }},
+	{"its device is unplugged", func(p *couple) { p.a.must(p.a.slot.Unplug()) }},
+	{"the peer's device is unplugged", func(p *couple) { p.a.must(p.b.slot.Unplug()) }},
 	{"its program ends", func(p *couple) { p.c.Destroy() }},
 	{"the peer's program ends", func(p *couple) {
 		if p.s != nil {
@@ -108,7 +108,7 @@ var misfortunes = []struct {
 	}},
 	{"the peer is lost", func(p *couple) {
 		p.a.net.SetLink(p.b.addr, false)
-		if v := p.c.View(); v.Routed { // a side that sends messages detects it
+		if v := p.c.View(); v.Routed { // a side that sends messages detects the loss
 			p.c.Disconnect()
 		}
 	}},
@@ -123,7 +123,7 @@ var misfortunes = []struct {
 }
 
 // ends lists the events of both sides within two minutes after each misfortune, in the order of misfortunes. The
-// removal of a device sends no messages, so a peer that does not send anything is not notified. An address may or may
+// removal of a device sends no messages, so a peer that sends no messages is not notified. An address may or may
 // not be resolved before its device is removed.
 var ends = map[string][7]string{
 	"bound":     {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
@@ -206,7 +206,7 @@ func TestEnds(t *testing.T) {
 					m.happen(p)
 					got := types(p.la.take(2*time.Minute)) + " " + types(p.lb.take(0))
 					if want := ends[at.name][i]; !slices.Contains(strings.Split(want, " or "), got) {
-						t.Errorf("got %s, want %s", got, want)
+						t.Errorf("events: got %s, want %s", got, want)
 					}
 					for _, id := range []*ID{p.c, p.s, l} {
 						if id != nil {

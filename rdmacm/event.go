@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// EventType is the type of an event of an ID (enum rdma_cm_event_type; the numbers are those of the user ABI).
+// EventType is the type of an event of an ID (enum rdma_cm_event_type). The numbers are those of the user ABI.
 type EventType uint32
 
 const (
@@ -46,17 +46,18 @@ func (t EventType) String() string {
 // Event is an event for the owner of an ID (struct rdma_cm_event).
 type Event struct {
 	Type EventType
-	// Status is 0 or a negative errno; for Rejected it is the msg.Reason, and for Unreachable of a datagram service the
-	// msg.SIDRStatus.
+	// Status is 0 or a negative errno. For Rejected it is the msg.Reason, and for Unreachable of a datagram service
+	// it is the msg.SIDRStatus.
 	Status int32
-	// New is the ID of a ConnectRequest. The owner of the listener must set its event function with [ID.Adopt], or
-	// destroy it.
+	// New is the ID of a ConnectRequest. The owner of the listener must set the event function of New with
+	// [ID.Adopt], or destroy New.
 	New *ID
 	// Param holds the requested or accepted parameters, for ConnectRequest, ConnectResponse and Established.
 	Param Param
-	// Data is private data, with the length of the message's field: the peer's data, then zeros.
+	// Data is private data, with the length of the message's field. It contains the peer's data, then zeros.
 	Data []byte
-	// AH is the address of a datagram service or a multicast group; Param.QPN and Param.QKey belong to it.
+	// AH is the address of a datagram service or a multicast group. Param.QPN and Param.QKey belong to the same
+	// service or group.
 	AH ib.AHAttr
 	// Group is the group of MulticastJoin and MulticastError.
 	Group *Group

@@ -37,34 +37,34 @@ func TestImpostor(t *testing.T) {
 		}
 		for _, e := range lb.take(time.Millisecond) {
 			if requests--; e.Type != ConnectRequest {
-				t.Errorf("got %v", e.Type)
+				t.Errorf("event: got %v, want ConnectRequest", e.Type)
 			}
 		}
 		if requests != 0 {
 			t.Errorf("rejected requests of the forger: got %d, want 0", requests)
 		}
-		// The node itself, with numbers that the forged packets have used.
+		// The node itself now uses numbers that the forged packets have used.
 		a.must(p.c.Connect(Param{QPN: 2}, nil))
 		s := lb.expect(t, soon, ConnectRequest)[0].New
 		b.must(s.Accept(Param{QPN: 3}, nil))
 		la.expect(t, soon, ConnectResponse)
 		a.must(p.c.Complete())
 		lb.expect(t, soon, Established)
-		// The peer has used the number itself: its own connection is stale.
+		// The peer itself has used the number, so its own connection is stale.
 		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 2))
 		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 77))
 		for _, e := range lb.take(time.Millisecond) {
 			if e.Type != ConnectRequest {
-				t.Errorf("got %v", e.Type)
+				t.Errorf("event: got %v, want ConnectRequest", e.Type)
 			}
 		}
 		if s.conn == nil || s.conn.State != conn.Established {
-			t.Error("the connection has ended")
+			t.Error("connection: got the end, want established")
 		}
 	})
 }
 
-// TestForgedEnd checks that a DREQ ends a connection only if it names the queue pair. (cm_dreq_handler)
+// TestForgedEnd checks that a DREQ ends a connection only if the DREQ names the queue pair. (cm_dreq_handler)
 func TestForgedEnd(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -94,7 +94,7 @@ func TestForgedEnd(t *testing.T) {
 	})
 }
 
-// TestBothGo checks that a connection is dropped on both sides when both owners go away at the same time.
+// TestBothGo checks that a connection is dropped on both sides when both owners destroy their IDs at the same time.
 func TestBothGo(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log

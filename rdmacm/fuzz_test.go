@@ -28,7 +28,7 @@ func (h *host) deliver(from netip.Addr, mad []byte) {
 	h.m.agents[0].handle(&ib.WC{Flags: ib.WCGRH, ByteLen: slotLen}, b)
 }
 
-// script is the input of a fuzz target, byte by byte; zeros after its end.
+// script is the input of a fuzz target, read byte by byte. After its end it yields zeros.
 type script []byte
 
 func (s *script) byte() (b byte) {
@@ -45,7 +45,7 @@ func (s *script) take(n int) []byte {
 	return b
 }
 
-// pick returns an element of a list, or the zero value for an empty one.
+// pick returns an element of a list, or the zero value for an empty list.
 func pick[T any](s *script, list []T) (v T) {
 	if n := len(list); n > 0 {
 		v = list[int(s.byte())%n]
@@ -61,13 +61,13 @@ type forger struct {
 	log     log
 	ids     []*ID
 	honest  *connection // an established connection with another peer
-	victims uint32      // number of the queue pair at its peer
+	victims uint32      // number of the queue pair at the honest peer
 }
 
 var forgers = []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4"),
 	netip.MustParseAddr("10.0.0.1")}
 
-// numbers returns communication IDs known to the manager, and some unknown ones.
+// numbers returns communication IDs known to the manager, and some unknown IDs.
 func (f *forger) numbers() []uint32 {
 	f.h.m.mu.Lock()
 	defer f.h.m.mu.Unlock()
@@ -78,12 +78,13 @@ func (f *forger) numbers() []uint32 {
 	return append(list, slices.Sorted(maps.Keys(f.h.m.sidr))...)
 }
 
-// packet delivers a message: arbitrary bytes after a header, or a valid message with a few bytes changed.
+// packet delivers a message. It is either arbitrary bytes after a header, or a valid message with a few changed
+// bytes.
 func (f *forger) packet() {
 	attr := msg.AttrREQ + msg.Attribute(f.byte()%13)
 	mad := make([]byte, msg.Len)
 	n := f.numbers()
-	// Not the peer of the honest connection, which may end it.
+	// The source must not be the peer of the honest connection, because that peer may end it.
 	from := pick(f.script, forgers)
 	guid := []uint64{f.honest.guid, 1, 2}
 	data := msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: from, Dst: f.h.addr})
@@ -203,11 +204,11 @@ func (f *forger) call() {
 	}
 }
 
-// FuzzPackets delivers arbitrary messages in any state. The manager must keep working, a connection with another peer
-// must stay, that peer must be able to connect again, and no state may remain in the end.
+// FuzzPackets delivers arbitrary messages in any state. The manager must keep working, a connection with another
+// peer must stay established, that peer must be able to connect again, and no state may remain at the end.
 func FuzzPackets(f *testing.F) {
-	// A listener, a request, its acceptance, and the end; a connection to an unused address, and its replies; a
-	// datagram service.
+	// The seed contains a listener, a request, its acceptance, and the end; a connection to an unused address, and
+	// its replies; and a datagram service.
 	for a := range byte(13) {
 		f.Add([]byte{2, 0, 0, 2, 0, 1, 3, 0, 0, 0, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, a, 0, 4, 5, 0, 0,
 			0, 3, 1})
@@ -222,7 +223,7 @@ func FuzzPackets(f *testing.F) {
 		synctest.Test(t, func(t *testing.T) {
 			network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 			fast := Config{Timeout: 12, Retries: 3}
-			// Without checked mode, which takes most of the time and is used by other tests.
+			// The test does not use checked mode, which takes most of the time and is used by other tests.
 			a := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.1")}
 			peer := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.2")}
 			a.open(fast)
@@ -261,7 +262,7 @@ func FuzzPackets(f *testing.F) {
 			}
 			got := append(la.take(time.Millisecond), lp.take(0)...)
 			if len(got) > 0 || r.conn != fz.honest || r.conn.State != conn.Established {
-				t.Errorf("a connection with another peer got %v", types(got))
+				t.Errorf("events of a connection with another peer: got %v, want none", types(got))
 			}
 			c2, r2 := join(fz.victims + 1)
 			for _, e := range fz.log.take(0) {

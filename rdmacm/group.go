@@ -19,8 +19,8 @@ type Group struct {
 // Addr returns the address of the group.
 func (g *Group) Addr() netip.Addr { return g.addr }
 
-// Join joins a multicast group and causes MulticastJoin, with the data that a queue pair needs to send to the group. To
-// receive, the queue pair must be attached to the group. The ID needs a device. (rdma_join_multicast)
+// Join joins a multicast group and causes MulticastJoin. That event has the data that a queue pair needs to send to
+// the group. To receive, the queue pair must be attached to the group. The ID needs a device. (rdma_join_multicast)
 func (id *ID) Join(addr netip.Addr) (*Group, error) {
 	m := id.m
 	m.mu.Lock()
@@ -30,7 +30,7 @@ func (id *ID) Join(addr netip.Addr) (*Group, error) {
 	case !addr.IsMulticast():
 		return nil, fmt.Errorf("join %v: not a multicast address: %w", addr, syscall.EINVAL)
 	case id.opts.Type != ib.QPTypeUD:
-		return nil, fmt.Errorf("join %v: not an id of datagrams: %w", addr, syscall.EINVAL)
+		return nil, fmt.Errorf("join %v: the ID is not of a datagram service: %w", addr, syscall.EINVAL)
 	case id.at.agent == nil || id.state != idBound && id.state != idAddrResolved:
 		return nil, id.wrong("join a multicast group")
 	}

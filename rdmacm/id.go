@@ -30,7 +30,7 @@ const (
 	idAddrQuery
 	idAddrResolved
 	idRouteResolved
-	idConnected // or about to be
+	idConnected // or about to be connected
 	idDisconnected
 	idRemoved
 )
@@ -38,17 +38,18 @@ const (
 // Options holds the parameters of a new ID.
 type Options struct {
 	Space msg.PortSpace
-	// Type is the type of the queue pair: a connected one, or UD.
+	// Type is the type of the queue pair, which is a connected type or UD.
 	Type ib.QPType
-	// MayUseLowPorts: the owner may bind ports below 1024.
+	// MayUseLowPorts means that the owner may bind ports below 1024.
 	MayUseLowPorts bool
-	// Device is the device for resolving addresses; nil: the device of the local address for the peer.
+	// Device is the device for resolving addresses; nil means the device of the local address for the peer.
 	Device *ib.Device
-	// Listens reports whether the owner may listen again. While it returns true, a request that arrives shortly after a
-	// listener was destroyed waits for the next listener; nil: it is rejected. It must not sleep, nor call the manager.
+	// Listens reports whether the owner may listen again. While Listens returns true, a request that arrives
+	// shortly after a listener was destroyed waits for the next listener. If Listens is nil, the request is
+	// rejected. Listens must not sleep, nor call the manager.
 	Listens func() bool
-	// Event is called for the events of the ID, one at a time. It must not sleep for long, because all IDs share a
-	// goroutine.
+	// Event is called for the events of the ID, one at a time. Event must not sleep for long, because all IDs share
+	// a goroutine.
 	Event func(*ID, Event)
 
 	closed func(error) // called if the manager is closed before the ID is destroyed; see own
@@ -67,24 +68,24 @@ type ID struct {
 	// Under m.mu.
 	state     idState
 	gone      bool
-	src, dst  netip.AddrPort // zero: unknown
-	loopback  bool           // bound to a loopback address that no device has; src is the device's address, if it has one
+	src, dst  netip.AddrPort // the zero value means unknown
+	loopback  bool           // bound to a loopback address; src is the address of the device, if any
 	ib        bool           // the addresses are GIDs (AF_IB)
-	port      portKey        // in m.ports; port 0: none
+	port      portKey        // key in m.ports; port 0 means none
 	at        place
 	reuseAddr bool
 	afOnly    bool
 	tos       uint8
-	class     uint8 // tos at the resolution of the route, or the request: the traffic class of packets
-	ackCode   uint8 // RDMA_OPTION_ID_ACK_TIMEOUT, if ackSet
+	class     uint8 // traffic class of packets: tos at the resolution of the route, or that of the request
+	ackCode   uint8 // RDMA_OPTION_ID_ACK_TIMEOUT, if ackSet is true
 	ackSet    bool
 	begun     bool // a request was sent or received, or the ID listens on its device (cm_id.ib is set)
-	backlog   int  // listeners: requests that are not accepted yet
+	backlog   int  // for a listener, number of requests that are not accepted yet
 	pending   int
-	listener  *ID // for a request: its listener, until it is accepted or rejected
+	listener  *ID // for a request, its listener until the request is accepted or rejected
 	conn      *connection
-	service   *service // for the ID of a datagram service
-	param     Param    // requested by the owner
+	service   *service // set for the ID of a datagram service
+	param     Param    // parameters requested by the owner
 	groups    []*Group
 }
 
@@ -94,12 +95,12 @@ func (m *Manager) NewID(o Options) (*ID, error) {
 	case msg.PortSpaceTCP, msg.PortSpaceIB:
 		if o.Type != ib.QPTypeRC && o.Type != ib.QPTypeUC && o.Type != ib.QPTypeUD && o.Type != ib.QPTypeXRCInit &&
 			o.Type != ib.QPTypeXRCTgt {
-			return nil, fmt.Errorf("id with queue pairs of type %v: %w", o.Type, syscall.EINVAL)
+			return nil, fmt.Errorf("ID with queue pairs of type %v: %w", o.Type, syscall.EINVAL)
 		}
 	case msg.PortSpaceUDP, msg.PortSpaceIPoIB:
 		o.Type = ib.QPTypeUD
 	default:
-		return nil, fmt.Errorf("id in %v: %w", o.Space, syscall.EINVAL)
+		return nil, fmt.Errorf("ID in %v: %w", o.Space, syscall.EINVAL)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -109,7 +110,7 @@ func (m *Manager) NewID(o Options) (*ID, error) {
 	return m.newID(o), nil
 }
 
-var errClosed = fmt.Errorf("the connection manager has ended: %w", syscall.ENODEV)
+var errClosed = fmt.Errorf("the connection manager was closed: %w", syscall.ENODEV)
 
 //verbena:held mu
 func (m *Manager) newID(o Options) *ID {
@@ -119,14 +120,14 @@ func (m *Manager) newID(o Options) *ID {
 	return id
 }
 
-// Adopt sets a new event function, from the next event on.
+// Adopt sets a new event function, which receives events from the next event on.
 func (id *ID) Adopt(f func(*ID, Event)) {
 	id.reporting.Lock()
 	defer id.reporting.Unlock()
 	id.handler = f
 }
 
-// own makes this package the owner of a request: closed is called when the manager is closed.
+// own makes this package the owner of a request. closed is called when the manager is closed.
 func (id *ID) own(f func(*ID, Event), closed func(error)) {
 	id.Adopt(f)
 	id.m.mu.Lock()
@@ -150,8 +151,8 @@ func (id *ID) report(e Event) {
 	f(id, e)
 }
 
-// Destroy destroys an ID. It disconnects or rejects a connection, and notifies the peer. No further event is reported,
-// but the event function may still be running. It does not sleep. (rdma_destroy_id)
+// Destroy destroys an ID. Destroy disconnects or rejects a connection, and notifies the peer. No further event is
+// reported, but the event function may still be running. Destroy does not sleep. (rdma_destroy_id)
 func (id *ID) Destroy() {
 	id.reporting.Lock()
 	id.dead = true
@@ -182,7 +183,8 @@ type formerListener struct {
 	listens func() bool // reports whether its owner may listen again
 }
 
-// listenerGone records that a listener has ended, for hold. If there are many, it drops old records.
+// listenerGone records for hold that a listener was destroyed. If there are many records, listenerGone drops old
+// records.
 //
 //verbena:held mu
 func (m *Manager) listenerGone(id *ID) {
@@ -218,7 +220,7 @@ func (m *Manager) leave(id *ID) {
 	m.endService(id)
 }
 
-// Settle removes a request from the backlog of its listener, because its owner has received it.
+// Settle removes a request from the backlog of its listener, because its owner has received the request.
 func (id *ID) Settle() {
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
@@ -238,12 +240,12 @@ func (m *Manager) settle(id *ID) {
 // state errors
 
 func (id *ID) wrong(what string) error {
-	return fmt.Errorf("%s: not in this state of the id: %w", what, syscall.EINVAL)
+	return fmt.Errorf("%s: not allowed in this state of the ID: %w", what, syscall.EINVAL)
 }
 
-// SetOption sets an option: AFOnly, and ReuseAddr to 0, before the ID is bound; ReuseAddr to 1 until it listens; TOS,
-// and ACKTimeout of an ID with reliable connections, at any time. (rdma_set_service_type, rdma_set_reuseaddr,
-// rdma_set_afonly, rdma_set_ack_timeout)
+// SetOption sets an option of an ID. AFOnly, and ReuseAddr to 0, may be set before the ID is bound. ReuseAddr may
+// be set to 1 until the ID listens. TOS, and ACKTimeout of an ID with reliable connections, may be set at any time.
+// (rdma_set_service_type, rdma_set_reuseaddr, rdma_set_afonly, rdma_set_ack_timeout)
 func (id *ID) SetOption(o Option, v uint8) error {
 	m := id.m
 	m.mu.Lock()
@@ -253,20 +255,20 @@ func (id *ID) SetOption(o Option, v uint8) error {
 		id.tos = v
 	case ACKTimeout:
 		if id.opts.Type != ib.QPTypeRC && id.opts.Type != ib.QPTypeXRCInit {
-			return fmt.Errorf("ACK timeout of an id with queue pairs of type %v: %w", id.opts.Type, syscall.EINVAL)
+			return fmt.Errorf("ACK timeout of an ID with queue pairs of type %v: %w", id.opts.Type, syscall.EINVAL)
 		}
 		id.ackCode, id.ackSet = v, true
 	case ReuseAddr:
 		if v == 0 && id.state != idIdle {
-			return id.wrong("clear the option of reuse")
+			return id.wrong("clear the option for address reuse")
 		}
 		if id.state == idListening {
-			return id.wrong("set the option of reuse")
+			return id.wrong("set the option for address reuse")
 		}
 		id.reuseAddr = v != 0
 	case AFOnly:
 		if id.state != idIdle && id.state != idBound {
-			return id.wrong("set the option of one family")
+			return id.wrong("set the option for one address family")
 		}
 		id.afOnly = v != 0
 	default:
@@ -285,9 +287,9 @@ const (
 	ACKTimeout
 )
 
-// Bind binds an ID to a local address, which may be unspecified, and a port; 0 stands for any free port. It returns
-// EADDRNOTAVAIL if no device has the address, or if the port conflicts with one that is bound for all addresses,
-// EADDRINUSE if the port is in use, and EACCES for ports below 1024. (rdma_bind_addr)
+// Bind binds an ID to a local address, which may be unspecified, and a port; port 0 means any free port. Bind
+// returns EADDRNOTAVAIL if no device has the address, or if the port conflicts with one that is bound for all
+// addresses, EADDRINUSE if the port is in use, and EACCES for ports below 1024. (rdma_bind_addr)
 func (id *ID) Bind(a netip.AddrPort) error {
 	m := id.m
 	m.mu.Lock()
@@ -323,14 +325,15 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 		return fmt.Errorf("bind %v: %w", a, err)
 	}
 	id.src = netip.AddrPortFrom(a.Addr(), id.port.port)
-	id.dst = netip.AddrPortFrom(unspecified(a.Addr()), 0) // to fix its family
+	id.dst = netip.AddrPortFrom(unspecified(a.Addr()), 0) // to fix the ID's address family
 	id.at = at
 	id.state = idBound
 	return nil
 }
 
-// BindGID binds an ID to an InfiniBand address (AF_IB). On Ethernet only the unspecified address is valid; it returns
-// ENODEV for all others. librdmacm uses this call to test for the commands that accept addresses of any family.
+// BindGID binds an ID to an InfiniBand address (AF_IB). On Ethernet only the unspecified address is valid, and
+// BindGID returns ENODEV for all others. librdmacm uses this call to test for the commands that accept addresses of
+// any family.
 func (id *ID) BindGID(g ib.GID) error {
 	m := id.m
 	m.mu.Lock()
@@ -339,13 +342,13 @@ func (id *ID) BindGID(g ib.GID) error {
 		return id.wrong("bind")
 	}
 	if !g.IsZero() {
-		return fmt.Errorf("bind: no subnet of InfiniBand has %v: %w", g, syscall.ENODEV)
+		return fmt.Errorf("bind: no InfiniBand subnet has %v: %w", g, syscall.ENODEV)
 	}
 	id.ib, id.state = true, idBound
 	return nil
 }
 
-// plain unmaps an IPv4-mapped address, which no local interface has. (rdma_translate_ip)
+// plain unmaps an IPv4-mapped address, because no local interface has such an address. (rdma_translate_ip)
 func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
 // withoutZone reports whether an address is link-local and does not name its link. (cma_check_linklocal)
@@ -397,8 +400,8 @@ func (m *Manager) unbind(id *ID) {
 	id.port = portKey{}
 }
 
-// ofAnyAddress reports whether an ID has its port at all addresses. It is then bound to an unspecified address, or to a
-// loopback address that no device has. (cma_any_addr)
+// ofAnyAddress reports whether an ID has its port at all addresses. Such an ID is bound to an unspecified address,
+// or to a loopback address that no device has. (cma_any_addr)
 //
 //verbena:held m.mu
 func (id *ID) ofAnyAddress() bool { return id.loopback || id.src.Addr().IsUnspecified() }
@@ -413,16 +416,16 @@ func (m *Manager) clash(id *ID, k portKey, reuse bool) error {
 		case o == id, reuse && o.reuseAddr:
 		case id.afOnly && o.afOnly && a.Is4() != b.Is4():
 		case id.ofAnyAddress() || o.ofAnyAddress():
-			return fmt.Errorf("port %d of all addresses is taken: %w", k.port, syscall.EADDRNOTAVAIL)
+			return fmt.Errorf("port %d of all addresses is in use: %w", k.port, syscall.EADDRNOTAVAIL)
 		case a == b:
-			return fmt.Errorf("port %d of the address is taken: %w", k.port, syscall.EADDRINUSE)
+			return fmt.Errorf("port %d of the address is in use: %w", k.port, syscall.EADDRINUSE)
 		}
 	}
 	return nil
 }
 
 // Listen makes the ID receive requests for its port. backlog limits the requests that are neither accepted nor
-// rejected; 0 stands for 1024. An unbound ID is bound to a free port of all addresses. (rdma_listen)
+// rejected; 0 means 1024. An unbound ID is bound to a free port of all addresses. (rdma_listen)
 func (id *ID) Listen(backlog int) error {
 	m := id.m
 	m.mu.Lock()
@@ -448,9 +451,9 @@ func (id *ID) Listen(backlog int) error {
 
 const defaultBacklog = 1024
 
-// ResolveAddr resolves the device and the local address for a peer, and causes AddrResolved or AddrError. Without a
-// route it returns an error, such as ENETUNREACH, and the ID is bound. src may be the zero AddrPort, or have an
-// unspecified address. It may sleep. (rdma_resolve_addr)
+// ResolveAddr resolves the device and the local address for a peer, and causes AddrResolved or AddrError. If there
+// is no route, ResolveAddr returns an error, such as ENETUNREACH, and the ID is bound. src may be the zero
+// AddrPort, or have an unspecified address. It may sleep. (rdma_resolve_addr)
 func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	m := id.m
 	m.mu.Lock()
@@ -471,9 +474,9 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	}
 	if id.src.Addr().Is4() != dst.Addr().Is4() {
 		id.dst = dst
-		return fmt.Errorf("resolve %v from %v: two families: %w", dst, id.src, syscall.EINVAL)
+		return fmt.Errorf("resolve %v from %v: the address families differ: %w", dst, id.src, syscall.EINVAL)
 	}
-	if dst.Addr().IsUnspecified() { // the local host (cma_resolve_loopback)
+	if dst.Addr().IsUnspecified() { // means the local host (cma_resolve_loopback)
 		dst = netip.AddrPortFrom(loopback(dst.Addr()), dst.Port())
 	}
 	id.state, id.dst = idAddrQuery, dst
@@ -495,7 +498,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 			return nil
 		}
 		if err == nil && way.Is4() != dst.Addr().Is4() {
-			err = fmt.Errorf("no address of its family leads there: %w", syscall.ENETUNREACH)
+			err = fmt.Errorf("no local address of its family reaches it: %w", syscall.ENETUNREACH)
 		}
 		if err != nil {
 			id.state = idBound
@@ -541,7 +544,7 @@ func (m *Manager) finishResolve(id *ID, at place, from netip.Addr, err error) {
 	m.tell(id, Event{Type: AddrResolved})
 }
 
-// ResolveRoute causes RouteResolved: over Ethernet the route is known with the address. (rdma_resolve_route)
+// ResolveRoute causes RouteResolved. Over Ethernet, the route is known with the address. (rdma_resolve_route)
 func (id *ID) ResolveRoute() error {
 	m := id.m
 	m.mu.Lock()
@@ -557,7 +560,7 @@ func (id *ID) ResolveRoute() error {
 // View holds the addresses and the route of an ID.
 type View struct {
 	Src, Dst     netip.AddrPort
-	Device       *ib.Device // nil: unknown
+	Device       *ib.Device // nil if unknown
 	GUID         uint64     // GUID of the node
 	Port         int
 	SGID, DGID   ib.GID
@@ -567,7 +570,7 @@ type View struct {
 	FlowLabel    uint32
 	Routed       bool   // the route is known
 	State        uint8  // enum rdma_cm_state
-	QPN          uint32 // number of the owner's queue pair, after Connect or Accept; 0: unknown
+	QPN          uint32 // number of the owner's queue pair, after Connect or Accept; 0 if unknown
 }
 
 // linuxStates maps states to the numbers of enum rdma_cm_state.
@@ -616,11 +619,12 @@ func (m *Manager) address(id *ID) *ib.AHAttr {
 
 const hopLimit = 64
 
-// flowLabel returns the flow label of a connection, which networks use to balance load. (cma_get_roce_udp_flow_label)
+// flowLabel returns the flow label of a connection, which networks use to balance load.
+// (cma_get_roce_udp_flow_label)
 func flowLabel(src, dst uint16) uint32 { return (uint32(src)*31 + uint32(dst)) & 0xfffff }
 
-// Device returns the shared [ib.Device] of the ID's device, or nil if it is unknown or has gone. A client of the core
-// creates its objects on its own Device, which is the Same.
+// Device returns the shared [ib.Device] of the ID's device, or nil if it is unknown or was removed. A client of the
+// core creates its objects on its own Device, for which Same returns true.
 func (id *ID) Device() *ib.Device {
 	id.m.mu.Lock()
 	a := id.at.agent

@@ -19,37 +19,39 @@ import (
 
 // Config configures a Manager.
 type Config struct {
-	// Source returns the source address of packets to dst. It may sleep. nil: that of the kernel's route.
+	// Source returns the source address of packets to dst. Source may sleep. nil: that of the kernel's route.
 	Source func(dst netip.Addr) (netip.Addr, error)
-	// Clock is the clock of timers; nil: the clock of the system.
+	// Clock is the clock of timers; nil means the system clock.
 	Clock clock.Clock
-	// Rand chooses IDs, packet sequence numbers and ports; nil: a randomly seeded one.
+	// Rand chooses IDs, packet sequence numbers and ports; nil means a randomly seeded source.
 	Rand *rand.Rand
-	// NoLoopback makes 127.0.0.1 and ::1 fail unless a device has them, as in Linux. Otherwise they stand for the first
-	// active device.
+	// NoLoopback makes 127.0.0.1 and ::1 fail unless a device has them, as in Linux. Otherwise these addresses
+	// represent the first active device.
 	NoLoopback bool
-	// Timeout is the time for a peer's response, as a code: 4.096 us * 2^Timeout; 0: 20, 4.3 s
+	// Timeout is the time for a peer's response, as a code: 4.096 us * 2^Timeout. 0 means 20, which is 4.3 s
 	// (CMA_CM_RESPONSE_TIMEOUT).
 	Timeout uint8
-	// Retries is the number of retransmissions of a message; 0: 15 (CMA_MAX_CM_RETRIES).
+	// Retries is the number of retransmissions of a message; 0 means 15 (CMA_MAX_CM_RETRIES).
 	Retries uint8
-	// FirstPort and LastPort limit the ports that are chosen automatically; 0: Linux's default, 32768 to 60999.
+	// FirstPort and LastPort limit the ports that the manager chooses. If they are 0, the limits are Linux's
+	// default, 32768 to 60999.
 	FirstPort, LastPort uint16
-	// Log receives errors that cannot be returned to a caller; nil discards them.
+	// Log receives errors that cannot be returned to a caller. A nil Log discards them.
 	Log *slog.Logger
 }
 
 // Stats holds the counters of the manager.
 type Stats struct {
-	// Malformed datagrams, and messages of unknown connections.
+	// Malformed counts malformed datagrams, and Unknown counts messages of unknown connections.
 	Malformed, Unknown atomic.Uint64
-	// Retransmitted messages, and received duplicates.
+	// Retries counts retransmitted messages, and Duplicates counts received duplicates.
 	Retries, Duplicates atomic.Uint64
-	// Rejected connection requests: there is no listener, or the listener's backlog is full.
+	// Refused counts rejected connection requests, because of a missing listener or its full backlog.
 	Refused atomic.Uint64
 }
 
-// Manager is the connection manager of a Core. Its methods, and those of its IDs, are safe for concurrent use.
+// Manager is the connection manager of a Core. Manager's methods, and those of its IDs, are safe for concurrent
+// use.
 type Manager struct {
 	core   *ib.Core
 	client ib.Client
@@ -60,23 +62,23 @@ type Manager struct {
 	closed bool
 	agents []*agent // agents of the devices, in the order of registration
 	ids    map[*ID]struct{}
-	made   uint64            // number of IDs created
+	made   uint64            // number of IDs created so far
 	ports  map[portKey][]*ID // IDs by port
 	conns  map[uint32]*connection
-	// Connections by the peer's number, and by its queue pair.
+	// The following maps hold connections, by the peer's number and by its queue pair.
 	byPeer   map[peerID]*connection
 	byPeerQP map[peerID]*connection
 	sidr     map[uint32]*ID     // outstanding requests, by the ID that this side has chosen
-	services map[serviceKey]*ID // requests of peers, by the IDs that they have chosen
+	services map[serviceKey]*ID // requests of peers, by the IDs that the peers have chosen
 
-	lately map[uint16]formerListener // recently destroyed, by port
+	lately map[uint16]formerListener // recently destroyed listeners, by port
 	held   int                       // number of requests that are held back
 
 	events struct {
 		sync.Mutex
 		list []queued // events to report
 		wake chan struct{}
-		done chan struct{} // closed when no event function will be called any more
+		done chan struct{} // closed after the last call of an event function
 	}
 }
 
@@ -86,8 +88,8 @@ type portKey struct {
 	port  uint16
 }
 
-// peerID identifies a number assigned by a peer, for a connection or a queue pair. The address is part of the key: any
-// host can claim a node GUID, and could otherwise occupy the numbers of that node.
+// peerID identifies a number that a peer has assigned to a connection or a queue pair. The address is part of the
+// key. Otherwise any host could claim a node GUID and occupy the numbers of that node.
 type peerID struct {
 	from   ib.GID
 	guid   uint64
@@ -100,8 +102,8 @@ type serviceKey struct {
 	id   uint32
 }
 
-// New creates the connection manager of a core. It owns the general services queue pairs of the devices from then on.
-// Close it before the core's devices are unregistered permanently. It may sleep.
+// New creates the connection manager of a core. New owns the general services queue pairs of the devices from then
+// on. The manager must be closed before the core's devices are unregistered permanently. It may sleep.
 func New(core *ib.Core, cfg Config) (*Manager, error) {
 	if cfg.Source == nil {
 		cfg.Source = sourceOf
@@ -140,8 +142,8 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Close closes the manager. It must be called once. Remaining IDs are destroyed without an event to their owners, and
-// peers are notified; a Conn or a Listener ends with ENODEV. It may sleep.
+// Close closes the manager. Close must be called once. Remaining IDs are destroyed without an event to their
+// owners, and peers are notified. A Conn or a Listener ends with ENODEV. It may sleep.
 func (m *Manager) Close() {
 	m.mu.Lock()
 	if m.closed {
@@ -165,8 +167,8 @@ func (m *Manager) Close() {
 	m.stopReporting()
 }
 
-// contain calls f, which processes a peer's message. A panic in f is logged, and the manager continues: f must hold
-// m.mu with a deferred unlock.
+// contain calls f, which processes a peer's message. A panic in f is logged, and the manager continues. f must
+// therefore unlock m.mu by a deferred call.
 func (m *Manager) contain(f func()) {
 	contain.Do(f, contain.Logged(m.cfg.Log, "panic in the connection manager: the message is dropped"))
 }
@@ -189,8 +191,8 @@ func (m *Manager) add(dev *ib.Device) (any, error) {
 	return a, nil
 }
 
-// remove implements the client's Remove. It reports the removal to the IDs of the device, and drops their connections.
-// (cm_remove_one, cma_process_remove)
+// remove implements the client's Remove. remove reports the removal to the IDs of the device, and drops their
+// connections. (cm_remove_one, cma_process_remove)
 func (m *Manager) remove(_ *ib.Device, data any) {
 	a := data.(*agent)
 	m.mu.Lock()
@@ -223,7 +225,7 @@ type queued struct {
 	e  Event
 }
 
-// tell queues an event of an ID; it is dropped if the ID is destroyed first. It does not sleep.
+// tell queues an event of an ID. The event is dropped if the ID is destroyed first. tell does not sleep.
 //
 //verbena:held mu
 func (m *Manager) tell(id *ID, e Event) {
@@ -257,7 +259,7 @@ func (m *Manager) stopReporting() {
 	<-m.events.done
 }
 
-// duration converts a code to a time: 4.096 us * 2^code. (cm_convert_to_ms)
+// duration converts a code to a time, 4.096 us * 2^code. (cm_convert_to_ms)
 func duration(code uint8) time.Duration {
 	return time.Duration(4096) << min(code, 31)
 }

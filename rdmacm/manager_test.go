@@ -135,7 +135,7 @@ func types(events []Event) string {
 	return fmt.Sprint(s)
 }
 
-// soon is the virtual time that messages and their events take, also on the least convenient device.
+// soon is the virtual time that messages and their events take, also on the slowest device.
 const soon = 5 * time.Millisecond
 
 func (l *log) expect(t *testing.T, d time.Duration, want ...EventType) []Event {
@@ -146,7 +146,7 @@ func (l *log) expect(t *testing.T, d time.Duration, want ...EventType) []Event {
 		ok = ok && got[i].Type == want[i]
 	}
 	if !ok {
-		t.Fatalf("got %v, want %v", types(got), want)
+		t.Fatalf("events: got %v, want %v", types(got), want)
 	}
 	return got
 }
@@ -199,7 +199,7 @@ func TestConnect(t *testing.T) {
 		req := lb.expect(t, soon, ConnectRequest)[0]
 		if want := (Param{QPN: 0x123456, ResponderResources: 4, InitiatorDepth: 3, RetryCount: 5, RNRRetryCount: 6,
 			SRQ: true}); req.Param != want {
-			t.Errorf("request %+v, want %+v", req.Param, want)
+			t.Errorf("request: got %+v, want %+v", req.Param, want)
 		}
 		if !bytes.Equal(req.Data, padded("hello", msg.MaxREQData-msg.IPHeaderLen)) {
 			t.Errorf("private data of the request: got %q, want \"hello\" with padding", req.Data)
@@ -212,14 +212,14 @@ func TestConnect(t *testing.T) {
 		b.must(s.Accept(Param{QPN: 0x654321, ResponderResources: 1, InitiatorDepth: 2, RNRRetryCount: 7}, []byte("welcome")))
 		rep := la.expect(t, soon, ConnectResponse)[0]
 		if want := (Param{QPN: 0x654321, ResponderResources: 2, InitiatorDepth: 1, RNRRetryCount: 7}); rep.Param != want {
-			t.Errorf("response %+v, want %+v", rep.Param, want)
+			t.Errorf("response: got %+v, want %+v", rep.Param, want)
 		}
 		if !bytes.Equal(rep.Data, padded("welcome", msg.MaxREPData)) {
 			t.Errorf("private data of the response: got %q, want \"welcome\" with padding", rep.Data)
 		}
 		qpAttrs(t, c, s)
-		// The starting PSN is that of the packets that its sender receives (IBA 12.7.31). Two sides that both used it
-		// for sent packets would agree with each other, but not with other implementations.
+		// The starting PSN is the PSN of the packets that the sender of the message receives (IBA 12.7.31). Two
+		// sides that both used it for sent packets would match each other, but not other implementations.
 		if rtr, _, _ := c.QPAttr(ib.QPRTR); sent.(*msg.REQ).StartingPSN != rtr.RQPSN {
 			t.Errorf("starting PSN: got %#x, want %#x", sent.(*msg.REQ).StartingPSN, rtr.RQPSN)
 		}
@@ -267,14 +267,14 @@ func qpAttrs(t *testing.T, c, s *ID) {
 	}
 }
 
-// TestNextListener checks that a request that arrives between two listeners of a program is passed to the second one,
-// unless the program ends before.
+// TestNextListener checks that a request that arrives between two listeners of a program is passed to the second
+// listener, unless the program ends before.
 func TestNextListener(t *testing.T) {
 	for _, c := range []struct {
 		name               string
 		lives              time.Duration // lifetime of the program
 		asked, next, waits time.Duration // times after the end of the first listener
-		want               EventType     // on the active side
+		want               EventType     // event on the active side
 	}{
 		{"soon", time.Hour, 0, 300 * time.Millisecond, 320 * time.Millisecond, ConnectResponse},
 		{"on a busy machine", time.Hour, 1500 * time.Millisecond, 3 * time.Second, 3020 * time.Millisecond, ConnectResponse},
@@ -305,7 +305,7 @@ func TestNextListener(t *testing.T) {
 					got = la.take(time.Millisecond)
 				}
 				if d := time.Since(began); len(got) != 1 || got[0].Type != c.want || d > c.waits+100*time.Millisecond {
-					t.Errorf("got %v after %v, want %v within %v", types(got), d, c.want, c.waits)
+					t.Errorf("events: got %v after %v, want %v within %v", types(got), d, c.want, c.waits)
 				}
 				for _, id := range []*ID{id, s, l} {
 					if id != nil {
@@ -318,8 +318,8 @@ func TestNextListener(t *testing.T) {
 	}
 }
 
-// TestListenLoopback checks that an ID bound to 127.0.0.1, which no device has, listens on every address, as on Linux.
-// Without NoLoopback it is bound to the first active device, and reports that device's address.
+// TestListenLoopback checks that an ID bound to 127.0.0.1, if no device has that address, listens on every address,
+// as on Linux. Without NoLoopback the ID is bound to the first active device, and reports that device's address.
 func TestListenLoopback(t *testing.T) {
 	for _, c := range []struct {
 		noLoopback bool
@@ -336,10 +336,10 @@ func TestListenLoopback(t *testing.T) {
 				b.must(l.Bind(netip.AddrPortFrom(localhost4, testPort)))
 				b.must(l.Listen(0))
 				if got := l.View().Src.String(); got != c.want {
-					t.Errorf("bound to %v, want %v", got, c.want)
+					t.Errorf("bound address: got %v, want %v", got, c.want)
 				}
 				if bound := l.Device() != nil; bound == c.noLoopback {
-					t.Errorf("bound to a device: %v, want %v", bound, !c.noLoopback)
+					t.Errorf("bound to a device: got %v, want %v", bound, !c.noLoopback)
 				}
 				other := b.id(msg.PortSpaceTCP, &lb)
 				if err := other.Bind(netip.AddrPortFrom(b.addr, testPort)); !errors.Is(err, syscall.EADDRNOTAVAIL) {
@@ -371,7 +371,7 @@ func TestRefused(t *testing.T) {
 			c.Destroy()
 		})
 		l := b.listen(msg.PortSpaceTCP, testPort, &lb)
-		step(t, "the listener refuses", func(t *testing.T) {
+		step(t, "the listener rejects", func(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			s := lb.expect(t, soon, ConnectRequest)[0].New
@@ -382,7 +382,7 @@ func TestRefused(t *testing.T) {
 			s.Destroy()
 			c.Destroy()
 		})
-		step(t, "the active side refuses the response", func(t *testing.T) {
+		step(t, "the active side rejects the response", func(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			s := lb.expect(t, soon, ConnectRequest)[0].New
@@ -393,7 +393,7 @@ func TestRefused(t *testing.T) {
 			s.Destroy()
 			c.Destroy()
 		})
-		step(t, "the peer has gone", func(t *testing.T) {
+		step(t, "the peer was removed", func(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, &host{addr: netip.MustParseAddr("10.0.0.9")}, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			la.expect(t, 60*time.Second)
@@ -402,7 +402,7 @@ func TestRefused(t *testing.T) {
 			}
 			c.Destroy()
 		})
-		step(t, "the id is destroyed", func(t *testing.T) {
+		step(t, "the ID is destroyed", func(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			s := lb.expect(t, soon, ConnectRequest)[0].New
@@ -443,7 +443,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestService checks that the queue pair of a datagram service is found.
+// TestService checks that a request finds the queue pair of a datagram service.
 func TestService(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -512,7 +512,7 @@ func (p *peer) count(want map[EventType]int) {
 		got[e.Type]++
 	}
 	if !maps.Equal(got, want) {
-		p.t.Fatalf("got %v, want %v", got, want)
+		p.t.Fatalf("events: got %v, want %v", got, want)
 	}
 }
 
@@ -526,8 +526,8 @@ func TestLossyConnect(t *testing.T) {
 			b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
 			b.must(l.Listen(0))
 			const n = 500
-			// An MRA, which answers a retransmitted REP while the program processes the first one, makes the peer wait for
-			// over a minute if the RTU is lost.
+			// An MRA answers a retransmitted REP while the program processes the first REP. If the RTU is lost, the
+			// MRA makes the peer wait for over a minute.
 			const enough = 20 * time.Minute
 			var ids []*ID
 			for i := range n {
@@ -564,15 +564,15 @@ func TestLossyConnect(t *testing.T) {
 		})
 }
 
-// step is a part of a test in a bubble, in which subtests are not allowed.
+// step runs a part of a test in a bubble, in which subtests are not allowed.
 func step(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Log(name)
 	f(t)
 }
 
-// TestRemembered checks that the owner of an ended connection cannot determine how long it is kept, and that very many
-// are not kept.
+// TestRemembered checks that the owner of an ended connection cannot determine how long it is kept, and that the
+// number of kept connections is limited.
 func TestRemembered(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -597,7 +597,7 @@ func TestRemembered(t *testing.T) {
 			for _, h := range []*host{a, b} {
 				h.m.mu.Lock()
 				if n := len(h.m.conns); n != want {
-					t.Errorf("%v remembers %d connections %s, want %d", h.addr, n, what, want)
+					t.Errorf("%v: remembered connections: got %d %s, want %d", h.addr, n, what, want)
 				}
 				h.m.mu.Unlock()
 			}
@@ -614,7 +614,7 @@ func TestRemembered(t *testing.T) {
 			h.m.mu.Unlock()
 		}
 		over()
-		remembered("with very many others", maxRemembered)
+		remembered("with more than the limit", maxRemembered)
 		for _, h := range []*host{a, b} {
 			h.m.mu.Lock()
 			clear(h.m.conns)

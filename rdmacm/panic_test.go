@@ -11,18 +11,18 @@ import (
 	"verbena/roce"
 )
 
-// TestPanicOfAMessage checks that a panic during the processing of a peer's datagram is logged, and that the next one
-// is processed.
+// TestPanicOfAMessage checks that a panic during the processing of a peer's datagram is logged, and that the next
+// datagram is processed.
 func TestPanicOfAMessage(t *testing.T) {
 	var log bytes.Buffer
 	m := &Manager{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	a := &agent{m: m} // without a device: the lookup of the sender's address panics
+	a := &agent{m: m} // the agent has no device, so the lookup of the sender's address panics
 	b := make([]byte, slotLen)
 	msg.Append(b[roce.GRHLen:roce.GRHLen], 1, &msg.DREP{})
 	for range 2 {
 		m.contain(func() { a.handle(&ib.WC{}, b) })
 	}
 	if n := strings.Count(log.String(), "panic in the connection manager"); n != 2 {
-		t.Errorf("%d panics are logged, want 2:\n%s", n, log.String())
+		t.Errorf("logged panics: got %d, want 2:\n%s", n, log.String())
 	}
 }

@@ -52,7 +52,7 @@ func (m *Manager) handle(a *agent, r received) {
 		m.receiveREJ(a, &r, x)
 	case *msg.DREQ:
 		c := m.known(a, &r, x.RemoteCommID, x.LocalCommID)
-		if c == nil { // the connection has been dropped, and the peer repeats the DREQ (cm_issue_drep)
+		if c == nil { // the connection was dropped, and the peer repeats the DREQ (cm_issue_drep)
 			a.send(r.from, r.tid, &msg.DREP{LocalCommID: x.RemoteCommID, RemoteCommID: x.LocalCommID})
 			return
 		}
@@ -67,7 +67,7 @@ func (m *Manager) handle(a *agent, r received) {
 			c.tid = r.tid
 		}
 		m.do(c, d)
-		if c.owner == nil { // both sides have gone at the same time: there is no owner to confirm it
+		if c.owner == nil { // both owners have destroyed their IDs at the same time, so no owner can confirm the end
 			if d, ok := c.Call(conn.SendDREP, 0); ok {
 				m.do(c, d)
 			}
@@ -89,8 +89,8 @@ func (m *Manager) handle(a *agent, r received) {
 
 const alternatePathUnsupported = 2 // IB_CM_APR_...: IBA table 117
 
-// known returns the connection of a message, or nil. The message must match both communication IDs and the address with
-// which the connection began. It may introduce the communication ID of the peer.
+// known returns the connection of a message, or nil. The message must match both communication IDs and the address
+// with which the connection began. known may introduce the communication ID of the peer.
 //
 //verbena:held mu
 func (m *Manager) known(a *agent, r *received, local, remote uint32) *connection {
@@ -178,19 +178,19 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 	}})
 }
 
-// A server that creates a listener for each connection, such as perftest with -R, closes its listener after a request
-// and creates the next one. A Linux client resolves addresses so slowly that the next listener exists when its request
-// arrives. This package is faster. So a request that arrives shortly after a listener was closed is held back until
-// holdAfter has passed, or the owner of the listener has gone. perftest calibrates its clock between two listeners.
-// This takes 0.5 s, and 1.6 s if four programs share two cores. A peer retransmits its request after 4.3 s
-// (CMA_CM_RESPONSE_TIMEOUT).
+// A server that creates a listener for each connection, such as perftest with -R, closes its listener after a
+// request and creates the next one. A Linux client resolves addresses so slowly that the next listener exists when
+// its request arrives. This package resolves addresses faster. Therefore a request that arrives shortly after a
+// listener was closed is held back until holdAfter has passed, or the owner of the listener has ended. perftest
+// calibrates its clock between two listeners. The calibration takes 0.5 s, and 1.6 s if four programs share two
+// cores. A peer retransmits its request after 4.3 s (CMA_CM_RESPONSE_TIMEOUT).
 const (
 	holdAfter = 4 * time.Second
 	holdPause = 20 * time.Millisecond
 	maxHeld   = 64
 )
 
-// hold reports whether a request without a listener has been held back, to be processed again.
+// hold reports whether it has held back a request without a listener. The request will be processed again.
 //
 //verbena:held mu
 func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
@@ -230,7 +230,7 @@ func typeOf(x *msg.REQ) (ib.QPType, bool) {
 	return 0, false
 }
 
-// stale ends a connection that the peer does not know any more. (cm_match_req)
+// stale ends a connection that is unknown to its peer. (cm_match_req)
 //
 //verbena:held mu
 func (m *Manager) stale(c *connection) {
@@ -255,8 +255,8 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 	if err != nil {
 		return nil, src, dst, nil
 	}
-	// The destination in the header must be an address of the device that received the packet; or one that stands for a
-	// device, if the source is the same.
+	// The destination in the header must be an address of the device that received the packet. It may also be an
+	// address that represents a device, if the source is the same.
 	own, err := a.dev.QueryGID(a.port, int(r.from.GRH.SGIDIndex))
 	if err != nil {
 		return nil, src, dst, nil
@@ -286,8 +286,8 @@ func (id *ID) matches(a netip.Addr) bool {
 	return at.WithZone("") == a
 }
 
-// hasListener reports whether there is a listener for a service at any address. Then requests to other addresses are
-// rejected, and not reported as unknown. (cm_find_listen, cma_ib_id_from_event)
+// hasListener reports whether there is a listener for a service at any address. If there is one, requests to other
+// addresses are rejected, and not reported as unknown. (cm_find_listen, cma_ib_id_from_event)
 //
 //verbena:held mu
 func (m *Manager) hasListener(service msg.ServiceID) bool {
@@ -295,7 +295,8 @@ func (m *Manager) hasListener(service msg.ServiceID) bool {
 	return ok && slices.ContainsFunc(m.ports[portKey{space, port}], func(o *ID) bool { return o.state == idListening })
 }
 
-// request creates the ID of a request. It returns nil if the listener has too many requests that are not accepted yet.
+// request creates the ID of a request. request returns nil if the listener has too many requests that are not
+// accepted yet.
 //
 //verbena:held mu
 func (m *Manager) request(l *ID, a *agent, r *received, src, dst netip.AddrPort) *ID {
@@ -354,7 +355,7 @@ func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
 	m.do(c, d)
 }
 
-// receiveREJ processes a rejection, or the end of a request that its sender has given up. (cm_rej_handler,
+// receiveREJ processes a rejection, or the end of a request that its sender has cancelled. (cm_rej_handler,
 // cm_acquire_rejected_id)
 //
 //verbena:held mu

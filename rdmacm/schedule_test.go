@@ -19,10 +19,10 @@ import (
 
 var (
 	schedules = flag.Int("schedules", 150, "number of random schedules")
-	firstSeed = flag.Uint64("seed", 1, "seed of the first of them")
+	firstSeed = flag.Uint64("seed", 1, "seed of the first schedule")
 )
 
-// life holds the events of an ID, and the calls of its owner.
+// life records the events of an ID, and the calls of its owner.
 type life struct {
 	id      *ID
 	active  bool
@@ -30,11 +30,11 @@ type life struct {
 	heard   map[EventType]int
 	last    EventType
 	asked   bool // Connect was called
-	done    bool // Complete, Accept or Reject was called, or the owner has ended it
+	done    bool // Complete, Accept or Reject was called, or the owner has ended the connection
 	dropped bool
 }
 
-// schedule is one run: programs connect, accept, reject, wait, disconnect and end at random.
+// schedule is one run, in which programs connect, accept, reject, wait, disconnect and end at random.
 type schedule struct {
 	t    *testing.T
 	seed uint64
@@ -45,7 +45,7 @@ type schedule struct {
 
 func (s *schedule) chance(percent int) bool { return s.rand.IntN(100) < percent }
 
-// later calls f after a random time, often at once.
+// later calls f after a random time, which often is 0.
 func (s *schedule) later(f func()) {
 	d := time.Duration(0)
 	switch {
@@ -67,26 +67,26 @@ func (s *schedule) newLife(h *host, id *ID, active bool) *life {
 	return l
 }
 
-// event processes an event of a life; s.mu must not be held.
+// event processes an event of a life. The caller must not hold s.mu.
 func (s *schedule) event(l *life, e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.dropped {
-		return // it may have been queued already
+		return // the event may have been queued already
 	}
 	l.heard[e.Type]++
 	ended := l.heard[Rejected] + l.heard[Unreachable]
 	switch {
 	case l.heard[DeviceRemoval] > 0 && e.Type != DeviceRemoval:
-		s.errorf(l, "%v after the device has gone", e.Type)
+		s.errorf(l, "event after the removal of the device: got %v, want none", e.Type)
 	case e.Type != ConnectRequest && l.heard[e.Type] > 1:
 		s.errorf(l, "%v twice", e.Type)
 	case ended > 1:
 		s.errorf(l, "two ends: %v", e.Type)
 	case e.Type == TimewaitExit && l.heard[Disconnected] == 0:
-		s.errorf(l, "the timewait ends before the connection")
+		s.errorf(l, "timewait: got its end before the end of the connection")
 	case e.Type == Established && l.heard[Disconnected] > 0:
-		s.errorf(l, "established after it was disconnected")
+		s.errorf(l, "established: got it after the disconnection")
 	}
 	l.last = e.Type
 	switch e.Type {
@@ -160,15 +160,15 @@ func (s *schedule) check() {
 		over := l.heard[Rejected]+l.heard[Unreachable]+l.heard[Disconnected]+l.heard[DeviceRemoval]+l.heard[AddrError] > 0
 		switch {
 		case l.dropped, over, id.state == idListening:
-		case l.active && !l.asked: // it has not got that far
+		case l.active && !l.asked: // the schedule did not reach the connection
 		case l.active && !l.done:
-			s.errorf(l, "the active side never hears of its request")
+			s.errorf(l, "result of the active side's request: got none, want one")
 		case !l.active && !l.done:
-			s.errorf(l, "the passive side's owner was not asked")
+			s.errorf(l, "request at the passive side: got none, want one")
 		case id.conn == nil:
-			// Rejected by its own owner.
+			// The request was rejected by its own owner.
 		case id.conn.Conn.State.String() != "established":
-			s.errorf(l, "it stays in %v", id.conn.Conn.State)
+			s.errorf(l, "final state: got %v, want one without a wait", id.conn.Conn.State)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func (s *schedule) run(t *testing.T) {
 			l := s.newLife(h, id, true)
 			id.Adopt(func(_ *ID, e Event) { s.event(l, e) })
 			if err := id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(to.addr, testPort)); err != nil {
-				l.heard[AddrError]++ // while there is no device
+				l.heard[AddrError]++ // for the time without a device
 			}
 		})
 	}
@@ -234,8 +234,8 @@ func (s *schedule) run(t *testing.T) {
 	b.close()
 }
 
-// TestSchedules runs random programs over random networks, in virtual time. For many runs: go test ./rdmacm -run
-// Schedules -schedules 10000.
+// TestSchedules runs random programs over random networks, in virtual time. For many runs, use go test ./rdmacm
+// -run Schedules -schedules 10000.
 func TestSchedules(t *testing.T) {
 	n := *schedules
 	if testing.Short() {

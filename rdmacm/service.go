@@ -12,20 +12,20 @@ import (
 
 // service is a request for a datagram service, on either side (IBA 12.11).
 type service struct {
-	asked bool // received from the peer
+	asked bool // the request came from the peer
 	to    ib.AHAttr
 	tid   uint64
 	id    uint32 // chosen by the requesting side
 	sid   msg.ServiceID
 
-	last   datagram // the last message; answered: the reply
+	last   datagram // the last sent message; if answered is true, the reply
 	sent   bool
 	timer  clock.Timer
 	left   uint8
-	silent bool // the request has been answered
+	silent bool // the request was answered
 }
 
-// sidrTimeout is the time for a peer's response, after which the request is retransmitted. (CMA_SIDR_... of
+// sidrTimeout is the time for a peer's response. After it, the request is retransmitted. (CMA_SIDR_... of
 // cma_resolve_ib_udp)
 const sidrTimeout = 4096 * time.Millisecond
 
@@ -50,7 +50,7 @@ func (m *Manager) ask(id *ID, p Param, user []byte) error {
 	return nil
 }
 
-// sidrTime returns sidrTimeout, or the manager's timeout if it is shorter.
+// sidrTime returns sidrTimeout, or the manager's timeout if that is shorter.
 func (m *Manager) sidrTime() time.Duration { return min(sidrTimeout, duration(m.cfg.Timeout)) }
 
 //verbena:held mu
@@ -105,7 +105,7 @@ func (m *Manager) answer(id *ID, status msg.SIDRStatus, p Param, user []byte) er
 	case s.sent:
 		return id.wrong("answer")
 	case len(user) > msg.MaxSIDRREPData:
-		return fmt.Errorf("answer: %d bytes of private data, at most %d: %w", len(user), msg.MaxSIDRREPData, syscall.EINVAL)
+		return fmt.Errorf("answer: %d bytes of private data exceed %d: %w", len(user), msg.MaxSIDRREPData, syscall.EINVAL)
 	}
 	rep := &msg.SIDRREP{RequestID: s.id, Status: status, ServiceID: s.sid, Data: user}
 	if status == msg.SIDRSuccess {

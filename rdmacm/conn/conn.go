@@ -32,8 +32,9 @@ import (
 //	    or no answer       v                       v
 //	                              Timewait ------> Idle
 //
-// A REJ ends a connection before it is established. Its sender moves to Refused, for as long as the rejected message
-// may be repeated; the receiver moves to Idle or Timewait. A missing response also ends the connection.
+// A REJ ends a connection before it is established. The sender of a REJ moves to Refused, for as long as the
+// rejected message may be repeated. The receiver moves to Idle or Timewait. A missing response also ends the
+// connection.
 type State uint8
 
 const (
@@ -50,7 +51,8 @@ const (
 	DreqSent
 	DreqRcvd
 	Timewait
-	// Refused: a request or a response was rejected. It may be repeated if the REJ was lost.
+	// Refused means that a request or a response was rejected. The rejected message may be repeated if the REJ was
+	// lost.
 	Refused
 	NumStates
 )
@@ -96,11 +98,11 @@ const (
 	Refusal      // the time for which the rejected message may be repeated
 )
 
-// Do holds the actions that a transition requires.
+// Do lists the actions that a transition requires.
 type Do struct {
-	Send   msg.Attribute // a message to send; 0: none
-	Reason msg.Reason    // reason in a REJ
-	Of     msg.Answered  // for REJ: the message that it refers to
+	Send   msg.Attribute // message to send, or 0 for none
+	Reason msg.Reason    // reason of a REJ
+	Of     msg.Answered  // message that a REJ refers to
 	Repeat bool          // retransmit the last message
 	Event  Event
 	Timer  Timer
@@ -122,15 +124,16 @@ const (
 	SendREJ
 	SendDREQ
 	SendDREP
-	// Establish: data have arrived before the RTU (ib_cm_notify).
+	// Establish means that data have arrived before the RTU (ib_cm_notify).
 	Establish
-	// Drop: the owner goes away. The connection notifies the peer, and then waits (ib_destroy_cm_id).
+	// Drop means that the owner abandons the connection. The connection notifies the peer, and then waits
+	// (ib_destroy_cm_id).
 	Drop
 	NumCalls
 )
 
-// Call makes the transition for an action of the owner. It returns false, and changes nothing, if the state does not
-// allow it. retries is the number of retransmissions of messages that need a response: REQ, REP and DREQ.
+// Call makes the transition for an action of the owner. Call returns false, and changes nothing, if the state does
+// not allow it. retries is the number of retransmissions of messages that need a response: REQ, REP and DREQ.
 func (c *Conn) Call(call Call, retries uint8) (d Do, ok bool) {
 	type step struct {
 		to   State
@@ -176,15 +179,16 @@ func (c *Conn) in(states ...State) bool {
 	return false
 }
 
-// Attributes reports whether the state of the connection determines the attributes of the owner's queue pair: for INIT
-// if first is set, else for the connection to the peer. (ib_cm_init_qp_attr)
+// Attributes reports whether the state of the connection determines the attributes of the owner's queue pair. If
+// first is set, these are the attributes for INIT, otherwise those for the connection to the peer.
+// (ib_cm_init_qp_attr)
 func (c *Conn) Attributes(first bool) bool {
 	return first && c.in(ReqSent, MRAReqRcvd) || c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd,
 		Established)
 }
 
-// Answers returns the message that a REJ of this side refers to. A peer that does not know this side's ID yet finds
-// only its REQ. (cm_format_rej, cm_acquire_rejected_id)
+// Answers returns the message that a REJ of this side refers to. A peer that has not received this side's ID yet
+// finds only its own REQ. (cm_format_rej, cm_acquire_rejected_id)
 func (c *Conn) Answers() msg.Answered {
 	switch c.State {
 	case ReqRcvd, MRAReqSent:
@@ -195,7 +199,7 @@ func (c *Conn) Answers() msg.Answered {
 	return msg.OfOther
 }
 
-// drop ends a connection after its owner has gone, and notifies the peer.
+// drop ends a connection after its owner has abandoned it, and notifies the peer.
 func (c *Conn) drop(retries uint8) Do {
 	switch c.State {
 	case Idle:
@@ -217,9 +221,9 @@ func (c *Conn) drop(retries uint8) Do {
 	return Do{} // DreqSent, Timewait and Refused do not change
 }
 
-// Receive makes the transition for a message of the peer. For an MRA, of is the message that it refers to. For a REJ,
-// reason is its reason. The caller has found the connection by the communication IDs in the message. A REQ may be new
-// or a duplicate.
+// Receive makes the transition for a message of the peer. For an MRA, of is the message that the MRA refers to. For
+// a REJ, reason is the reason of the rejection. The caller has found the connection by the communication IDs in the
+// message. A REQ may be new or a duplicate.
 func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Do {
 	switch m {
 	case msg.AttrREQ:
@@ -241,7 +245,7 @@ func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Do {
 		case RepRcvd: // the owner has not responded yet
 			c.State = MRARepSent
 			return Do{Send: msg.AttrMRA}
-		case MRARepSent, Established: // MRA, or RTU, was lost
+		case MRARepSent, Established: // the MRA or the RTU was lost
 			return Do{Repeat: true}
 		case Refused:
 			return Do{Repeat: true, Timer: Refusal}

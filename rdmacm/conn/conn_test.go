@@ -29,29 +29,30 @@ func (k kind) String() string {
 	return [kinds]string{"REQ", "MRA for REQ", "MRA for REP", "REP", "RTU", "REJ", "REJ stale", "DREQ", "DREP"}[k]
 }
 
-// side is one side: its connection, the last message, and the events of its owner.
+// side is one side of the connection: its state, the last message, and the events of its owner.
 type side struct {
 	c     Conn
 	last  kind
 	sent  bool
-	timer Timer // Keep: not running
+	timer Timer // Keep means that the timer is not running
 
-	// Received events: a request or response; established, disconnected, rejected or unreachable, the end of timewait.
+	// These fields record the received events: a request or response, establishment, disconnection, rejection,
+	// unreachability, and the end of timewait.
 	asked, up, down, failed, over bool
-	dropped                       bool // the owner has gone
+	dropped                       bool // the owner has abandoned the connection
 }
 
-// world holds both sides, and the messages in flight: each at most once, because a further copy is equivalent to a
-// duplicate.
+// world holds both sides, and the messages in flight. Each message is in flight at most once, because a further
+// copy is equivalent to a duplicate.
 type world struct {
 	s      [2]side
-	wire   [2][kinds]bool // towards a side
+	wire   [2][kinds]bool // messages in flight towards each side
 	losses uint8          // remaining losses
 	faults uint8          // remaining duplicates
 	wrong  uint8          // number of violated rules
 
 	// The following fields are constant.
-	leaves [2]bool // the owner of a side may go away
+	leaves [2]bool // the owner of a side may abandon the connection
 	stays  [2]bool // the owner of a side does not disconnect by itself
 	prompt bool    // owners act before time passes; otherwise within the time that an MRA requests
 	dead   bool    // all messages are lost
@@ -61,9 +62,9 @@ type world struct {
 const retries = 3
 
 var rules = [...]string{
-	1: "established twice", 2: "an end was reported twice", 3: "something was reported to an owner who had gone",
-	4: "established after the end", 5: "a second REP is reported", 6: "the timewait's end came before the end",
-	7: "a side gives up although the other is there",
+	1: "established twice", 2: "an end was reported twice", 3: "an event was reported after the owner had left",
+	4: "established after the end", 5: "a second REP is reported", 6: "timewait ended before the connection",
+	7: "a side times out although the other side responds",
 }
 
 // do executes the actions of a transition.
@@ -142,8 +143,8 @@ func (w *world) do(i int, d Do) {
 	}
 }
 
-// owner returns the actions of a side's program: the active side requests, completes and ends; the passive side accepts
-// or rejects, and ends.
+// owner returns the actions of a side's program. The active side requests, completes and ends. The passive side
+// accepts or rejects, and ends.
 func owner(i int) explore.Thread[world] {
 	return func(w world) (steps []explore.Step[world]) {
 		try := func(what string, call Call, after func(*side)) {
@@ -172,7 +173,7 @@ func owner(i int) explore.Thread[world] {
 			try("accepts", SendREP, nil)
 			try("refuses", SendREJ, func(s *side) { s.failed = true })
 		case i == 1 && s.c.State == RepSent && !w.stays[1]:
-			try("takes its acceptance back", SendREJ, func(s *side) { s.failed = true })
+			try("withdraws its acceptance", SendREJ, func(s *side) { s.failed = true })
 		}
 		if i == 1 && w.s[0].asked && !w.silent { // the active side's queue pair could send
 			try("sees data", Establish, nil)
@@ -200,8 +201,8 @@ func network(i int) explore.Thread[world] {
 				n.wire[i][k] = keep
 				s := &n.s[i]
 				if i == 0 && k == req || i == 1 && k == req && s.c.State == Idle && (s.asked || s.dropped) {
-					// A new connection with the same numbers: it is rejected as stale if the old one is known,
-					// otherwise the message is dropped.
+					// A new connection with the same numbers is rejected as stale if the old connection is known.
+					// Otherwise the message is dropped.
 					steps = append(steps, explore.Step[world]{What: what, To: n})
 					return
 				}
@@ -257,17 +258,17 @@ func network(i int) explore.Thread[world] {
 	}
 }
 
-// clock expires a timer. Messages do not stay in flight that long, but may be lost.
+// clock returns the step that expires a timer. Messages do not stay in flight as long as a timer, but may be lost.
 func clock(i int) explore.Thread[world] {
 	return func(w world) []explore.Step[world] {
 		if w.s[i].timer == Keep || w.s[i].timer == Service && !w.s[1-i].dropped && len(owner(1-i)(w)) > 0 {
-			return nil // the other owner is faster
+			return nil // the other owner acts first
 		}
 		if w.prompt && len(owner(0)(w))+len(owner(1)(w)) > 0 && w.s[i].timer != TimewaitTime {
 			return nil
 		}
 		if o := w.s[1-i].timer; w.s[i].timer == Refusal && (o == Response || o == Service) {
-			return nil // it is longer
+			return nil // this timer is longer
 		}
 		for s := range w.wire {
 			for k := range kinds {
@@ -295,7 +296,7 @@ func check(w world) error {
 		}
 		if s.dropped && s.c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, Established, ReqSent, MRAReqRcvd, RepSent,
 			MRARepRcvd) {
-			return fmt.Errorf("side %d is in %v without an owner", i, s.c.State)
+			return fmt.Errorf("side %d: got state %v without an owner, want a final state", i, s.c.State)
 		}
 	}
 	return nil
@@ -332,20 +333,20 @@ func TestExplore(t *testing.T) {
 		{"prompt programs, losses", world{prompt: true, losses: 2}},
 		{"prompt programs, loss and repetition", world{prompt: true, losses: 1, faults: 1}},
 		{"prompt programs, repetition", world{prompt: true, faults: 2}},
-		{"prompt programs that stay, losses, no data", world{prompt: true, stays: both, losses: 2, silent: true}},
+		{"prompt programs that stay connected, losses, no data", world{prompt: true, stays: both, losses: 2, silent: true}},
 		{"slow programs", world{}},
 		{"slow programs, repetition", world{faults: 1}},
-		{"the active side stays", world{stays: [2]bool{true, false}, faults: 1}},
-		{"the passive side stays", world{stays: [2]bool{false, true}, faults: 1}},
+		{"the active side does not disconnect", world{stays: [2]bool{true, false}, faults: 1}},
+		{"the passive side does not disconnect", world{stays: [2]bool{false, true}, faults: 1}},
 		{"both stay", world{stays: both, faults: 1}},
-		{"the active side may go", world{prompt: true, leaves: [2]bool{true, false}, losses: 1}},
-		{"the passive side may go", world{prompt: true, leaves: [2]bool{false, true}, losses: 1}},
-		{"both may go", world{leaves: both, faults: 1}},
-		{"both may go, prompt, losses", world{prompt: true, leaves: both, losses: 2}},
-		{"the active side may go, the passive side stays", world{leaves: [2]bool{true, false}, stays: both}},
-		{"the passive side may go, the active side stays", world{leaves: [2]bool{false, true}, stays: both}},
+		{"the active side may leave", world{prompt: true, leaves: [2]bool{true, false}, losses: 1}},
+		{"the passive side may leave", world{prompt: true, leaves: [2]bool{false, true}, losses: 1}},
+		{"both may leave", world{leaves: both, faults: 1}},
+		{"both may leave, prompt, losses", world{prompt: true, leaves: both, losses: 2}},
+		{"the active side may leave, the passive side does not disconnect", world{leaves: [2]bool{true, false}, stays: both}},
+		{"the passive side may leave, the active side does not disconnect", world{leaves: [2]bool{false, true}, stays: both}},
 		{"no network", world{dead: true}},
-		{"no network, both may go", world{dead: true, leaves: both}},
+		{"no network, both may leave", world{dead: true, leaves: both}},
 	} {
 		sys := explore.System[world]{
 			Start:   c.start,

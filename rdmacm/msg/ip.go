@@ -39,7 +39,7 @@ func MakeServiceID(space PortSpace, port uint16) ServiceID {
 	return ServiceID(space)<<16 | ServiceID(port)
 }
 
-// Port returns the port space and port, or false if the service ID is not defined by annex A11.
+// Port returns the port space and port. It returns false if annex A11 does not define the service ID.
 func (s ServiceID) Port() (space PortSpace, port uint16, ok bool) {
 	return PortSpace(s >> 16), uint16(s), s>>32 == 0 && s>>16 != 0
 }
@@ -51,7 +51,7 @@ func (s ServiceID) String() string {
 	return fmt.Sprintf("service ID %#016x", uint64(s))
 }
 
-// IPHeaderLen is the length of an [IPHeader] in bytes, which reduces the private data of the user.
+// IPHeaderLen is the length of an [IPHeader] in bytes. The header reduces the private data of the user.
 const IPHeaderLen = 36
 
 // IPHeader is the start of the private data of REQ and SIDR_REQ for the port spaces TCP, UDP and IPoIB (IBA A11.4,
@@ -63,7 +63,7 @@ type IPHeader struct {
 
 // Errors of ParseIPHeader.
 var (
-	ErrIPHeader  = errors.New("too short for the addresses of a connection")
+	ErrIPHeader  = errors.New("private data too short for the addresses of a connection")
 	ErrIPVersion = errors.New("unknown version")
 )
 
@@ -91,7 +91,7 @@ func AppendIPHeader(b []byte, h IPHeader) []byte {
 	return b
 }
 
-// ParseIPHeader decodes the header at the start of private data. The rest belongs to the user.
+// ParseIPHeader decodes the header at the start of private data. The rest of the private data belongs to the user.
 func ParseIPHeader(b []byte) (h IPHeader, err error) {
 	if len(b) < IPHeaderLen {
 		return h, fmt.Errorf("%d bytes: %w", len(b), ErrIPHeader)

@@ -1,9 +1,9 @@
 package msg
 
-// The layouts are those of IBA 12.6, in bytes from the end of the datagram's header and bits from the most significant
-// bit of a byte. (include/rdma/ibta_vol1_c12.h)
+// The layouts are those of IBA 12.6. Offsets are in bytes from the end of the datagram's header, and in bits from
+// the most significant bit of a byte. (include/rdma/ibta_vol1_c12.h)
 
-// reqPath visits the fields of a path in REQ; LAP has two paths at other offsets.
+// reqPath visits the fields of a path in REQ. LAP has two paths at other offsets.
 func (p *Path) reqPath(c *codec, at int) {
 	field(c, at, 0, 16, &p.LocalLID)
 	field(c, at+2, 0, 16, &p.RemoteLID)

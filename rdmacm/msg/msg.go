@@ -9,10 +9,10 @@ import (
 // Len is the length of a management datagram in bytes (IBA 13.4.2).
 const Len = 256
 
-// headerLen is the length of its header (struct ib_mad_hdr).
+// headerLen is the length of the datagram's header (struct ib_mad_hdr).
 const headerLen = 24
 
-// The header's constants for the CM (IBA 13.4.2, 16.7.1).
+// The following constants are the header's values for the CM (IBA 13.4.2, 16.7.1).
 const (
 	baseVersion  = 1
 	classCM      = 0x07 // IB_MGMT_CLASS_CM
@@ -56,12 +56,12 @@ var (
 	ErrLength    = errors.New("the datagram does not have 256 bytes")
 	ErrClass     = errors.New("not a datagram of the communication manager")
 	ErrMethod    = errors.New("unknown method")
-	ErrStatus    = errors.New("the sender reports an error of its own in the header")
+	ErrStatus    = errors.New("the header contains an error status of the sender")
 	ErrAttribute = errors.New("unknown message")
 )
 
-// Parse decodes a datagram. The transaction ID is chosen by REQ, LAP, DREQ and SIDR_REQ, and repeated by the messages
-// in reply. The message has its own copy of the private data.
+// Parse decodes a datagram. The transaction ID is chosen by REQ, LAP, DREQ and SIDR_REQ, and repeated by the
+// messages in reply. The returned message has its own copy of the private data.
 func Parse(b []byte) (tid uint64, m Message, err error) {
 	if len(b) != Len {
 		return 0, nil, fmt.Errorf("%d bytes: %w", len(b), ErrLength)
@@ -82,8 +82,8 @@ func Parse(b []byte) (tid uint64, m Message, err error) {
 	return binary.BigEndian.Uint64(b[8:]), m, nil
 }
 
-// Append appends the datagram of a message. It panics if the private data or the value of a field is too long. The
-// caller must check them, see the Max constants.
+// Append appends the datagram of a message. Append panics if the private data or the value of a field is too long.
+// The caller must check both against the Max constants.
 func Append(b []byte, tid uint64, m Message) []byte {
 	n := len(b)
 	b = append(b, make([]byte, Len)...)
@@ -127,11 +127,11 @@ func newMessage(a Attribute) Message {
 type codec struct {
 	b       []byte
 	encodes bool
-	visit   func(bit, width int) // for tests; nil: not called
+	visit   func(bit, width int) // only set in tests; nil is not called
 }
 
-// field visits an unsigned number or a flag with a width in bits. It starts at a bit of a byte, counted from the most
-// significant one.
+// field visits an unsigned number or a flag, given by its width in bits. field starts at a bit of a byte, counted
+// from the most significant one.
 func field[T ~uint8 | ~uint16 | ~uint32 | ~uint64](c *codec, at, bit, width int, v *T) {
 	first := at*8 + bit
 	if c.visit != nil {
@@ -183,7 +183,7 @@ func (c *codec) data(at, n int, v *[]byte) {
 	}
 	if c.encodes {
 		if len(*v) > n {
-			panic(fmt.Sprintf("msg: %d bytes of data, at most %d", len(*v), n))
+			panic(fmt.Sprintf("msg: %d bytes of data exceed %d", len(*v), n))
 		}
 		copy(c.b[at:], *v)
 	} else {

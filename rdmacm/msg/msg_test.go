@@ -15,7 +15,7 @@ var attributes = []Attribute{
 	AttrREQ, AttrMRA, AttrREJ, AttrREP, AttrRTU, AttrDREQ, AttrDREP, AttrSIDRREQ, AttrSIDRREP, AttrLAP, AttrAPR,
 }
 
-// TestLayouts checks that the fields of a message lie within it and do not overlap.
+// TestLayouts checks that the fields of a message lie within the message and do not overlap.
 func TestLayouts(t *testing.T) {
 	for _, a := range attributes {
 		var used [(Len - headerLen) * 8]bool
@@ -88,12 +88,12 @@ func TestPlaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := b[c.at:][:len(want)]; !bytes.Equal(got, want) {
-			t.Errorf("%+v: byte %d: %x, want %x", c.m, c.at, got, want)
+			t.Errorf("%+v: bytes from %d on: got %x, want %x", c.m, c.at, got, want)
 		}
 	}
 	h := Append(nil, 0x0102030405060708, &DREP{})[:headerLen]
 	if got := hex.EncodeToString(h); got != "01070203"+"00000000"+"0102030405060708"+"0016"+"0000"+"00000000" {
-		t.Errorf("header %s", got)
+		t.Errorf("header: got %s, want the constants and the transaction ID", got)
 	}
 }
 
@@ -136,7 +136,7 @@ func TestRefuses(t *testing.T) {
 		{"attribute", change(good, 17, 0x1b), ErrAttribute},
 	} {
 		if _, _, err := Parse(c.b); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", c.what, err, c.want)
+			t.Errorf("Parse of %s: got %v, want %v", c.what, err, c.want)
 		}
 	}
 }
@@ -172,14 +172,14 @@ func TestIPHeader(t *testing.T) {
 		b := AppendIPHeader(nil, h)
 		got, err := ParseIPHeader(b)
 		if err != nil || got != h || len(b) != IPHeaderLen {
-			t.Errorf("%+v became %+v, %v", h, got, err)
+			t.Errorf("IP header %+v: got %+v and error %v after a round trip", h, got, err)
 		}
 	}
 	b := AppendIPHeader(nil, IPHeader{SrcPort: 0x1234, Src: netip.MustParseAddr("10.0.0.1"),
 		Dst: netip.MustParseAddr("10.0.0.2")})
 	if got, want := hex.EncodeToString(b), "00401234"+strings.Repeat("0", 24)+"0a000001"+strings.Repeat("0",
 		24)+"0a000002"; got != want {
-		t.Errorf("%s, want %s", got, want)
+		t.Errorf("bytes of the IP header: got %s, want %s", got, want)
 	}
 	if _, err := ParseIPHeader(b[:35]); !errors.Is(err, ErrIPHeader) {
 		t.Error(err)

@@ -2,7 +2,7 @@ package msg
 
 import "fmt"
 
-// The maximum length of the private data of messages, in bytes (IBA 12.6).
+// The following constants are the maximum lengths of the private data of messages, in bytes (IBA 12.6).
 const (
 	MaxREQData     = 92
 	MaxMRAData     = 222
@@ -22,7 +22,8 @@ const (
 // GID is a port's address, in wire format.
 type GID [16]byte
 
-// Path is the path to a queue pair, in REQ and LAP. Local refers to the sender of the message (IBA 12.6.5, 12.6.16).
+// Path is the path to a queue pair, in REQ and LAP. Local refers to the sender of the message (IBA 12.6.5,
+// 12.6.16).
 type Path struct {
 	LocalLID, RemoteLID uint16
 	LocalGID, RemoteGID GID
@@ -42,7 +43,7 @@ const (
 	TransportRC Transport = 0
 	TransportUC Transport = 1
 	TransportRD Transport = 2
-	// TransportExtended: REQ.Extended has the service.
+	// TransportExtended: REQ.Extended contains the service.
 	TransportExtended Transport = 3
 )
 
@@ -92,7 +93,7 @@ type Answered uint8
 const (
 	OfREQ Answered = iota
 	OfREP
-	OfOther // LAP in MRA; none in REJ
+	OfOther // LAP in an MRA; none in a REJ
 )
 
 // Reason is the reason of a rejection (IBA 12.6.7.2, enum ib_cm_rej_reason).
@@ -138,9 +139,9 @@ const (
 func (r Reason) String() string {
 	switch r {
 	case ReasonInvalidServiceID:
-		return "nothing listens for the service ID"
+		return "no listener for the service ID"
 	case ReasonConsumer:
-		return "refused by the consumer"
+		return "rejected by the consumer"
 	case ReasonStaleConnection:
 		return "stale connection"
 	case ReasonTimeout:
@@ -161,7 +162,7 @@ type REJ struct {
 	Of                        Answered
 	InfoLength                uint8 // 7 bits: length of Info
 	Reason                    Reason
-	Info                      [MaxInfo]byte // depends on the reason
+	Info                      [MaxInfo]byte // the contents depend on the reason
 	Data                      []byte
 }
 
@@ -211,8 +212,8 @@ type LAP struct {
 	Data                      []byte
 }
 
-// APR replies to LAP (IBA table 116). Status 1 is an invalid communication ID, 2 that alternate paths are not
-// supported.
+// APR replies to LAP (IBA table 116). Status 1 means an invalid communication ID. Status 2 means that alternate
+// paths are not supported.
 type APR struct {
 	LocalCommID, RemoteCommID uint32
 	InfoLength, Status        uint8

@@ -47,7 +47,8 @@ func TestGuessedRequest(t *testing.T) {
 	})
 }
 
-// TestGuessedMigration checks that a request that was moved before its listener stays in its file, and in one table.
+// TestGuessedMigration checks that a request that was moved before its listener stays in its file, and in one
+// table.
 func TestGuessedMigration(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
 		p.files = append(p.files, s.Open(Config{}), s.Open(Config{}))
@@ -57,12 +58,12 @@ func TestGuessedMigration(t *testing.T) {
 			p.must(p.raw(p.files[1+i], ucm.CmdMigrateID, uapi.AppendTo(nil, &m), 4))
 		}
 		if a, b := len(p.files[1].ids), len(p.files[2].ids); a != 1 || b != 1 || s.ids[r].file != p.files[1] {
-			t.Errorf("%d and %d IDs, want the request in one file and the listener in the other", a, b)
+			t.Errorf("IDs of the two files: got %d and %d, want the request in one and the listener in the other", a, b)
 		}
 	})
 }
 
-// TestUnread checks that the events of an ID that fails repeatedly are limited.
+// TestUnread checks that the number of events of an ID that fails repeatedly is limited.
 func TestUnread(t *testing.T) {
 	inWorld(t, func(t *testing.T, _ *Server, slot *ibslot.Slot, p, _ *program) {
 		id := p.create(msg.PortSpaceTCP, 5)
@@ -79,13 +80,13 @@ func TestUnread(t *testing.T) {
 		}
 		n--
 		if !errors.Is(err, syscall.ENOMEM) || n != maxUnread {
-			t.Errorf("after %d: got %v, want ENOMEM", n, err)
+			t.Errorf("resolution after %d unread events: got %v, want ENOMEM", n, err)
 		}
 		for range n {
 			p.event()
 		}
 		if err = issue(p, ucm.CmdResolveAddr, to, 0); errors.Is(err, syscall.ENOMEM) {
-			t.Errorf("after the events are read: got %v, want no ENOMEM", err)
+			t.Errorf("resolution after the events were read: got %v, want no ENOMEM", err)
 		}
 	})
 }

@@ -21,14 +21,14 @@ type call struct {
 	f     *File
 	c     Caller
 	space umem.Space
-	in    []byte // follows the header
+	in    []byte // the data after the header
 	out   int    // size of the buffer for the response
 	taken *Taken
 
-	response string // in readable form
+	response string // response as text, for the trace
 }
 
-// commands maps numbers to functions; nil: not implemented (ucma_cmd_table).
+// commands maps numbers to functions; nil means not implemented (ucma_cmd_table).
 var commands = [ucm.NumCommands]func(*call) error{
 	ucm.CmdCreateID:     (*call).createID,
 	ucm.CmdDestroyID:    (*call).destroyID,
@@ -57,9 +57,9 @@ var commands = [ucm.NumCommands]func(*call) error{
 // maxCommand is the maximum length of a command, with its header.
 const maxCommand = 8 + 16 + 128 + 128 + 288
 
-// Write executes the command of n bytes at an address of the caller's memory, and returns n. GET_EVENT also returns the
-// event. If the response does not reach the program, the caller must return the event with Undo. It may sleep, but does
-// not wait for an event: see ErrNoEvent. (ucma_write)
+// Write executes the command of n bytes at an address of the caller's memory, and returns n. For GET_EVENT, Write
+// also returns the event. If the response does not reach the program, the caller must return the event with Undo.
+// Write may sleep, but does not wait for an event: see ErrNoEvent. (ucma_write)
 func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
 	var buf [maxCommand]byte
 	size := uapi.SizeOf[ucm.Hdr]()
@@ -75,7 +75,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
 	case h.Cmd >= ucm.NumCommands:
 		return 0, nil, fmt.Errorf("command %d: %w", h.Cmd, syscall.EINVAL)
 	case int(h.In)+size > n:
-		return 0, nil, fmt.Errorf("%v: %d bytes, of %d: %w", h.Cmd, n-size, h.In, syscall.EINVAL)
+		return 0, nil, fmt.Errorf("%v: got %d bytes of %d: %w", h.Cmd, n-size, h.In, syscall.EINVAL)
 	case commands[h.Cmd] == nil:
 		return 0, nil, fmt.Errorf("%v: %w", h.Cmd, syscall.ENOSYS)
 	}
@@ -128,7 +128,7 @@ func (k *call) request(c ucm.Command) string {
 // fault returns EFAULT for any error of the caller's memory.
 func fault(err error) error { return fmt.Errorf("%w: %w", err, syscall.EFAULT) }
 
-// decode decodes a command; missing bytes at its end are zero.
+// decode decodes a command. Missing bytes at its end are zero.
 func decode[T any](k *call) T {
 	v, _ := uapi.DecodePrefix[T](k.in[:min(len(k.in), uapi.SizeOf[T]())])
 	return v
@@ -139,7 +139,7 @@ func encode[T any](b []byte, v *T) { uapi.Encode(b, v) }
 // answer stores a response. The buffer must have space for at least least bytes.
 func answer[T any](k *call, addr uint64, v *T, least int) error {
 	if k.out < least {
-		return fmt.Errorf("room for %d bytes of an answer of %d: %w", k.out, least, syscall.ENOSPC)
+		return fmt.Errorf("buffer of %d bytes for a response of %d: %w", k.out, least, syscall.ENOSPC)
 	}
 	b := make([]byte, uapi.SizeOf[T]())
 	uapi.Encode(b, v)
@@ -148,7 +148,7 @@ func answer[T any](k *call, addr uint64, v *T, least int) error {
 
 func (k *call) store(addr uint64, b []byte) error {
 	if err := k.space.WriteV([][]byte{b[:min(len(b), k.out)]}, addr); err != nil {
-		return fmt.Errorf("store the answer: %w", fault(err))
+		return fmt.Errorf("store the response: %w", fault(err))
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (k *call) destroyID() error {
 	return answer(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: n}, 0)
 }
 
-// The sizes of addresses, by family.
+// The following constants are the sizes of addresses, by family.
 const (
 	afIB         = 27
 	sizeofInet   = 16
@@ -225,12 +225,12 @@ const (
 // sockaddr is an address from a program.
 type sockaddr struct {
 	family uint16
-	size   int // 0: unknown family
+	size   int // 0 for an unknown family
 	ip     netip.AddrPort
 	gid    ib.GID
 }
 
-// parse decodes an address of at least sizeofInet6 bytes. It truncates an InfiniBand address after its GID.
+// parse decodes an address of at least sizeofInet6 bytes. parse truncates an InfiniBand address after its GID.
 // (rdma_addr_size)
 func parse(b []byte) (a sockaddr) {
 	a.family = binary.NativeEndian.Uint16(b)
@@ -253,7 +253,7 @@ func parse(b []byte) (a sockaddr) {
 	return a
 }
 
-// put encodes an address, and returns its size, or 0 if it is unknown.
+// put encodes an address and returns its size, or 0 for an unknown address.
 func put(b []byte, a netip.AddrPort) int {
 	clear(b)
 	switch ip := a.Addr(); {
@@ -339,16 +339,16 @@ func (k *call) resolve(id uint32, src, dst sockaddr) error {
 		return err
 	}
 	if f := k.f; f.unread(c) >= maxUnread {
-		return fmt.Errorf("%d events of the ID have not been taken: %w", maxUnread, syscall.ENOMEM)
+		return fmt.Errorf("%d events of the ID are unread: %w", maxUnread, syscall.ENOMEM)
 	}
 	if dst.family == afIB || src.family == afIB {
-		return fmt.Errorf("addresses of InfiniBand lead nowhere on Ethernet: %w", syscall.ENODEV)
+		return fmt.Errorf("InfiniBand addresses do not exist on Ethernet: %w", syscall.ENODEV)
 	}
 	return c.cm.ResolveAddr(src.ip, dst.ip)
 }
 
-// maxUnread limits the unread events of an ID that repeatedly fails to resolve an address. All other events change the
-// state of the ID.
+// maxUnread limits the unread events of an ID that repeatedly fails to resolve an address. All other events change
+// the state of the ID.
 const maxUnread = 8
 
 func (f *File) unread(c *context) int {
@@ -369,13 +369,14 @@ func (k *call) resolveRoute() error {
 // invalidIndex is an unknown device index. (UCMA_INVALID_IB_INDEX)
 const invalidIndex = 0xffffffff
 
-// Offsets of the first fields that older programs do not use.
+// The following constants are the offsets of the first fields that older programs do not use.
 const (
 	routeWithoutIndex = 200
 	addrWithoutIndex  = 272
 )
 
-// Packet lifetime and rate of paths. (CMA_IBOE_PACKET_LIFETIME, IB_RATE_10_GBPS, IB_SA_EQ)
+// The following constants are the packet lifetime and the rate of paths. (CMA_IBOE_PACKET_LIFETIME,
+// IB_RATE_10_GBPS, IB_SA_EQ)
 const (
 	lifeTime     = 16
 	rate10Gb     = 3
@@ -487,7 +488,7 @@ func (k *call) connect() error {
 		return err
 	}
 	if cmd.ConnParam.Valid == 0 {
-		return fmt.Errorf("without parameters: %w", syscall.EINVAL)
+		return fmt.Errorf("the parameters are missing: %w", syscall.EINVAL)
 	}
 	p, data := param(&cmd.ConnParam)
 	if err := k.owns(c, p.QPN); err != nil {
@@ -496,12 +497,12 @@ func (k *call) connect() error {
 	return c.cm.Connect(p, data)
 }
 
-// owns rejects the number of a queue pair that does not belong to the caller.
+// owns returns an error for the number of a queue pair that does not belong to the caller.
 func (k *call) owns(c *context, qpn uint32) error {
 	switch c.cm.Type() {
 	case ib.QPTypeRC, ib.QPTypeUC:
 		if dev := c.cm.View().Device; dev != nil && !k.c.MayConnect(dev, qpn&0xffffff) {
-			return fmt.Errorf("queue pair %d is not the caller's: %w", qpn, syscall.EINVAL)
+			return fmt.Errorf("queue pair %d does not belong to the caller: %w", qpn, syscall.EINVAL)
 		}
 	}
 	return nil
@@ -651,7 +652,7 @@ func (k *call) setOption() error {
 		if cmd.OptLen == 0 || int(cmd.OptLen)%uapi.SizeOf[ucm.PathRecData]() != 0 {
 			return syscall.EINVAL
 		}
-		return c.cm.ResolveRoute() // there is one path to a peer, so the option is ignored
+		return c.cm.ResolveRoute() // there is only one path to a peer, so the option is ignored
 	}
 	size := map[uint32]int{ucm.OptionIDTOS: 1, ucm.OptionIDReuseAddr: 4, ucm.OptionIDAFOnly: 4,
 		ucm.OptionIDACKTimeout: 1}[cmd.OptName]
@@ -737,7 +738,7 @@ func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
 func (s *Server) leave(g *group) uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.groups[g.id] != g { // its ID was destroyed, or another thread was faster
+	if s.groups[g.id] != g { // the group's ID was destroyed, or another thread has left the group
 		return g.reported
 	}
 	delete(s.groups, g.id)

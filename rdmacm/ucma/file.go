@@ -21,19 +21,19 @@ import (
 type Caller interface {
 	// Space is the address space of addresses in the command.
 	Space() umem.Space
-	// CMFile returns the file that the caller has under a descriptor; EINVAL if it is not a file of this package. It
-	// may sleep.
+	// CMFile returns the file that a descriptor of the caller refers to, or EINVAL if it is not a file of this
+	// package. It may sleep.
 	CMFile(fd int) (*File, error)
-	// MayConnect reports whether the caller may use a queue pair's number for a connection. With the number of another
-	// user's queue pair it would end that user's connections, because their peers would consider them stale. It may
-	// sleep.
+	// MayConnect reports whether the caller may use a queue pair's number for a connection. With the number of
+	// another user's queue pair, the caller would end that user's connections, because their peers would consider
+	// them stale. It may sleep.
 	MayConnect(dev *ib.Device, num uint32) bool
 	// MayBindLowPorts reports whether the caller has CAP_NET_BIND_SERVICE. It may sleep.
 	MayBindLowPorts() bool
 }
 
 // ErrNoEvent is the error of GET_EVENT while there is no event. It wraps EAGAIN.
-var ErrNoEvent = fmt.Errorf("there is no event: %w", syscall.EAGAIN)
+var ErrNoEvent = fmt.Errorf("no event is queued: %w", syscall.EAGAIN)
 
 // MaxBacklog limits the unread requests of a listener. (net.rdma_ucm.max_backlog)
 const MaxBacklog = 1024
@@ -41,7 +41,7 @@ const MaxBacklog = 1024
 // Server holds the IDs of all files.
 type Server struct {
 	m      *rdmacm.Manager
-	onVerb atomic.Pointer[func(VerbCall) error] // nil: none
+	onVerb atomic.Pointer[func(VerbCall) error] // nil without a function
 
 	mu     sync.Mutex
 	ids    map[uint32]*context
@@ -49,25 +49,26 @@ type Server struct {
 	next   uint32
 }
 
-// NewServer creates a server on a connection manager, which must outlive it.
+// NewServer creates a server for a connection manager, which must outlive the server.
 func NewServer(m *rdmacm.Manager) *Server {
 	return &Server{m: m, ids: map[uint32]*context{}, groups: map[uint32]*group{}}
 }
 
 // Config holds the parameters of an open file.
 type Config struct {
-	// User is charged for the IDs; nil: no charge.
+	// User is charged for the IDs; nil means no charge.
 	User *quota.User
 	// PID and UID identify the process that opened the file, for display.
 	PID, UID int
-	// Alive reports whether the process that opened the file exists; nil: unknown. It must not sleep.
+	// Alive reports whether the process that opened the file exists; nil means that this is unknown. Alive must not
+	// sleep.
 	Alive func() bool
-	// Ready is called with true when the first event is queued, and with false when the last one has been read. It must
-	// not sleep, nor call the File.
+	// Ready is called with true when the first event is queued, and with false when the last event was read. Ready
+	// must not sleep, nor call the File.
 	Ready func(bool)
 }
 
-// File is an open file (struct ucma_file). Its methods are safe for concurrent use.
+// File is an open file (struct ucma_file). File's methods are safe for concurrent use.
 type File struct {
 	srv *Server
 	cfg Config
@@ -87,9 +88,9 @@ type context struct {
 
 	// Under Server.mu.
 	file     *File
-	uid      uint64 // 0: the program does not know the ID yet, and receives no events
+	uid      uint64 // 0 until the program has received the ID; before that it receives no events
 	reported uint32 // number of events that the program has received
-	removed  bool   // the device has gone
+	removed  bool   // the device was removed
 	gone     bool
 	unread   int // number of unread events
 	groups   []*group
@@ -109,7 +110,7 @@ type group struct {
 type event struct {
 	ctx     *context
 	group   *group
-	request *context // for a request: its ID
+	request *context // for a request, the context of its ID
 	resp    ucm.EventResp
 }
 
@@ -146,7 +147,7 @@ func (s *Server) Open(cfg Config) *File {
 	return &File{srv: s, cfg: cfg, ids: map[*context]struct{}{}}
 }
 
-// Close destroys the file's IDs, and notifies the peers. Waiting calls wake up. It does not sleep.
+// Close destroys the file's IDs, and notifies the peers. Waiting calls return. Close does not sleep.
 func (f *File) Close() {
 	s := f.srv
 	s.mu.Lock()
@@ -194,8 +195,9 @@ func (s *Server) add(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
 
 var errClosed = fmt.Errorf("the file is closed: %w", syscall.EIO)
 
-// drop removes IDs from their program, with their unread events, and with requests that the program does not know yet.
-// The caller must destroy the IDs of the connection manager. It visits each event only once for any number of IDs.
+// drop removes IDs from their program, with their unread events, and with requests that the program has not
+// received yet. The caller must destroy the IDs of the connection manager. drop visits each event only once for any
+// number of IDs.
 //
 //verbena:held mu
 func (s *Server) drop(ids ...*context) {
@@ -222,7 +224,7 @@ func (s *Server) drop(ids ...*context) {
 					requests = append(requests, r)
 				}
 				return true
-			case r != nil && r.gone: // the program has guessed its number
+			case r != nil && r.gone: // the program has guessed the request's number
 				e.ctx.unread--
 				return true
 			}
@@ -247,8 +249,8 @@ func (s *Server) signal(f *File) {
 	}
 }
 
-// find returns the ID with a number, and holds no lock. It returns ENOENT if there is none, EINVAL if it belongs to
-// another file, EIO if its device has gone.
+// find returns the ID with a number, and holds no lock. find returns ENOENT if there is none, EINVAL if it belongs
+// to another file, EIO if its device has gone.
 func (f *File) find(id uint32) (*context, error) {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
@@ -259,7 +261,7 @@ func (f *File) find(id uint32) (*context, error) {
 func (f *File) lookup(id uint32) (*context, error) {
 	c, err := f.any(id)
 	if err == nil && c.removed {
-		err = fmt.Errorf("id %d: its device has gone: %w", id, syscall.EIO)
+		err = fmt.Errorf("ID %d: its device was removed: %w", id, syscall.EIO)
 	}
 	return c, err
 }
@@ -269,9 +271,9 @@ func (f *File) any(id uint32) (*context, error) {
 	c := f.srv.ids[id]
 	switch {
 	case c == nil:
-		return nil, fmt.Errorf("id %d: there is none: %w", id, syscall.ENOENT)
+		return nil, fmt.Errorf("ID %d does not exist: %w", id, syscall.ENOENT)
 	case c.file != f:
-		return nil, fmt.Errorf("id %d: it is of another file: %w", id, syscall.EINVAL)
+		return nil, fmt.Errorf("ID %d belongs to another file: %w", id, syscall.EINVAL)
 	}
 	return c, nil
 }
@@ -292,13 +294,13 @@ func (s *Server) event(c *context, e rdmacm.Event) {
 		defer c.cm.Destroy()
 	}
 	if c.uid == 0 {
-		return // the program does not know it yet, and receives the error when it accepts
+		return // the program has not received the ID yet, and receives the error when it accepts
 	}
 	x := &event{ctx: c, resp: ucm.EventResp{UID: c.uid, ID: c.id}}
 	if e.Group != nil {
 		i := slices.IndexFunc(c.groups, func(g *group) bool { return g.member == e.Group })
 		if i < 0 {
-			return // it has left
+			return // the program has left the group
 		}
 		x.group = c.groups[i]
 		x.resp.UID, x.resp.ID = x.group.uid, x.group.id
@@ -313,7 +315,7 @@ func (s *Server) request(l *context, e rdmacm.Event) {
 	f := l.file
 	s.mu.Unlock()
 	c, err := s.add(f, e.New, 0)
-	if err != nil { // the user has too many
+	if err != nil { // the user has too many IDs
 		e.New.Destroy()
 		return
 	}
@@ -368,8 +370,8 @@ type Waiter struct {
 	wake func()
 }
 
-// AddWaiter registers wake for one call, at the next event or the end of the file. It returns nil if the file has an
-// event or is closed. wake must not sleep.
+// AddWaiter registers wake for one call, at the next event or the end of the file. AddWaiter returns nil if the
+// file has an event or is closed. wake must not sleep.
 func (f *File) AddWaiter(wake func()) *Waiter {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
@@ -381,7 +383,7 @@ func (f *File) AddWaiter(wake func()) *Waiter {
 	return w
 }
 
-// Cancel ends a wait. It returns true if wake will not be called.
+// Cancel ends a wait. Cancel returns true if wake will not be called.
 func (f *File) Cancel(w *Waiter) bool {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
@@ -415,7 +417,7 @@ type Taken struct {
 	e *event
 }
 
-// take takes the oldest event.
+// take removes the oldest event from the queue.
 func (f *File) take() (*Taken, error) {
 	s := f.srv
 	s.mu.Lock()
@@ -455,7 +457,7 @@ func (t *Taken) Undo() {
 		e.group.reported--
 	}
 	if e.group != nil && e.group.left || e.request != nil && e.request.gone {
-		return // the program has no use for it
+		return // the program cannot use the event any more
 	}
 	e.ctx.unread++
 	f := e.ctx.file

@@ -72,8 +72,8 @@ type program struct {
 	mem   memory
 	files []*File
 	low   bool
-	ready bool   // state of the first file
-	taken *Taken // the last event
+	ready bool   // whether the first file is ready
+	taken *Taken // the last event taken
 }
 
 func (p *program) Space() umem.Space { return &p.mem }
@@ -92,7 +92,7 @@ const foreignQP = 0xf00
 
 func (p *program) MayBindLowPorts() bool { return p.low }
 
-// The offsets of a command and of its response.
+// The following constants are the addresses of a command and of its response.
 const (
 	commandAt  = base
 	responseAt = base + 2048
@@ -171,7 +171,7 @@ func inWorld(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slot, a,
 	fuzzWorld(t, true, f)
 }
 
-// fuzzWorld is inWorld, but uses checked mode only on request, because it takes most of the time.
+// fuzzWorld is like inWorld, but uses checked mode only on request, because checked mode takes most of the time.
 func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
 	synctest.Test(t, func(t *testing.T) {
 		var core ib.Core
@@ -241,8 +241,8 @@ func TestOffsets(t *testing.T) {
 	}
 }
 
-// TestConnection connects two programs, and checks that each ID receives its events, and that events are counted when
-// they are delivered.
+// TestConnection connects two programs. It checks that each ID receives its events, and that events are counted
+// when they are delivered.
 func TestConnection(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		l := b.create(msg.PortSpaceTCP, 0xb0)
@@ -264,7 +264,7 @@ func TestConnection(t *testing.T) {
 			parse(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
 			t.Errorf("address: got %+v, want 10.0.0.1:7471 as the destination", r)
 		}
-		// Buffers of the current library's size, and of a library without a device index.
+		// The buffers have the current library's size, and the size of a library without a device index.
 		for room, want := range map[int]error{uapi.SizeOf[ucm.QueryRouteResp](): nil, 200: nil, 199: syscall.ENOSPC} {
 			if err := issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, room); !errors.Is(err, want) {
 				t.Errorf("QUERY_ROUTE with room for %d bytes: got %v, want %v", room, err, want)
@@ -300,7 +300,7 @@ func TestConnection(t *testing.T) {
 		b.must(issue(b, ucm.CmdDisconnect, ucm.Disconnect{ID: e.ID}, 0))
 		synctest.Wait()
 		if !a.ready {
-			t.Error("the file is not ready although there is an event")
+			t.Error("ready with an event: got false, want true")
 		}
 		if n := a.destroy(c); n != 3 || a.ready {
 			t.Errorf("reported events: got %d with ready %v, want 3 and false", n, a.ready)
@@ -314,7 +314,7 @@ func TestConnection(t *testing.T) {
 	})
 }
 
-// TestRefusals checks the errors against those of the kernel.
+// TestRefusals compares the errors with those of the kernel.
 func TestRefusals(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		id := a.create(msg.PortSpaceTCP, 1)
@@ -325,18 +325,18 @@ func TestRefusals(t *testing.T) {
 			err  error
 			want syscall.Errno
 		}{
-			{"a number too large", a.raw(a.files[0], ucm.NumCommands, nil, 0), syscall.EINVAL},
+			{"a command number that is too large", a.raw(a.files[0], ucm.NumCommands, nil, 0), syscall.EINVAL},
 			{"GET_OPTION", a.raw(a.files[0], ucm.CmdGetOption, make([]byte, 24), 0), syscall.ENOSYS},
 			{"an unknown ID", issue(a, ucm.CmdListen, ucm.Listen{ID: 99}, 0), syscall.ENOENT},
 			{"another file's ID", issue(a, ucm.CmdListen, ucm.Listen{ID: other}, 0), syscall.EINVAL},
-			{"no room for the answer", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3),
+			{"no space for the response", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3),
 				syscall.ENOSPC},
-			{"no room for an event", issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, ucm.MinEventResp-1),
+			{"no space for an event", issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, ucm.MinEventResp-1),
 				syscall.ENOSPC},
 			{"an unknown port space", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 7}, 4), syscall.EINVAL},
-			{"an answer to nowhere", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: 1, PS: 0x106}, 4), syscall.EFAULT},
+			{"an unmapped response", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: 1, PS: 0x106}, 4), syscall.EFAULT},
 			{"a low port", a.bind(id, "0.0.0.0:80"), syscall.EACCES},
-			{"an address of nobody", a.bind(id, "10.0.0.9:0"), syscall.EADDRNOTAVAIL},
+			{"an address without a device", a.bind(id, "10.0.0.9:0"), syscall.EADDRNOTAVAIL},
 			{"an address of a wrong size", issue(a, ucm.CmdBind,
 				ucm.Bind{ID: id, AddrSize: 28, Addr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}, 0), syscall.EINVAL},
 			{"an unknown family", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: id, Addr: ucm.SockaddrIn6{1}}, 0), syscall.EINVAL},
@@ -346,7 +346,7 @@ func TestRefusals(t *testing.T) {
 			{"accept", issue(a, ucm.CmdAccept, ucm.Accept{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
 			{"complete", issue(a, ucm.CmdAccept, ucm.Accept{ID: id}, 0), syscall.EINVAL},
 			{"reject", issue(a, ucm.CmdReject, ucm.Reject{ID: id}, 0), syscall.EINVAL},
-			{"reject for a reason of others", issue(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
+			{"reject with a reserved reason", issue(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
 			{"disconnect", issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: id}, 0), syscall.EINVAL},
 			{"attributes without a device", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1},
 				144), syscall.EINVAL},
@@ -358,13 +358,13 @@ func TestRefusals(t *testing.T) {
 				syscall.ENOSYS},
 			{"join without a device", issue(a, ucm.CmdJoinMcast,
 				ucm.JoinMcast{Response: responseAt, ID: id, AddrSize: 28, Addr: v6}, 4), syscall.EINVAL},
-			{"leave what is none", issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: id}, 4), syscall.ENOENT},
-			{"migrate from no file", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id, FD: 9}, 4),
+			{"leave no group", issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: id}, 4), syscall.ENOENT},
+			{"migrate from a missing file", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id, FD: 9}, 4),
 				syscall.EINVAL},
 			{"destroy another's", issue(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: other}, 4), syscall.EINVAL},
 		} {
 			if !errors.Is(c.err, c.want) {
-				t.Errorf("%s: %v, want %v", c.what, c.err, c.want)
+				t.Errorf("%s: got %v, want %v", c.what, c.err, c.want)
 			}
 		}
 		h := ucm.Hdr{Cmd: ucm.CmdListen, In: 8}
@@ -416,7 +416,7 @@ func TestPorts(t *testing.T) {
 			x, err1 := bound(a, c.first, c.reuse1)
 			y, err2 := bound(b, c.second, c.reuse2)
 			if err1 != nil || !errors.Is(err2, c.want) || (c.want == nil) != (err2 == nil) {
-				t.Errorf("%s then %s: %v, %v, want %v", c.first, c.second, err1, err2, c.want)
+				t.Errorf("bind %s then %s: got %v and %v, want %v", c.first, c.second, err1, err2, c.want)
 			}
 			a.destroy(x)
 			b.destroy(y)
@@ -446,7 +446,7 @@ func TestRemoval(t *testing.T) {
 		}
 		synctest.Wait()
 		if b.ready {
-			t.Error("a listener at all addresses got an event")
+			t.Error("ready of a listener at all addresses: got true, want false")
 		}
 		a.must(slot.Plug())
 		c := a.create(msg.PortSpaceTCP, 7)
@@ -476,7 +476,7 @@ func TestWait(t *testing.T) {
 		w := f.AddWaiter(func() { woken++ })
 		v := f.AddWaiter(func() { woken += 10 })
 		if !f.Cancel(v) || f.Cancel(v) {
-			t.Error("a wait is cancelled twice, or not at all")
+			t.Error("first and second Cancel: got another result, want true and false")
 		}
 		id := a.create(msg.PortSpaceTCP, 5)
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
@@ -488,7 +488,7 @@ func TestWait(t *testing.T) {
 		taken, err := f.take()
 		a.must(err)
 		if a.ready {
-			t.Error("ready without an event")
+			t.Error("ready without an event: got true, want false")
 		}
 		taken.Undo()
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.ID != id {
@@ -571,11 +571,11 @@ func TestMulticast(t *testing.T) {
 		if n := get[ucm.DestroyIDResp](a).EventsReported; n != 1 {
 			t.Errorf("reported events: got %d, want 1", n)
 		}
-		for range 7 { // together with the ID this is the user's limit
+		for range 7 { // together with the ID, these groups reach the user's limit
 			a.must(issue(a, ucm.CmdJoinMcast, join, 4))
 		}
 		if err := issue(a, ucm.CmdJoinMcast, join, 4); !errors.Is(err, syscall.ENOMEM) {
-			t.Errorf("one more group: got %v, want ENOMEM", err)
+			t.Errorf("group beyond the limit: got %v, want ENOMEM", err)
 		}
 		other := b.create(msg.PortSpaceUDP, 5)
 		b.must(b.bind(other, "10.0.0.1:0"))
@@ -583,7 +583,7 @@ func TestMulticast(t *testing.T) {
 			Addr: join.Addr}, 4))
 		a.destroy(id)
 		if a.ready {
-			t.Error("got an event of a destroyed ID")
+			t.Error("ready after the ID was destroyed: got true, want false")
 		}
 	})
 }

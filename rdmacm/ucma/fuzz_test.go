@@ -16,7 +16,7 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// script is the input of the fuzz target, byte by byte; zeros after its end.
+// script is the input of the fuzz target, read byte by byte. After its end it yields zeros.
 type script []byte
 
 func (s *script) byte() (b byte) {
@@ -118,8 +118,9 @@ func (s *script) command(srv *Server) (ucm.Command, []byte) {
 	return cmd, make([]byte, s.byte())
 }
 
-// FuzzSession runs two users with three files, one of which they share. For any commands, the server must not crash, a
-// file must not reach objects of another, unread events must stay limited, and no state may remain in the end.
+// FuzzSession runs two users with three files, one of which both share. For any commands, the server must not
+// crash, a file must not reach objects of another file, the number of unread events must stay limited, and no state
+// may remain at the end.
 func FuzzSession(f *testing.F) {
 	for c := range byte(ucm.NumCommands) {
 		f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 20, 0, 0, 0, 0, 0, 1, 0, 0, 0, c, 0, 0, 0, 0, 0, 1})
@@ -132,7 +133,7 @@ func FuzzSession(f *testing.F) {
 			in := script(b)
 			shared := s.Open(Config{User: p.files[0].cfg.User})
 			p.files = append(p.files, shared)
-			q.files = append(q.files, shared, p.files[0]) // to migrate from: passed as with SCM_RIGHTS
+			q.files = append(q.files, shared, p.files[0]) // a file to migrate from, passed as with SCM_RIGHTS
 			for range 200 {
 				if len(in) == 0 {
 					break
@@ -161,7 +162,7 @@ func FuzzSession(f *testing.F) {
 					out = int(in.byte())
 				}
 				if err := who.raw(file, cmd, body, out); err == nil && foreign {
-					t.Errorf("%v: got no error for an ID of another file", cmd)
+					t.Errorf("%v with an ID of another file: got success, want an error", cmd)
 				}
 				switch how >> 4 & 7 {
 				case 1:
@@ -183,12 +184,12 @@ func FuzzSession(f *testing.F) {
 				s.mu.Lock()
 				for _, f := range []*File{p.files[0], q.files[0], shared} {
 					if most := (len(f.ids)+1)*maxUnread + len(s.groups) + MaxBacklog; len(f.events) > most {
-						t.Errorf("%d pending events, want at most %d", len(f.events), most)
+						t.Errorf("pending events: got %d, want at most %d", len(f.events), most)
 					}
 					unread := 0
 					for c := range f.ids {
 						if unread += c.unread; c.file != f || s.ids[c.id] != c {
-							t.Errorf("ID %d: got the table of another file, want that of its own", c.id)
+							t.Errorf("ID %d: got the table of another file, want its own", c.id)
 						}
 					}
 					if unread != len(f.events) {

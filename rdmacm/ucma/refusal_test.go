@@ -16,7 +16,8 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// TestMalformed checks the rejection of invalid commands on a resolved ID. Only package ucma checks them.
+// TestMalformed checks the rejection of invalid commands on a resolved ID. Only package ucma itself checks these
+// commands.
 func TestMalformed(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		const gid, route = uint8(afIB), 400
@@ -40,39 +41,39 @@ func TestMalformed(t *testing.T) {
 			err  error
 			want syscall.Errno
 		}{
-			{"no room for the answer to DESTROY_ID", issue(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: fresh},
+			{"no space for the answer to DESTROY_ID", issue(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: fresh},
 				3), syscall.ENOSPC},
-			{"no room for the answer to LEAVE_MCAST", issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: udp},
+			{"no space for the answer to LEAVE_MCAST", issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: udp},
 				3), syscall.ENOSPC},
-			{"no room for the answer to JOIN_MCAST", issue(a, ucm.CmdJoinMcast,
+			{"no space for the answer to JOIN_MCAST", issue(a, ucm.CmdJoinMcast,
 				ucm.JoinMcast{Response: responseAt, ID: udp, AddrSize: sizeofInet, Addr: group}, 3), syscall.ENOSPC},
-			{"no room for the answer to MIGRATE_ID", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: fresh},
+			{"no space for the answer to MIGRATE_ID", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: fresh},
 				3), syscall.ENOSPC},
-			{"no room for the answer to QUERY_ROUTE", issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: id},
+			{"no space for the answer to QUERY_ROUTE", issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: id},
 				routeWithoutIndex-1), syscall.ENOSPC},
-			{"no room for the answer to QUERY", issue(a, ucm.CmdQuery,
+			{"no space for the answer to QUERY", issue(a, ucm.CmdQuery,
 				ucm.Query{Response: responseAt, ID: id, Option: ucm.QueryPath}, 7), syscall.ENOSPC},
-			{"no room for the answer to INIT_QP_ATTR", issue(a, ucm.CmdInitQPAttr,
+			{"no space for the answer to INIT_QP_ATTR", issue(a, ucm.CmdInitQPAttr,
 				ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1}, uapi.SizeOf[ucm.QPAttr]()-1), syscall.ENOSPC},
 			{"a state beyond the last", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 7},
 				144), syscall.EINVAL},
-			{"bind to an address of InfiniBand by BIND_IP", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: fresh, Addr: ibShort}, 0),
+			{"bind to an InfiniBand address by BIND_IP", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: fresh, Addr: ibShort}, 0),
 				syscall.EINVAL},
 			{"bind to no address", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: fresh}, 0), syscall.EAFNOSUPPORT},
 			{"resolve a source of an unknown family", issue(a, ucm.CmdResolveIP,
 				ucm.ResolveIP{ID: fresh, SrcAddr: odd, DstAddr: v4Short}, 0), syscall.EINVAL},
-			{"resolve a source of InfiniBand", issue(a, ucm.CmdResolveIP,
+			{"resolve an InfiniBand source", issue(a, ucm.CmdResolveIP,
 				ucm.ResolveIP{ID: fresh, SrcAddr: ibShort, DstAddr: v4Short}, 0), syscall.EINVAL},
-			{"resolve no destination", issue(a, ucm.CmdResolveIP, ucm.ResolveIP{ID: fresh}, 0), syscall.EINVAL},
+			{"resolve without a destination", issue(a, ucm.CmdResolveIP, ucm.ResolveIP{ID: fresh}, 0), syscall.EINVAL},
 			{"resolve with reserved bits", issue(a, ucm.CmdResolveAddr,
 				ucm.ResolveAddr{ID: fresh, DstSize: sizeofInet, DstAddr: v4, Reserved: 1}, 0), syscall.EINVAL},
 			{"resolve a source of a wrong size", issue(a, ucm.CmdResolveAddr,
 				ucm.ResolveAddr{ID: fresh, SrcSize: 28, SrcAddr: v4, DstSize: sizeofInet, DstAddr: v4}, 0), syscall.EINVAL},
 			{"resolve a destination of a wrong size", issue(a, ucm.CmdResolveAddr,
 				ucm.ResolveAddr{ID: fresh, DstSize: 28, DstAddr: v4}, 0), syscall.EINVAL},
-			{"resolve a destination of InfiniBand", issue(a, ucm.CmdResolveAddr,
+			{"resolve an InfiniBand destination", issue(a, ucm.CmdResolveAddr,
 				ucm.ResolveAddr{ID: fresh, DstSize: uint16(parse(ib[:]).size), DstAddr: ib}, 0), syscall.ENODEV},
-			{"an event of others", issue(a, ucm.CmdNotify, ucm.Notify{ID: id, Event: 1}, 0), syscall.EINVAL},
+			{"another event than IBV_EVENT_COMM_EST", issue(a, ucm.CmdNotify, ucm.Notify{ID: id, Event: 1}, 0), syscall.EINVAL},
 			{"no path", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, Level: ucm.OptionIB, OptName: ucm.OptionIBPath,
 				OptVal: responseAt}, 0), syscall.EINVAL},
 			{"half a path", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, Level: ucm.OptionIB, OptName: ucm.OptionIBPath,
@@ -81,7 +82,7 @@ func TestMalformed(t *testing.T) {
 				ucm.JoinMcast{Response: responseAt, ID: udp, AddrSize: 28, Addr: group}, 4), syscall.EINVAL},
 			{"join with unknown flags", issue(a, ucm.CmdJoinMcast,
 				ucm.JoinMcast{Response: responseAt, ID: udp, AddrSize: sizeofInet, JoinFlags: 2, Addr: group}, 4), syscall.EINVAL},
-			{"join no address", issue(a, ucm.CmdJoinIPMcast, ucm.JoinIPMcast{Response: responseAt, ID: udp}, 4),
+			{"join without an address", issue(a, ucm.CmdJoinIPMcast, ucm.JoinIPMcast{Response: responseAt, ID: udp}, 4),
 				syscall.EAFNOSUPPORT},
 			{"migrate from another service's file", issue(a, ucm.CmdMigrateID,
 				ucm.MigrateID{Response: responseAt, ID: fresh, FD: 1}, 4), syscall.EINVAL},
@@ -95,11 +96,11 @@ func TestMalformed(t *testing.T) {
 		if err := issue(a, ucm.CmdConnect, ucm.Connect{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("connect without parameters: got %v, want EINVAL", err)
 		}
-		a.destroy(fresh) // still exists after all failing commands
+		a.destroy(fresh) // exists after all failing commands
 	})
 }
 
-// TestClosedFile checks that no ID is created for a closed file, because it would never be destroyed.
+// TestClosedFile checks that no ID is created for a closed file, because such an ID would never be destroyed.
 func TestClosedFile(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		user := quota.New(quota.Limits{}).User(3)
@@ -109,7 +110,7 @@ func TestClosedFile(t *testing.T) {
 			t.Error("create an ID on a closed file: got success, want an error")
 		}
 		if n := user.Held(quota.CMIDs); n != 0 {
-			t.Errorf("held: got %d IDs, want 0", n)
+			t.Errorf("charged IDs: got %d, want 0", n)
 		}
 	})
 }
@@ -126,7 +127,7 @@ func TestBacklog(t *testing.T) {
 	}
 }
 
-// TestNotify checks that a program can establish a connection only with IBV_EVENT_COMM_EST.
+// TestNotify checks that IBV_EVENT_COMM_EST is the only event by which a program can establish a connection.
 func TestNotify(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
 		_, r := requested(s, p, q)
@@ -143,7 +144,7 @@ func TestNotify(t *testing.T) {
 		}
 		p.must(issue(p, ucm.CmdNotify, ucm.Notify{ID: r, Event: uint32(uapi.EventCommEst)}, 0))
 		if e := p.event(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 8 {
-			t.Errorf("got %+v, want Established of 8", e)
+			t.Errorf("event: got %+v, want Established of UID 8", e)
 		}
 	})
 }
@@ -156,8 +157,8 @@ type traced struct {
 
 func (p *traced) TraceCM(request, _ string) { p.request = request }
 
-// TestShortCommands checks that truncated commands fail or have zeros at their end, and that the trace of each contains
-// an ID only if the command does.
+// TestShortCommands checks that truncated commands fail or have zeros at their end. The trace of a command must
+// contain an ID only if the command does.
 func TestShortCommands(t *testing.T) {
 	inWorld(t, func(t *testing.T, _ *Server, _ *ibslot.Slot, a, _ *program) {
 		for cmd := range ucm.NumCommands {
@@ -174,7 +175,7 @@ func TestShortCommands(t *testing.T) {
 				copy(a.mem.b, b)
 				n, _, err := a.files[0].Write(p, commandAt, len(b))
 				if n != 0 || err == nil {
-					t.Errorf("%v of %d bytes: got %d, %v, want an error", cmd, in, n, err)
+					t.Errorf("%v of %d bytes: got %d and error %v, want an error", cmd, in, n, err)
 				}
 				want := fmt.Sprintf("%v{}", cmd)
 				if in == idAt[cmd]+4 {

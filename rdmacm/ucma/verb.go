@@ -10,12 +10,12 @@ import (
 // VerbCall is a call of a verb of the connection manager that is about to be executed.
 type VerbCall struct {
 	Verb string // name of the C function; see Verbs
-	PID  int    // the process that opened the file
+	PID  int    // ID of the process that opened the file
 }
 
 // OnVerb sets a function that is called before each verb is executed. If f returns an error, which must wrap a
-// syscall.Errno, the verb returns it. f may sleep: only this verb waits. A nil f removes the function, which may still
-// be running when OnVerb returns.
+// syscall.Errno, the verb returns that error. f may sleep, since only this verb waits. A nil f removes the
+// function, which may still be running when OnVerb returns.
 func (s *Server) OnVerb(f func(VerbCall) error) {
 	if f == nil {
 		s.onVerb.Store(nil)
@@ -24,7 +24,7 @@ func (s *Server) OnVerb(f func(VerbCall) error) {
 	s.onVerb.Store(&f)
 }
 
-// verbs maps commands to names. GET_EVENT is not a verb, because it waits, and is read from the file.
+// verbs maps commands to names. GET_EVENT is not a verb, because it waits and is a read of the file.
 var verbs = map[ucm.Command]string{
 	ucm.CmdCreateID: "rdma_create_id", ucm.CmdDestroyID: "rdma_destroy_id", ucm.CmdBindIP: "rdma_bind_addr",
 	ucm.CmdBind:      "rdma_bind_addr",
