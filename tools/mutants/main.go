@@ -37,7 +37,7 @@ import (
 	"time"
 )
 
-// listed is a mutant of mutants.go. It replaces the text from in file by the text to.
+// listed is a mutant of mutants.go. listed replaces the text from in file by the text to.
 type listed struct {
 	name string
 	file string // the tests of its folder's package must notice the mutant
@@ -413,7 +413,7 @@ func test(replace map[string]string, f func(dir, overlay string) error) error {
 	return f(dir, path)
 }
 
-// do runs the tests with replaced contents of files. It builds the tests before it locks running.
+// do runs the tests with replaced contents of files. do builds the tests before it locks running.
 func (t tests) do(replace map[string]string, limit time.Duration, running *sync.Mutex) (out string, err error) {
 	err = test(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")

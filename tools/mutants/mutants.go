@@ -644,7 +644,7 @@ var mutants = []listed{
 
 	// rdmacm/conn: found by the exploration
 	{"a repeated REP is not answered", "rdmacm/conn/conn.go",
-		"		case MRARepSent, Established: // MRA, or RTU, was lost\n			return Do{Repeat: true}\n", ""},
+		"		case MRARepSent, Established: // the MRA or the RTU was lost\n			return Do{Repeat: true}\n", ""},
 	{"a REP that was refused is not refused again", "rdmacm/conn/conn.go",
 		"		case Refused:\n			return Do{Repeat: true, Timer: Refusal}\n", ""},
 	{"a repeated DREQ is not answered", "rdmacm/conn/conn.go",
