@@ -1,6 +1,6 @@
 package nldev
 
-// Sizes and numbers of linux/netlink.h.
+// The following constants are sizes and numbers of linux/netlink.h.
 const (
 	headerSize = 16 // struct nlmsghdr
 	attrSize   = 4  // struct nlattr
@@ -12,26 +12,26 @@ const (
 	flagRequest = 0x001 // NLM_F_REQUEST
 	flagMulti   = 0x002 // NLM_F_MULTI
 	flagAck     = 0x004 // NLM_F_ACK
-	flagDump    = 0x300 // NLM_F_ROOT | NLM_F_MATCH; either of them asks for a dump
-	flagCapped  = 0x100 // NLM_F_CAPPED, of an NLMSG_ERROR
+	flagDump    = 0x300 // NLM_F_ROOT | NLM_F_MATCH; either flag requests a dump
+	flagCapped  = 0x100 // NLM_F_CAPPED, set in an NLMSG_ERROR
 
 	attrFlagNested = 0x8000 // NLA_F_NESTED
 	attrTypeMask   = 0x3fff // NLA_TYPE_MASK
 )
 
-// clientNldev is RDMA_NL_NLDEV, the family in bits 10 to 15 of the type of a message.
+// clientNldev is RDMA_NL_NLDEV, the netlink family in bits 10 to 15 of the type of a message.
 const (
 	clientNldev = 5
 	clientShift = 10
 	commandMask = 1<<clientShift - 1
 )
 
-// Sizes of the kernel's string buffers in bytes, including the terminating NUL.
+// The following constants are the sizes of the kernel's string buffers in bytes, including the terminating NUL.
 const (
 	nameSize        = 64 // IB_DEVICE_NAME_MAX
 	netdevSize      = 16 // IFNAMSIZ
 	chardevTypeSize = 32 // RDMA_NLDEV_ATTR_CHARDEV_TYPE_SIZE
-	emptyString     = 1  // RDMA_NLDEV_ATTR_EMPTY_STRING: the policy of strings that are not valid in a request
+	emptyString     = 1  // RDMA_NLDEV_ATTR_EMPTY_STRING, the policy of strings that are not valid in a request
 )
 
 // Values of attributes.

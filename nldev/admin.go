@@ -6,14 +6,16 @@ import (
 	"syscall"
 )
 
-// Admin changes the devices, for a program with CAP_NET_ADMIN. Answer calls it on the caller's goroutine and waits. For
-// an error the program receives the syscall.Errno that errors.As finds in it, or EINVAL.
+// Admin changes the devices, for a program with CAP_NET_ADMIN. Answer calls the methods of Admin on the caller's
+// goroutine and waits for them. For an error of Admin, the program receives the syscall.Errno that errors.As finds
+// in the error, or EINVAL.
 type Admin interface {
-	// AddLink adds a device on a network interface: RDMA_NLDEV_CMD_NEWLINK, "rdma link add". name has 1 to 63
-	// bytes without '%', linkType ("rxe") and netdev up to 15 bytes. nldev.c and the drivers return EINVAL for an
-	// unknown type, ENODEV for an unknown interface, EEXIST for a name or an interface that has a device already.
+	// AddLink adds a device on a network interface, for RDMA_NLDEV_CMD_NEWLINK, "rdma link add". name has 1 to 63
+	// bytes without '%'. linkType ("rxe") and netdev have up to 15 bytes. nldev.c and the drivers return EINVAL for
+	// an unknown type, ENODEV for an unknown interface, and EEXIST for a name or an interface that already has a
+	// device.
 	AddLink(name, linkType, netdev string) error
-	// DeleteLink removes a device: RDMA_NLDEV_CMD_DELLINK, "rdma link delete". The device existed when the
+	// DeleteLink removes a device, for RDMA_NLDEV_CMD_DELLINK, "rdma link delete". The device existed when the
 	// request arrived. nldev.c returns EINVAL for a device that is not removable.
 	DeleteLink(name string) error
 }
@@ -52,7 +54,8 @@ func (q *request) deleteLink() syscall.Errno {
 	return errnoOf(q.admin.DeleteLink(dev.Name))
 }
 
-// parseDevice strictly parses a request that names a device; nil if it does not or if there is no such device.
+// parseDevice strictly parses a request that names a device. It returns nil if the request names none or if the
+// device does not exist.
 func (q *request) parseDevice(need ...int) *Device {
 	if !q.parse(true, attrDevIndex) || !q.tb.has(need...) {
 		return nil
@@ -60,8 +63,8 @@ func (q *request) parseDevice(need ...int) *Device {
 	return q.device()
 }
 
-// set mirrors nldev_set_doit, for devices that cannot be changed: it accepts the current value, and returns EOPNOTSUPP
-// for any other.
+// set mirrors nldev_set_doit for devices that cannot be changed. It accepts the current value, and returns
+// EOPNOTSUPP for any other value.
 func (q *request) set() syscall.Errno {
 	dev := q.parseDevice()
 	if dev == nil {
@@ -94,7 +97,7 @@ func (q *request) rename(dev *Device, name string) syscall.Errno {
 	return syscall.EOPNOTSUPP
 }
 
-// setFlag returns the errno of setting a boolean that cannot be changed; is is the current value.
+// setFlag returns the errno of setting a boolean that cannot be changed. is is the current value.
 func setFlag(v uint8, is bool) syscall.Errno {
 	switch {
 	case v > 1:

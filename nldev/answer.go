@@ -7,11 +7,11 @@ import (
 	"syscall"
 )
 
-// DefaultDatagram is the size in bytes of the largest datagram for a program with an unknown receive buffer. It is the
-// kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
+// DefaultDatagram is the size in bytes of the largest datagram for a program with an unknown receive buffer.
+// DefaultDatagram is the kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
 const DefaultDatagram = 3776
 
-// maxDatagram is the size of the kernel's largest datagram of a dump in bytes: 32 KiB less its own overhead.
+// maxDatagram is the size in bytes of the kernel's largest datagram of a dump, 32 KiB less its own overhead.
 const maxDatagram = 32<<10 - 320
 
 // receiveQueue limits the bytes of the answers to one request, except dumps, like the default receive buffer of a
@@ -20,27 +20,27 @@ const receiveQueue = 212992
 
 // A Socket holds the properties of the program's netlink socket that affect answers.
 type Socket struct {
-	PortID uint32 // the address of the program's socket, nl_pid
-	// Datagram is the size in bytes of the largest datagram that the program can receive. Values below DefaultDatagram,
-	// such as 0, count as DefaultDatagram; values above 32448 count as 32448.
+	PortID uint32 // address of the program's socket, nl_pid
+	// Datagram is the size in bytes of the largest datagram that the program can receive. Values below
+	// DefaultDatagram, such as 0, count as DefaultDatagram. Values above 32448 count as 32448.
 	Datagram int
-	CapAck   bool // the program has set NETLINK_CAP_ACK: an error does not repeat the request
+	CapAck   bool // the program has set NETLINK_CAP_ACK, so an error does not repeat the request
 }
 
-// Answer returns the datagrams that answer one datagram of a program with default settings of its socket; see
+// Answer returns the datagrams that answer one datagram of a program that uses default settings of its socket; see
 // [Socket.Answer].
 func Answer(src Source, admin Admin, request []byte, portID uint32) (answers [][]byte) {
 	return Socket{PortID: portID}.Answer(src, admin, request)
 }
 
-// Answer returns the datagrams that answer one datagram of a program, in order; there may be none. Errors are part of
-// the answers. A nil admin means a program without CAP_NET_ADMIN: commands that change devices return EPERM, and the
-// keys of memory regions and protection domains are hidden. Answer does not modify or keep request; the caller owns the
-// answers.
+// Answer returns the datagrams that answer one datagram of a program, in order. There may be none. Errors are
+// included in the returned datagrams. A nil admin means a program without CAP_NET_ADMIN. For such a program,
+// commands that change devices return EPERM, and the keys of memory regions and protection domains are hidden.
+// Answer does not modify or keep request, and the caller owns the returned datagrams.
 //
-// A dump is answered completely at once; its size is proportional to the reported objects. The other answers to one
-// request are limited to the size of a receive buffer, 212992 bytes; the rest is dropped, as in the kernel. Mirrors
-// rdma_nl_rcv_skb.
+// Answer returns a complete dump, whose size is proportional to the number of reported objects. The other answers
+// to one request are limited to the size of a receive buffer, 212992 bytes. Answer drops the rest, as the kernel
+// does. Mirrors rdma_nl_rcv_skb.
 func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byte) {
 	s.Datagram = min(max(s.Datagram, DefaultDatagram), maxDatagram)
 	r := &responder{socket: s, src: src, admin: admin}
@@ -55,7 +55,8 @@ func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byt
 	return r.out
 }
 
-// Refuse returns the answer to a datagram with messages that are not executed: an error for the first message.
+// Refuse returns the answer to a datagram with messages that are not executed, which is an error for the first
+// message.
 func (s Socket) Refuse(request []byte, why syscall.Errno) [][]byte {
 	r := &responder{socket: s}
 	if len(request) < headerSize {
@@ -75,24 +76,25 @@ type responder struct {
 	src    Source
 	admin  Admin
 
-	devices []Device // by index, of the last call of src.Devices
+	devices []Device // result of the last call of src.Devices, by index
 	loaded  bool     // devices is up to date
 	out     [][]byte
-	queued  int  // bytes in out that are not part of a dump
+	queued  int  // number of bytes in out that are not part of a dump
 	dumping bool // a dump has reported objects
 }
 
 // A request is one message.
 type request struct {
 	*responder
-	msg   []byte // with its header
+	msg   []byte // the message with its header
 	typ   uint16
 	flags uint16
 	seq   uint32
 	tb    attrs // valid after parse
 }
 
-// A command answers one of enum rdma_nldev_command. A nil function is not supported. Mirrors struct rdma_nl_cbs.
+// A command answers one command of enum rdma_nldev_command. A command with a nil function is not supported. Mirrors
+// struct rdma_nl_cbs.
 type command struct {
 	do    func(*request) syscall.Errno
 	dump  func(*request, *dump) syscall.Errno
@@ -127,7 +129,7 @@ var commands = [cmdCount]command{
 	cmdStatStatus:   {do: (*request).getCounterStatus},
 	cmdNewDev:       {do: (*request).newDevice, admin: true},
 	cmdDelDev:       {do: (*request).deleteDevice, admin: true},
-	cmdMonitor:      {}, // the type of notifications, not a request
+	cmdMonitor:      {}, // the type of notifications, which is not a request
 }
 
 // privileged returns the command restricted to programs with CAP_NET_ADMIN.
@@ -162,7 +164,7 @@ func (r *responder) answer(msg []byte) {
 	}
 }
 
-// run executes the command of the message. It reports whether the answer is a dump, which is not acknowledged.
+// run executes the command of the message. run reports whether the answer is a dump, which is not acknowledged.
 // Mirrors rdma_nl_rcv_msg.
 func (q *request) run() (errno syscall.Errno, dumped bool) {
 	cmd := q.typ & commandMask
@@ -186,13 +188,13 @@ func (q *request) run() (errno syscall.Errno, dumped bool) {
 	return c.do(q), false
 }
 
-// parse parses the attributes and reports whether they are well-formed and include those given. The errno is EINVAL
-// in either case, except for SYS_GET.
+// parse parses the attributes, and reports whether they are well-formed and include the given attributes. If not,
+// the errno is EINVAL, except for SYS_GET.
 func (q *request) parse(strict bool, need ...int) bool {
 	return q.tb.parse(q.msg[headerSize:], strict) == 0 && q.tb.has(need...)
 }
 
-// list returns the devices by index.
+// list returns the devices, ordered by index.
 func (r *responder) list() []Device {
 	if !r.loaded {
 		r.devices = slices.Clone(r.src.Devices())
@@ -202,7 +204,7 @@ func (r *responder) list() []Device {
 	return r.devices
 }
 
-// device returns the device that attribute DEV_INDEX of the parsed request names, nil if there is none.
+// device returns the device that attribute DEV_INDEX of the parsed request names, or nil if it does not exist.
 func (q *request) device() *Device {
 	devices, index := q.list(), q.tb.u32(attrDevIndex)
 	i, ok := slices.BinarySearchFunc(devices, index, func(d Device, index uint32) int {
@@ -226,8 +228,8 @@ func (r *responder) send(b []byte) {
 	r.out = append(r.out, b)
 }
 
-// reply queues the one message that answers the request. It returns the error of fill, or EMSGSIZE if the message
-// exceeds a datagram.
+// reply queues the one message that answers the request. reply returns the error of fill, or EMSGSIZE if the
+// message exceeds a datagram.
 func (q *request) reply(cmd uint16, fill func(*datagram) syscall.Errno) syscall.Errno {
 	d := q.datagram()
 	at := d.begin(clientNldev<<clientShift|cmd, 0, q.seq, q.socket.PortID)
@@ -242,7 +244,7 @@ func (q *request) reply(cmd uint16, fill func(*datagram) syscall.Errno) syscall.
 	return 0
 }
 
-// ack queues the NLMSG_ERROR of the request; error 0 is an acknowledgement. Mirrors netlink_ack.
+// ack queues the NLMSG_ERROR of the request. Error 0 is an acknowledgement. Mirrors netlink_ack.
 func (q *request) ack(errno syscall.Errno) {
 	var flags uint16
 	echo := q.msg
@@ -270,7 +272,7 @@ type dump struct {
 // begin appends the header of a message to the current datagram.
 func (d *dump) begin() int { return d.cur.begin(d.typ, flagMulti, d.seq, d.socket.PortID) }
 
-// flush queues the current datagram, if it has any message, and begins another.
+// flush queues the current datagram, if it has any message, and begins another datagram.
 func (d *dump) flush() {
 	if len(d.cur.b) > 0 {
 		d.out = append(d.out, d.cur.b)
@@ -279,7 +281,7 @@ func (d *dump) flush() {
 	d.cur = d.datagram()
 }
 
-// message appends a message. It returns EMSGSIZE if the message exceeds a datagram of its own.
+// message appends a message. message returns EMSGSIZE if the message exceeds a datagram of its own.
 func (d *dump) message(fill func(*datagram)) syscall.Errno {
 	if d.fits(fill) {
 		return 0
@@ -291,7 +293,8 @@ func (d *dump) message(fill func(*datagram)) syscall.Errno {
 	return syscall.EMSGSIZE
 }
 
-// fits appends a message to the current datagram. It reports false, with nothing appended, if there is no space left.
+// fits appends a message to the current datagram. fits reports false, with nothing appended, if there is no space
+// left.
 func (d *dump) fits(fill func(*datagram)) bool {
 	before := len(d.cur.b)
 	at := d.begin()

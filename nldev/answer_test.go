@@ -42,8 +42,8 @@ func (a *fakeAdmin) DeleteLink(name string) error {
 	return a.err
 }
 
-// testSource returns a source with rxe0 (index 3), which has one or more objects of each kind, and ib1 (index 1), which
-// has none.
+// testSource returns a source with two devices. rxe0 (index 3) has one or more objects of each kind, and ib1 (index
+// 1) has none.
 func testSource() *fakeSource {
 	user, kernel := Owner{PID: 100}, Owner{Kernel: "ib_core"}
 	return &fakeSource{
@@ -162,7 +162,7 @@ func TestAnswer(t *testing.T) {
 		{"get with short index", message(cmdGet, 0, rawAttr(attrDevIndex, []byte{3, 0})), []string{einval}},
 		{"get with long index", message(cmdGet, 0, rawAttr(attrDevIndex, append(devRxe[4:8:8], 1, 2))),
 			[]string{"5/1 " + deviceRxe}},
-		{"get, last index counts", message(cmdGet, 0, devNone, devRxe), []string{"5/1 " + deviceRxe}},
+		{"get with two indexes, of which the last counts", message(cmdGet, 0, devNone, devRxe), []string{"5/1 " + deviceRxe}},
 		{"get with unknown attributes", message(cmdGet, 0, rawAttr(attrCount, nil), rawAttr(0, nil), devRxe),
 			[]string{"5/1 " + deviceRxe}},
 		{"get with truncated attribute", message(cmdGet, 0, devRxe, []byte{200, 0, 1, 0}), []string{"5/1 " + deviceRxe}},
@@ -201,7 +201,7 @@ func TestAnswer(t *testing.T) {
 			[]string{fmt.Sprintf(`5/15 CHARDEV=%d CHARDEV_ABI=4 CHARDEV_NAME="rdma_cm"`, 1<<20|10<<8|0x23)}},
 		{"rdma_cm of a device", message(cmdGetChardev, 0, devRxe, attrText(attrChardevType, "rdma_cm")), []string{enotsup}},
 		{"uverbs of no device", message(cmdGetChardev, 0, attrText(attrChardevType, "uverbs")), []string{enotsup}},
-		{"uverbs of a device without", message(cmdGetChardev, 0, devIB, attrText(attrChardevType, "uverbs")),
+		{"uverbs of a device without uverbs", message(cmdGetChardev, 0, devIB, attrText(attrChardevType, "uverbs")),
 			[]string{enotsup}},
 		{"uverbs of a port", message(cmdGetChardev, 0, devRxe, port1, attrText(attrChardevType, "uverbs")),
 			[]string{einval}},
@@ -263,7 +263,7 @@ func TestAnswer(t *testing.T) {
 		{"counters", message(cmdStatGet, ack, devRxe, port1), []string{"5/17 " + rxe + "PORT_INDEX=1 STAT_HWCOUNTERS=[" +
 			`STAT_HWCOUNTER_ENTRY=[STAT_HWCOUNTER_ENTRY_NAME="rcvd_pkts" STAT_HWCOUNTER_ENTRY_VALUE=1] ` +
 			`STAT_HWCOUNTER_ENTRY=[STAT_HWCOUNTER_ENTRY_NAME="sent_pkts" STAT_HWCOUNTER_ENTRY_VALUE=10]]`, "--", "ack"}},
-		{"counters of a device without", message(cmdStatGet, 0, devIB, port1), []string{einval}},
+		{"counters of a device without counters", message(cmdStatGet, 0, devIB, port1), []string{einval}},
 		{"counters without port", message(cmdStatGet, 0, devRxe), []string{einval}},
 		{"counters of an unknown port", message(cmdStatGet, 0, devRxe, port2), []string{einval}},
 		{"counter mode", message(cmdStatGet, 0, devRxe, port1, attrU32(attrStatRes, attrResQP), attrU32(attrStatMode, 0)),
@@ -295,10 +295,10 @@ func TestAnswer(t *testing.T) {
 			before := slices.Clone(test.request)
 			got := lines(t, Answer(testSource(), nil, test.request, testPort))
 			if !slices.Equal(got, test.want) {
-				t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 			if !bytes.Equal(before, test.request) {
-				t.Error("the request was modified")
+				t.Error("request after Answer: got a modified one, want no change")
 			}
 		})
 	}
@@ -336,7 +336,7 @@ func TestAdmin(t *testing.T) {
 		{name: "add without interface", request: message(cmdNewLink, 0, name("rxe1"), rxeType), want: []string{einval}},
 		{name: "add with unknown attribute", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1,
 			rawAttr(attrCount, nil)), want: []string{einval}},
-		{name: "add with bytes left over", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1, []byte{1}),
+		{name: "add with trailing bytes", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1, []byte{1}),
 			want: []string{einval}},
 		{name: "delete", request: message(cmdDelLink, flagAck, devRxe), want: []string{"ack"},
 			calls: []string{"delete rxe0"}},
@@ -353,7 +353,7 @@ func TestAdmin(t *testing.T) {
 		{name: "rename unknown", request: message(cmdSet, 0, devNone, name("x")), want: []string{einval}},
 		{name: "set namespace", request: message(cmdSet, 0, devRxe, attrU32(attrNetNSFD, 3)), want: []string{enotsup}},
 		{name: "set moderation", request: message(cmdSet, 0, devRxe, attrU8(attrDevDIM, 0)), want: []string{enotsup}},
-		{name: "set moderation as it is", request: message(cmdSet, flagAck, devRxe, attrU8(attrDevDIM, 1)),
+		{name: "set moderation to the current value", request: message(cmdSet, flagAck, devRxe, attrU8(attrDevDIM, 1)),
 			want: []string{"ack"}},
 		{name: "set moderation to 2", request: message(cmdSet, 0, devRxe, attrU8(attrDevDIM, 2)), want: []string{einval}},
 		{name: "set nothing", request: message(cmdSet, flagAck, devRxe), want: []string{"ack"}},
@@ -398,7 +398,7 @@ func TestAdmin(t *testing.T) {
 			admin := &fakeAdmin{err: test.err}
 			got := lines(t, Answer(testSource(), admin, test.request, testPort))
 			if !slices.Equal(got, test.want) {
-				t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 			if !slices.Equal(admin.calls, test.calls) {
 				t.Errorf("calls: got %q, want %q", admin.calls, test.calls)
@@ -432,13 +432,13 @@ func TestHeaders(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := lines(t, Answer(testSource(), nil, test.request, testPort)); !slices.Equal(got, test.want) {
-				t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
 	}
 }
 
-// TestSeveralMessages checks a datagram with several messages, one of them with a length that is not aligned.
+// TestSeveralMessages checks a datagram with several messages, one of which has an unaligned length.
 func TestSeveralMessages(t *testing.T) {
 	odd := message(cmdResQPGet, 0, devNone, []byte{0})
 	odd = append(odd, 0, 0, 0)
@@ -449,25 +449,25 @@ func TestSeveralMessages(t *testing.T) {
 	want := []string{einval, "--", "5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0", "--",
 		"error device or resource busy", "--", "5/1 " + deviceRxe, "--", "ack"}
 	if !slices.Equal(got, want) {
-		t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if src.calls != 1 {
-		t.Errorf("Devices was called %d times, want once", src.calls)
+		t.Errorf("calls of Devices: got %d, want 1", src.calls)
 	}
 }
 
-// TestChangeIsSeen checks that a message sees the change of an earlier one in the same datagram.
+// TestChangeIsSeen checks that a message sees a change that an earlier message in the same datagram has made.
 func TestChangeIsSeen(t *testing.T) {
 	src := testSource()
 	admin := adminFunc(func() { src.devices = src.devices[1:] })
 	request := slices.Concat(message(cmdDelLink, 0, devRxe), message(cmdGet, 0, devRxe), message(cmdGet, 0, devIB))
 	got := lines(t, Answer(src, admin, request, testPort))
 	if want := []string{einval, "--", "5/1 " + deviceIB}; !slices.Equal(got, want) {
-		t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// adminFunc is an Admin whose DeleteLink calls it.
+// adminFunc implements Admin by a function for DeleteLink.
 type adminFunc func()
 
 func (f adminFunc) AddLink(string, string, string) error { return nil }
@@ -482,7 +482,7 @@ func TestCapAck(t *testing.T) {
 	s := Socket{PortID: testPort, CapAck: true}
 	got := lines(t, s.Answer(testSource(), nil, message(cmdGet, 0, devNone)))
 	if want := []string{"capped " + einval}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("answer: got %q, want %q", got, want)
 	}
 }
 
@@ -514,7 +514,7 @@ func TestPacking(t *testing.T) {
 			var next int
 			for i, b := range answers[:len(answers)-1] {
 				if len(b) > test.size || i < len(answers)-2 && len(b) < test.size-200 {
-					t.Errorf("command %d: datagram %d has %d bytes, want at most %d and about as many", cmd, i, len(b), test.size)
+					t.Errorf("command %d: size of datagram %d: got %d bytes, want at most %d and nearly as many", cmd, i, len(b), test.size)
 				}
 				list, err := parseDatagram(b)
 				if err != nil {
@@ -533,13 +533,14 @@ func TestPacking(t *testing.T) {
 				t.Errorf("command %d: got %d entries, want %d", cmd, next, n)
 			}
 			if got := lines(t, answers[len(answers)-1:]); got[0] != "done 0" {
-				t.Errorf("command %d: the last datagram is %q, want %q", cmd, got, "done 0")
+				t.Errorf("command %d: last datagram: got %q, want %q", cmd, got, "done 0")
 			}
 		}
 	}
 }
 
-// ids returns the identifiers of the MRs in the table of a message, or the index of the device that it describes.
+// ids returns the identifiers of the MRs in the table of a message, or the index of the device that the message
+// describes.
 func ids(t *testing.T, cmd uint16, payload []byte) []int {
 	t.Helper()
 	var out []int
@@ -596,13 +597,13 @@ func TestTooLarge(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := lines(t, Answer(src, nil, test.request, testPort)); !slices.Equal(got, test.want) {
-				t.Errorf("got:\n%.300s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+				t.Errorf("answer: got:\n%.300s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
 	}
 }
 
-// evenNumbers returns n numbers without two consecutive ones.
+// evenNumbers returns n numbers without two consecutive numbers.
 func evenNumbers(n int) []uint32 {
 	out := make([]uint32, n)
 	for i := range out {
@@ -611,7 +612,7 @@ func evenNumbers(n int) []uint32 {
 	return out
 }
 
-// TestBound checks that the answers to a request are limited, independent of the number of messages.
+// TestBound checks that the answers to a request are limited, regardless of the number of messages.
 func TestBound(t *testing.T) {
 	src := manyMRs(100)
 	one := message(cmdGet, 0, attrU32(attrDevIndex, 0))
@@ -621,7 +622,7 @@ func TestBound(t *testing.T) {
 		size += len(b)
 	}
 	if most := receiveQueue + 100*200; size > most || size < receiveQueue/2 {
-		t.Errorf("got %d bytes, want between %d and %d", size, receiveQueue/2, most)
+		t.Errorf("size of the answers: got %d bytes, want between %d and %d", size, receiveQueue/2, most)
 	}
 }
 
@@ -640,7 +641,7 @@ func TestRefuse(t *testing.T) {
 			list, err := parseDatagram(b)
 			if err != nil || len(list) != 1 || list[0].typ != typeError ||
 				int32(binary.NativeEndian.Uint32(list[0].payload)) != -int32(syscall.ENOBUFS) {
-				t.Errorf("Refuse: got %+v, %v", list, err)
+				t.Errorf("Refuse: got %+v and error %v, want one NLMSG_ERROR", list, err)
 			}
 		}
 	}
@@ -665,29 +666,29 @@ func FuzzAnswer(f *testing.F) {
 		before := slices.Clone(request)
 		answers := Socket{PortID: testPort, Datagram: size}.Answer(src, admin, request)
 		if !bytes.Equal(before, request) {
-			t.Error("the request was modified")
+			t.Error("request after Answer: got a modified one, want no change")
 		}
 		for i, b := range answers {
 			if len(b) > maxDatagram && len(b) > len(request)+64 {
-				t.Errorf("datagram %d has %d bytes", i, len(b))
+				t.Errorf("size of datagram %d: got %d bytes, want fewer", i, len(b))
 			}
 			list, err := parseDatagram(b)
 			if err != nil {
-				t.Fatalf("datagram %d: %v", i, err)
+				t.Fatalf("parse datagram %d: got %v, want success", i, err)
 			}
 			for _, m := range list {
 				switch m.typ {
 				case typeDone:
 					if len(m.payload) != 4 {
-						t.Fatalf("datagram %d: NLMSG_DONE has %d bytes", i, len(m.payload))
+						t.Fatalf("datagram %d: payload of NLMSG_DONE: got %d bytes, want 4", i, len(m.payload))
 					}
 				case typeError:
 					if len(m.payload) < 4+headerSize {
-						t.Fatalf("datagram %d: NLMSG_ERROR has %d bytes", i, len(m.payload))
+						t.Fatalf("datagram %d: payload of NLMSG_ERROR: got %d bytes, want at least an errno and a header", i, len(m.payload))
 					}
 				default:
 					if _, err := parseAttrs(m.payload); err != nil {
-						t.Fatalf("datagram %d: %v", i, err)
+						t.Fatalf("parse the attributes of datagram %d: got %v, want success", i, err)
 					}
 				}
 			}

@@ -9,12 +9,12 @@ type Chardev struct {
 	ABI          uint64 // revision of the file's interface
 }
 
-// dev returns the device number as huge_encode_dev encodes it: minor bits 0 to 7, major, minor bits 8 to 19.
+// dev returns the device number in the encoding of huge_encode_dev: minor bits 0 to 7, major, minor bits 8 to 19.
 func (c Chardev) dev() uint64 { return uint64(c.Minor&0xff | c.Major<<8 | c.Minor&^uint32(0xff)<<12) }
 
-// getChardev mirrors nldev_get_chardev, ib_get_client_nl_info, ib_uverbs_get_nl_info and ucma_get_global_nl_info. There
-// are two clients: "uverbs" has a file for each device, "rdma_cm" one for all. It returns EOPNOTSUPP if there is no
-// file of the requested kind.
+// getChardev mirrors nldev_get_chardev, ib_get_client_nl_info, ib_uverbs_get_nl_info and ucma_get_global_nl_info.
+// There are two clients. "uverbs" has a file for each device, and "rdma_cm" has one file for all devices.
+// getChardev returns EOPNOTSUPP if there is no file of the requested kind.
 func (q *request) getChardev() syscall.Errno {
 	if !q.parse(false, attrChardevType) {
 		return syscall.EINVAL

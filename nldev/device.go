@@ -1,38 +1,38 @@
 package nldev
 
-// A Source supplies the data of the answers. Answer calls it anew for each request, and after each change that a
-// request makes, on the caller's goroutine. It does not modify or keep the results. Calls of Answer may be concurrent,
-// so a shared Source must be safe for concurrent use.
+// A Source supplies the data for the answers. Answer calls the Source for each request, and after each change that
+// a request makes, on the caller's goroutine. Answer does not modify or keep the returned data. Calls of Answer may
+// be concurrent, so a shared Source must be safe for concurrent use.
 type Source interface {
-	// Devices returns the registered devices, in any order; the answers are sorted by index. Indices and names must be
-	// unique.
+	// Devices returns the registered devices, in any order. The answers are sorted by index. Indices and names must
+	// be unique.
 	Devices() []Device
-	// ConnectionManager returns the device file of the connection manager, or false if there is none. Its Name is
-	// "rdma_cm".
+	// ConnectionManager returns the device file of the connection manager, or false if there is none.
+	// ConnectionManager's Name is "rdma_cm".
 	ConnectionManager() (Chardev, bool)
 }
 
 // A Device holds the data that nldev.c reads from a struct ib_device.
 type Device struct {
-	Index        uint32 // chosen at registration, unique while the device exists
+	Index        uint32 // chosen at registration, and unique while the device exists
 	Name         string // at most 63 bytes, for instance "rxe0"
 	NodeType     uint8  // enum rdma_node_type, 1 for a channel adapter
-	NameByUser   bool   // the name was set when the link was added, so udev must not rename it
+	NameByUser   bool   // the name was set when the link was added, so udev must not rename the device
 	DIM          bool   // completion queues moderate their events (use_cq_dim)
-	Protocol     string // protocol of the first port: "roce", "ib", "iw", "opa", "usnic"; empty if none of them
-	FWVer        string // firmware version, empty if the device has none
+	Protocol     string // protocol of the first port: "roce", "ib", "iw", "opa" or "usnic"; empty for any other protocol
+	FWVer        string // firmware version, or empty if the device has none
 	NodeGUID     uint64 // in host byte order
 	SysImageGUID uint64 // in host byte order
 	CapFlags     uint64 // ib_device_attr.device_cap_flags
 
 	Ports []Port // port n is Ports[n-1]
 
-	Uverbs   Chardev // the device file of user contexts; an empty Name means that there is none
+	Uverbs   Chardev // the device file of user contexts; an empty Name means no file
 	DriverID uint32  // enum rdma_driver_id, for instance 14 for rxe
 
 	Resources Resources
-	// Counters returns the hardware counters of a port, numbered from 1, by name. A nil function means a device without
-	// counters, a nil map a port without.
+	// Counters returns the hardware counters of a port by name. Ports are numbered from 1. A nil function means a
+	// device without counters, and a nil map means a port without counters.
 	Counters func(port uint32) map[string]uint64
 }
 
@@ -40,11 +40,11 @@ type Device struct {
 type Port struct {
 	State       uint8  // enum ib_port_state, 4 for active
 	PhysState   uint8  // enum ib_port_phys_state, 5 for link up
-	NetdevIndex uint32 // index of the network interface, of the program's network namespace
-	NetdevName  string // its name, empty if the port has none
+	NetdevIndex uint32 // index of the network interface in the program's network namespace
+	NetdevName  string // name of the network interface, or empty if the port has none
 
-	// The following are reported only for the protocol "ib".
-	CapFlags     uint64 // CapabilityMask, CapabilityMask2 from bit 32 on
+	// The following fields are reported only for the protocol "ib".
+	CapFlags     uint64 // CapabilityMask, with CapabilityMask2 from bit 32 on
 	SubnetPrefix uint64 // in host byte order
 	LID, SMLID   uint32
 	LMC          uint8
@@ -55,7 +55,7 @@ func (d *Device) validPort(port uint32) bool {
 	return port >= 1 && uint64(port) <= uint64(len(d.Ports))
 }
 
-// counters returns the counters of a valid port, nil if it has none.
+// counters returns the counters of a valid port, or nil if the port has none.
 func (d *Device) counters(port uint32) map[string]uint64 {
 	if d.Counters == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 // headerName is the header that defines the numbers of this package.
 const headerName = "/usr/include/rdma/rdma_netlink.h"
 
-// commandNames are the commands by their names in the header.
+// commandNames maps the commands to their names in the header.
 var commandNames = []struct {
 	name  string
 	value int
@@ -45,7 +45,7 @@ var commandNames = []struct {
 	{"RDMA_NLDEV_CMD_MONITOR", cmdMonitor},
 }
 
-// attrNames are the attributes by their names in the header.
+// attrNames maps the attributes to their names in the header.
 var attrNames = []struct {
 	name  string
 	value int
@@ -157,7 +157,7 @@ var attrNames = []struct {
 	{"RDMA_NLDEV_ATTR_STAT_OPCOUNTER_ENABLED", attrStatOpcounterEnabled},
 }
 
-// otherNames are further names of the header.
+// otherNames maps further numbers to their names in the header.
 var otherNames = []struct {
 	name  string
 	value int
@@ -168,13 +168,13 @@ var otherNames = []struct {
 	{"RDMA_NODE_IB_CA", 1},
 }
 
-// newerThanHeader holds the numbers of the first attribute and command missing from Debian 12's header (Linux 6.1).
+// newerThanHeader contains the first attribute and command that Debian 12's header (Linux 6.1) lacks.
 const (
 	newerAttr    = attrSysPrivilegedQkeyMode
 	newerCommand = cmdResSRQGetRaw
 )
 
-// readHeader returns the enumerators of the header. None that the tests use depends on an expression.
+// readHeader returns the enumerators of the header. No enumerator that the tests use depends on an expression.
 func readHeader(t *testing.T) map[string]int {
 	t.Helper()
 	b, err := os.ReadFile(headerName)
@@ -212,7 +212,7 @@ func TestHeader(t *testing.T) {
 		t.Helper()
 		switch want, ok := header[name]; {
 		case !ok && !mayLack:
-			t.Errorf("%s is not in %s", name, headerName)
+			t.Errorf("%s: got no definition in %s, want one", name, headerName)
 		case ok && value != want:
 			t.Errorf("%s: got %d, want %d", name, value, want)
 		}
@@ -227,10 +227,10 @@ func TestHeader(t *testing.T) {
 		check(o.name, o.value, false)
 	}
 	if got, least := header["RDMA_NLDEV_ATTR_MAX"], newerAttr; got < least {
-		t.Errorf("RDMA_NLDEV_ATTR_MAX: the header has %d, want at least %d", got, least)
+		t.Errorf("RDMA_NLDEV_ATTR_MAX: got %d in the header, want at least %d", got, least)
 	}
 	if len(attrNames) != attrCount {
-		t.Errorf("attrNames has %d names, want %d", len(attrNames), attrCount)
+		t.Errorf("names in attrNames: got %d, want %d", len(attrNames), attrCount)
 	}
 	for i, a := range attrNames {
 		if a.value != i {

@@ -101,7 +101,8 @@ func (q *request) dumpPorts(d *dump) syscall.Errno {
 	return 0
 }
 
-// parsePort parses a request that names a device and a port. The error is EINVAL if either is absent or unknown.
+// parsePort parses a request that names a device and a port. The error is EINVAL if the device or the port is
+// absent or unknown.
 func (q *request) parsePort(strict bool) (dev *Device, port uint32, errno syscall.Errno) {
 	if !q.parse(strict, attrDevIndex, attrPortIndex) {
 		return nil, 0, syscall.EINVAL

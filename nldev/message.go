@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// A datagram is a datagram under construction, like the kernel's socket buffer. An attribute or header that does not
-// fit is omitted and sets full, which the caller checks once after a series of them.
+// A datagram is a datagram under construction, like the kernel's socket buffer. An attribute or header that does
+// not fit is omitted and sets full. The caller checks full once after a series of calls.
 type datagram struct {
 	b    []byte
-	size int // the maximum length of b
+	size int // maximum length of b
 	full bool
 }
 
-// reserve appends n zero bytes, rounded up to the alignment, and returns their offset. It returns false if they do not
-// fit.
+// reserve appends n zero bytes, rounded up to the alignment, and returns their offset. reserve returns false if
+// they do not fit.
 func (d *datagram) reserve(n int) (int, bool) {
 	at := len(d.b)
 	if d.full || align(n) > d.size-at {
@@ -40,13 +40,14 @@ func (d *datagram) begin(typ, flags uint16, seq, portID uint32) int {
 // end sets the length of the message that begin appended at the offset. Mirrors nlmsg_end.
 func (d *datagram) end(at int) { binary.NativeEndian.PutUint32(d.b[at:], uint32(len(d.b)-at)) }
 
-// cancel removes everything from the offset on, and clears full. Mirrors nlmsg_cancel and nla_nest_cancel.
+// cancel removes all bytes from the offset on, and clears full. cancel mirrors nlmsg_cancel and nla_nest_cancel.
 func (d *datagram) cancel(at int) {
 	d.b = d.b[:at]
 	d.full = false
 }
 
-// attr appends an attribute with a payload of n bytes, which are zero, and returns the payload; nil if d is full.
+// attr appends an attribute with a payload of n zero bytes, and returns the payload. The payload is nil if d is
+// full.
 func (d *datagram) attr(typ uint16, n int) []byte {
 	at, ok := d.reserve(attrSize + n)
 	if !ok {
@@ -71,14 +72,14 @@ func (d *datagram) u32(typ uint16, v uint32) {
 	}
 }
 
-// u64 appends an attribute of 64 bits, without the padding that machines with aligned access have.
+// u64 appends an attribute of 64 bits, without the padding that machines with aligned access use.
 func (d *datagram) u64(typ uint16, v uint64) {
 	if p := d.attr(typ, 8); p != nil {
 		binary.NativeEndian.PutUint64(p, v)
 	}
 }
 
-// flag appends an attribute of one byte, 1 for true.
+// flag appends an attribute of one byte, which is 1 for true.
 func (d *datagram) flag(typ uint16, v bool) {
 	var b uint8
 	if v {
@@ -93,16 +94,16 @@ func (d *datagram) text(typ uint16, s string) {
 	copy(d.attr(typ, len(s)+1), s)
 }
 
-// nest appends the header of a nested attribute and returns its offset, for endNest. typ may contain
-// attrFlagNested; whether it does depends on the table. Mirrors nla_nest_start and nla_nest_start_noflag.
+// nest appends the header of a nested attribute and returns its offset, for endNest. typ contains attrFlagNested
+// only for some tables. nest mirrors nla_nest_start and nla_nest_start_noflag.
 func (d *datagram) nest(typ uint16) int {
 	at := len(d.b)
 	d.attr(typ, 0)
 	return at
 }
 
-// endNest sets the length of the nested attribute at the offset. It does nothing if d is full, in which case the
-// attribute may not exist. Mirrors nla_nest_end.
+// endNest sets the length of the nested attribute at the offset. endNest does nothing if d is full, in which case
+// the attribute may not exist. Mirrors nla_nest_end.
 func (d *datagram) endNest(at int) {
 	if !d.full {
 		binary.NativeEndian.PutUint16(d.b[at:], uint16(len(d.b)-at))

@@ -15,18 +15,19 @@ type parsedMessage struct {
 	payload    []byte
 }
 
-// A parsedAttr is one attribute; nested reports its NLA_F_NESTED.
+// A parsedAttr is one attribute. nested is its NLA_F_NESTED flag.
 type parsedAttr struct {
 	typ    int
 	nested bool
 	data   []byte
 }
 
-// parseDatagram splits a datagram into messages. It is strict: nothing may be left over, and padding is zero.
+// parseDatagram splits a datagram into messages. parseDatagram is strict: nothing may be left over, and padding is
+// zero.
 func parseDatagram(b []byte) ([]parsedMessage, error) {
 	var out []parsedMessage
 	if len(b) == 0 {
-		return nil, fmt.Errorf("empty datagram")
+		return nil, fmt.Errorf("datagram: got 0 bytes, want a message")
 	}
 	for len(b) > 0 {
 		if len(b) < headerSize {
@@ -53,7 +54,7 @@ func parseDatagram(b []byte) ([]parsedMessage, error) {
 	return out, nil
 }
 
-// tables are the attributes whose payload is attributes.
+// tables lists the attributes with a payload of attributes.
 var tables = map[int]bool{
 	attrResSummary: true, attrResSummaryEntry: true, attrResQP: true, attrResQPEntry: true, attrResCMID: true,
 	attrResCMIDEntry: true, attrResCQ: true, attrResCQEntry: true, attrResMR: true, attrResMREntry: true,
@@ -62,8 +63,8 @@ var tables = map[int]bool{
 	attrStatCounterEntry: true,
 }
 
-// parseAttrs splits a payload into attributes, and checks each against the policy of its type and tables to any
-// depth.
+// parseAttrs splits a payload into attributes. It checks each attribute, and attributes in tables to any depth,
+// against the policy of its type.
 func parseAttrs(b []byte) ([]parsedAttr, error) {
 	var out []parsedAttr
 	for len(b) > 0 {
@@ -99,8 +100,8 @@ func parseAttrs(b []byte) ([]parsedAttr, error) {
 	return out, nil
 }
 
-// show writes attributes in a compact form: numbers of integers, quoted strings, tables in braces (in brackets with
-// NLA_F_NESTED), other payloads in hexadecimal. A type is written by its name in attrNames.
+// show writes attributes in a compact form: integers as numbers, strings in quotes, tables in braces (in brackets
+// with NLA_F_NESTED), and other payloads in hexadecimal. show writes a type by its name in attrNames.
 func show(b []byte) string {
 	list, err := parseAttrs(b)
 	if err != nil {
@@ -174,8 +175,8 @@ func attrU32(typ uint16, v uint32) []byte {
 
 func attrText(typ uint16, s string) []byte { return rawAttr(typ, append([]byte(s), 0)) }
 
-// lines describes the answers to a request, one line for each message; datagrams are separated by "--". It checks
-// the sequence number, the address and the flags of each.
+// lines describes the answers to a request, one line for each message. "--" separates datagrams. lines checks the
+// sequence number, the address and the flags of each.
 func lines(t testing.TB, answers [][]byte) []string {
 	t.Helper()
 	var out []string
@@ -185,11 +186,11 @@ func lines(t testing.TB, answers [][]byte) []string {
 		}
 		list, err := parseDatagram(b)
 		if err != nil {
-			t.Fatalf("datagram %d: %v", i, err)
+			t.Fatalf("parse datagram %d: got %v, want success", i, err)
 		}
 		for _, m := range list {
 			if m.seq != testSeq || m.port != testPort {
-				t.Errorf("message has sequence number %#x and port %d, want %#x and %d", m.seq, m.port, testSeq, testPort)
+				t.Errorf("message: got sequence number %#x and port %d, want %#x and %d", m.seq, m.port, testSeq, testPort)
 			}
 			out = append(out, m.String())
 		}
@@ -197,8 +198,8 @@ func lines(t testing.TB, answers [][]byte) []string {
 	return out
 }
 
-// String describes the message: its command, "multi" in a dump, and its attributes; or "done", "ack" or "error",
-// and the errno.
+// String describes the message by its command, "multi" in a dump, and its attributes; or by "done", "ack" or
+// "error", and the errno.
 func (m parsedMessage) String() string {
 	switch m.typ {
 	case typeDone:

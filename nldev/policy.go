@@ -9,7 +9,8 @@ import (
 // A kind is the type of an attribute in the kernel's policy table (NLA_U8 and so on).
 type kind uint8
 
-// The kinds that nldev uses. kindUnspec is also the kind of an attribute without a policy.
+// The following constants are the kinds that nldev uses. kindUnspec is also the kind of an attribute without a
+// policy.
 const (
 	kindUnspec kind = iota
 	kindU8
@@ -20,7 +21,7 @@ const (
 	kindBinary
 )
 
-// size returns the size of an integer in bytes, 0 for other kinds.
+// size returns the size of an integer in bytes, or 0 for other kinds.
 func (k kind) size() int {
 	switch k {
 	case kindU8:
@@ -36,8 +37,8 @@ func (k kind) size() int {
 // A policy restricts the payload of an attribute of a request.
 type policy struct {
 	kind kind
-	// max is, in bytes, the maximum length of a string without its NUL, 0 for no limit, or the minimum size of an
-	// unspecified attribute.
+	// max is a number of bytes. For a string, it is the maximum length without the NUL, or 0 for no limit. For an
+	// unspecified attribute, it is the minimum size.
 	max int
 }
 
@@ -147,8 +148,8 @@ var policies = [attrCount]policy{
 	attrStatOpcounterEnabled:    {kind: kindU8},
 }
 
-// check returns the errno of a payload that p rejects, 0 if it accepts it. nested is the attribute's NLA_F_NESTED.
-// Mirrors validate_nla.
+// check returns the errno of a payload that p rejects, or 0 if p accepts the payload. nested is the attribute's
+// NLA_F_NESTED flag. Mirrors validate_nla.
 func (p policy) check(payload []byte, nested, strict bool) syscall.Errno {
 	if strict {
 		if p.kind.size() != 0 && len(payload) != p.kind.size() || p.kind == kindUnspec ||
@@ -184,12 +185,12 @@ func (p policy) check(payload []byte, nested, strict bool) syscall.Errno {
 	return 0
 }
 
-// attrs holds the payloads of the attributes of a request by type, nil for absent ones. They alias the request. If an
-// attribute occurs several times, the last one counts.
+// attrs holds the payloads of the attributes of a request by type, and nil for absent attributes. The payloads
+// alias the request. If an attribute occurs several times, the last one counts.
 type attrs [attrCount][]byte
 
-// parse fills tb from the attributes in b, all of which it checks against policies. Mirrors __nla_validate_parse:
-// strict rejects unknown types and bytes after the last attribute.
+// parse fills tb from the attributes in b, after checking all of them against policies. parse mirrors
+// __nla_validate_parse. With strict, it rejects unknown types and bytes after the last attribute.
 func (tb *attrs) parse(b []byte, strict bool) syscall.Errno {
 	clear(tb[:])
 	for len(b) >= attrSize {
@@ -229,14 +230,14 @@ func (tb *attrs) has(types ...int) bool {
 	return true
 }
 
-// u8 returns the value of an attribute of kindU8, which is present.
+// u8 returns the value of an attribute of kindU8, which must be present.
 func (tb *attrs) u8(typ int) uint8 { return tb[typ][0] }
 
-// u32 returns the value of an attribute of kindU32, which is present.
+// u32 returns the value of an attribute of kindU32, which must be present.
 func (tb *attrs) u32(typ int) uint32 { return binary.NativeEndian.Uint32(tb[typ]) }
 
-// text returns a string attribute as a buffer of size bytes holds it: up to the first NUL and at most size-1 bytes.
-// Mirrors nla_strscpy.
+// text returns a string attribute as stored in a buffer of size bytes: up to the first NUL, and at most size-1
+// bytes. Mirrors nla_strscpy.
 func (tb *attrs) text(typ, size int) string {
 	b := tb[typ]
 	if i := bytes.IndexByte(b, 0); i >= 0 {

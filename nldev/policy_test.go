@@ -84,7 +84,7 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// TestMalformed checks that each command rejects a malformed attribute beside the attributes that it needs.
+// TestMalformed checks that each command rejects a malformed attribute that accompanies its required attributes.
 func TestMalformed(t *testing.T) {
 	short := rawAttr(attrDevDIM, nil)
 	res, mode, qp := attrU32(attrStatRes, attrResQP), attrU32(attrStatMode, counterModeAuto), attrU32(attrResLQPN, 17)
@@ -114,7 +114,7 @@ func TestMalformed(t *testing.T) {
 		cmdStatDel:      nil,
 		cmdNewDev:       nil,
 		cmdDelDev:       nil,
-		cmdSysGet:       nil, // see TestAttributes
+		cmdSysGet:       nil, // covered by TestAttributes
 	}
 	answer := func(cmd, flags uint16, attrs ...[]byte) []string {
 		return lines(t, Answer(testSource(), &fakeAdmin{}, message(cmd, flags, attrs...), testPort))
@@ -122,7 +122,7 @@ func TestMalformed(t *testing.T) {
 	for cmd := range uint16(cmdCount) {
 		attrs, known := need[cmd]
 		if c := &commands[cmd]; (c.do != nil) != known {
-			t.Errorf("command %d: implemented %v, in this table %v", cmd, c.do != nil, known)
+			t.Errorf("command %d: got implemented %v and in this table %v, want equal values", cmd, c.do != nil, known)
 		}
 		if len(attrs) == 0 {
 			continue
@@ -144,9 +144,9 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestCounterAttributes checks that each command for counters rejects requests that lack one of the attributes that it
-// needs, or name another kind of resource. The requests name a QP that does not exist, or a device without counters, so
-// a request that passes the checks has another result.
+// TestCounterAttributes checks that each command for counters rejects requests that lack a required attribute, or
+// name another kind of resource. The requests name a QP that does not exist, or a device without counters, so a
+// request that passes the checks has another result.
 func TestCounterAttributes(t *testing.T) {
 	qps, mrs := attrU32(attrStatRes, attrResQP), attrU32(attrStatRes, attrResMR)
 	auto, counter, qp := attrU32(attrStatMode, counterModeAuto), attrU32(attrStatCounterID, 1), attrU32(attrResLQPN, 1)
@@ -180,7 +180,7 @@ func TestCounterAttributes(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			got := lines(t, Answer(testSource(), &fakeAdmin{}, message(test.cmd, 0, test.attrs...), testPort))
 			if !slices.Equal(got, []string{test.want}) {
-				t.Errorf("got %q, want %q", got, test.want)
+				t.Errorf("answer: got %q, want %q", got, test.want)
 			}
 		})
 	}
@@ -218,7 +218,7 @@ func TestPorts(t *testing.T) {
 	}
 	for cmd, entry := range map[uint16]string{cmdResQPGet: "RES_QP_ENTRY=", cmdResCMIDGet: "RES_CM_ID_ENTRY="} {
 		for _, test := range []struct {
-			port uint32 // 0: none
+			port uint32 // 0 for no port
 			want int
 		}{{0, 3}, {1, 1}, {2, 1}} {
 			attrs := [][]byte{devRxe}
@@ -235,8 +235,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestRefusals checks refusals that depend on the service: the errno of an Admin, sub-devices, and a service without
-// a connection manager.
+// TestRefusals checks refusals that depend on the service: the errno of an Admin, sub-devices, and a service
+// without a connection manager.
 func TestRefusals(t *testing.T) {
 	del := message(cmdDelLink, 0, devRxe)
 	for _, test := range []struct {
@@ -264,7 +264,7 @@ func TestRefusals(t *testing.T) {
 		request []byte
 		want    string
 	}{
-		{"rdma_cm without one", noCM, message(cmdGetChardev, 0, attrText(attrChardevType, "rdma_cm")), enotsup},
+		{"rdma_cm without a manager", noCM, message(cmdGetChardev, 0, attrText(attrChardevType, "rdma_cm")), enotsup},
 		{"delete unknown sub-device", testSource(), message(cmdDelDev, 0, devNone), einval},
 		{"delete sub-device without index", testSource(), message(cmdDelDev, 0), einval},
 		{"no command, privileged", testSource(), message(cmdMonitor, 0), einval},
@@ -273,7 +273,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			got := lines(t, Answer(test.src, &fakeAdmin{}, test.request, testPort))
 			if !slices.Equal(got, []string{test.want}) {
-				t.Errorf("got %q, want %q", got, test.want)
+				t.Errorf("answer: got %q, want %q", got, test.want)
 			}
 		})
 	}

@@ -13,7 +13,7 @@ func query(k *resourceKind, fill fillFunc) command {
 	}
 }
 
-// fillRaw mirrors fill_res_qp_raw_entry and the like, for drivers without a raw form.
+// fillRaw mirrors fill_res_qp_raw_entry and similar functions, for drivers without a raw form.
 func fillRaw(r resource, _ *datagram, v view) syscall.Errno {
 	if qp, ok := r.(*QP); ok && v.port != 0 && v.port != qp.Port {
 		return syscall.EAGAIN
@@ -27,8 +27,8 @@ func fillStatMR(r resource, d *datagram, _ view) syscall.Errno {
 	return 0
 }
 
-// parseQuery parses a request for resources. need are attributes besides the index of the device. The port is 0 if
-// the request has none. The error is EINVAL.
+// parseQuery parses a request for resources. need lists the required attributes besides the index of the device.
+// The returned port is 0 if the request has none. The error is EINVAL.
 func (q *request) parseQuery(need ...int) (dev *Device, v view, errno syscall.Errno) {
 	if !q.parse(false, attrDevIndex) || !q.tb.has(need...) {
 		return nil, view{}, syscall.EINVAL
@@ -45,8 +45,8 @@ func (q *request) parseQuery(need ...int) (dev *Device, v view, errno syscall.Er
 	return dev, v, 0
 }
 
-// getResource reports one resource. A kind whose objects belong to a port needs the port, the others must not have
-// it. Mirrors res_get_common_doit.
+// getResource reports one resource. A kind with objects that belong to a port requires the port. The other kinds
+// must not have a port. Mirrors res_get_common_doit.
 func (q *request) getResource(k *resourceKind, fill fillFunc) syscall.Errno {
 	dev, v, errno := q.parseQuery(int(k.id))
 	if errno != 0 {
@@ -65,8 +65,8 @@ func (q *request) getResource(k *resourceKind, fill fillFunc) syscall.Errno {
 	})
 }
 
-// dumpResources reports the resources of one kind: a message with a table of entries for each datagram. A port in the
-// request restricts it to the objects of that port. Mirrors res_get_common_dumpit.
+// dumpResources reports the resources of one kind. Each datagram has a message with a table of entries. A port in
+// the request restricts the answer to the objects of that port. Mirrors res_get_common_dumpit.
 func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall.Errno {
 	dev, v, errno := q.parseQuery()
 	if errno != 0 {
@@ -85,8 +85,8 @@ func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall
 	return 0
 }
 
-// table fills the current, empty datagram with one message and returns the number of resources of the list in it, at
-// least one. It returns EMSGSIZE if the first one does not fit.
+// table fills the current, empty datagram with one message. It returns the number of resources of the list in the
+// message, which is at least one. table returns EMSGSIZE if the first one does not fit.
 func (d *dump) table(dev *Device, k *resourceKind, list []resource, v view, fill fillFunc) (int, syscall.Errno) {
 	g := &d.cur
 	at := d.begin()
@@ -95,7 +95,7 @@ func (d *dump) table(dev *Device, k *resourceKind, list []resource, v view, fill
 	if g.full {
 		return 0, syscall.EMSGSIZE
 	}
-	n, result := 0, syscall.EMSGSIZE // until the first one fits
+	n, result := 0, syscall.EMSGSIZE // until the first resource fits
 	for n < len(list) {
 		entry := g.nest(k.entry)
 		errno := fill(list[n], g, v)

@@ -49,8 +49,8 @@ func (s *toolServer) serve(c *net.UnixConn) {
 	}
 }
 
-// startTool builds the shim, and returns a server and the function that runs rdma(8) against it. It skips the test
-// if the machine does not have rdma(8) or a C compiler.
+// startTool builds the shim. It returns a server and a function that runs rdma(8) with that server. startTool skips
+// the test if the machine does not have rdma(8) or a C compiler.
 func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
 	t.Helper()
 	rdma, err := exec.LookPath("rdma")
@@ -65,7 +65,7 @@ func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
 	shim, path := filepath.Join(dir, "shim.so"), filepath.Join(dir, "socket")
 	if out, err := exec.Command(cc, "-shared", "-fPIC", "-Wall", "-o", shim, "testdata/shim.c", "-ldl").
 		CombinedOutput(); err != nil {
-		t.Fatalf("build testdata/shim.c: %v\n%s", err, out)
+		t.Fatalf("build testdata/shim.c: got %v, want success:\n%s", err, out)
 	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -98,14 +98,14 @@ func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
 	}
 }
 
-// TestRDMATool checks the output of rdma(8) for the answers.
+// TestRDMATool checks the output of rdma(8) for the answers of this package.
 func TestRDMATool(t *testing.T) {
 	server, run := startTool(t)
 	admin := &fakeAdmin{}
 	server.set(testSource(), admin)
 	for _, test := range []struct {
 		args string
-		want []string // parts of the output
+		want []string // required parts of the output
 	}{
 		{"dev show", []string{"1: ib1: node_type ca fw 1.2", "3: rxe0: node_type ca", "node_guid 0102:0304:0506:0708"}},
 		{"dev show rxe0", []string{"3: rxe0:"}},
@@ -128,7 +128,7 @@ func TestRDMATool(t *testing.T) {
 		{"resource show ctx", []string{"dev rxe0 ctxn 5"}},
 		{"resource show srq", []string{"dev rxe0 srqn 0 type BASIC lqpn 19-21,25 pdn 2", "srqn 1 type XRC"}},
 		{"statistic show link rxe0/1", []string{"link rxe0/1 rcvd_pkts 1 sent_pkts 10"}},
-		{"statistic mode supported link rxe0/1", []string{""}}, // only optional counters
+		{"statistic mode supported link rxe0/1", []string{""}}, // has only optional counters
 		{"statistic qp mode link rxe0/1", []string{"link rxe0/1 mode qp auto off"}},
 		{"statistic qp set link rxe0/1 auto type on", []string{"Operation not supported"}},
 		{"statistic qp show", []string{""}},
@@ -140,7 +140,7 @@ func TestRDMATool(t *testing.T) {
 		got := run(strings.Fields(test.args)...)
 		for _, part := range test.want {
 			if !strings.Contains(got, part) || part == "" && got != "" {
-				t.Errorf("rdma %s: got %q, want %q in it", test.args, got, part)
+				t.Errorf("rdma %s: got %q, want %q in the output", test.args, got, part)
 			}
 		}
 	}
@@ -150,18 +150,18 @@ func TestRDMATool(t *testing.T) {
 
 	server.set(testSource(), &fakeAdmin{err: syscall.EEXIST})
 	if got := run("link", "add", "rxe1", "type", "rxe", "netdev", "eth1"); !strings.Contains(got, "File exists") {
-		t.Errorf("rdma link add of a link that exists: got %q, want %q in it", got, "File exists")
+		t.Errorf("rdma link add of a link that exists: got %q, want %q in the output", got, "File exists")
 	}
 	server.set(testSource(), nil)
 	if got := run("link", "delete", "rxe0"); !strings.Contains(got, "not permitted") {
-		t.Errorf("rdma link delete without CAP_NET_ADMIN: got %q, want %q in it", got, "not permitted")
+		t.Errorf("rdma link delete without CAP_NET_ADMIN: got %q, want %q in the output", got, "not permitted")
 	}
 
 	server.set(manyMRs(500), nil)
 	if got := strings.Count(run("resource", "show", "mr", "dev", "rxe0"), "mrn "); got != 500 {
-		t.Errorf("rdma resource show mr: got %d, want 500", got)
+		t.Errorf("lines of rdma resource show mr: got %d, want 500", got)
 	}
 	if got := strings.Count(run("dev", "show"), "node_type"); got != 500 {
-		t.Errorf("rdma dev show: got %d, want 500", got)
+		t.Errorf("lines of rdma dev show: got %d, want 500", got)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Resources holds functions that list the objects of a device, each in any order; the answers are sorted by identifier.
-// A nil function lists no objects. A function is called at most once for each message.
+// Resources holds functions that list the objects of a device, each in any order. The answers are sorted by
+// identifier. A nil function lists no objects. Answer calls a function at most once for each message.
 type Resources struct {
 	PDs      func() []PD
 	CQs      func() []CQ
@@ -23,8 +23,8 @@ type Resources struct {
 
 // An Owner is the process, or the part of the service, that created an object.
 type Owner struct {
-	// PID is the process that created a user's object, in the process namespace of the requesting program; 0 if it is
-	// not visible there or has ended.
+	// PID is the process that created a user's object, in the process ID namespace of the requesting program. PID
+	// is 0 if the process is not visible there or has ended.
 	PID uint32
 	// Kernel names the creator of an object that no user context owns. An object with an empty Kernel belongs to a
 	// user.
@@ -48,9 +48,9 @@ func (o Owner) fill(d *datagram) {
 type PD struct {
 	ID               uint32
 	Context          uint32 // identifier of the user context, for a user's PD
-	UseCount         uint64 // objects that use the PD
+	UseCount         uint64 // number of objects that use the PD
 	LocalDMALKey     uint32
-	GlobalRKey       uint32 // the unsafe global rkey, if UnsafeGlobalRKey
+	GlobalRKey       uint32 // the unsafe global rkey, if UnsafeGlobalRKey is true
 	UnsafeGlobalRKey bool
 	Owner
 }
@@ -59,8 +59,8 @@ type PD struct {
 type CQ struct {
 	ID       uint32
 	Context  uint32 // identifier of the user context, for a user's CQ
-	CQE      uint32 // entries
-	UseCount uint64 // QPs and SRQs that use the CQ
+	CQE      uint32 // number of entries
+	UseCount uint64 // number of QPs and SRQs that use the CQ
 	PollCtx  uint8  // enum ib_poll_context, for a kernel's CQ
 	DIM      bool   // events are moderated
 	Owner
@@ -68,7 +68,7 @@ type CQ struct {
 
 // A QP is a queue pair.
 type QP struct {
-	Num          uint32 // also its identifier
+	Num          uint32 // number and identifier
 	Port         uint32 // 0 before the transition to INIT
 	PD           uint32 // identifier of the protection domain, for a user's QP
 	Type         uint8  // enum ib_qp_type, 2 for RC
@@ -83,9 +83,9 @@ type QP struct {
 // A CMID is an identifier of the connection manager that is bound to the device.
 type CMID struct {
 	ID       uint32
-	Port     uint32         // 0 if it is bound to no port
-	QPNum    uint32         // 0 if it has no QP
-	QPType   uint8          // enum ib_qp_type, with QPNum
+	Port     uint32         // 0 if the ID is bound to no port
+	QPNum    uint32         // 0 if the ID has no QP
+	QPType   uint8          // enum ib_qp_type, if QPNum is not 0
 	PS       uint32         // enum rdma_ucm_port_space, 0x0106 for TCP
 	State    uint8          // enum rdma_cm_state
 	Src, Dst netip.AddrPort // the zero value means unknown
@@ -96,12 +96,12 @@ type CMID struct {
 type MR struct {
 	ID         uint32
 	PD         uint32 // identifier of the protection domain, for a user's MR
-	Length     uint64 // bytes
+	Length     uint64 // length in bytes
 	LKey, RKey uint32
 	Owner
 }
 
-// A Context is a user context: one open file of user verbs.
+// A Context is a user context, which is one open file of user verbs.
 type Context struct {
 	ID uint32
 	Owner
@@ -110,14 +110,14 @@ type Context struct {
 // An SRQ is a shared receive queue.
 type SRQ struct {
 	ID   uint32
-	PD   uint32   // ID of the protection domain
+	PD   uint32   // identifier of the protection domain
 	CQ   uint32   // identifier of the completion queue, for an SRQ of type XRC or tag matching
 	Type uint8    // enum ib_srq_type: 0 basic, 1 XRC, 2 tag matching
 	QPs  []uint32 // numbers of the QPs that receive from the SRQ, in any order
 	Owner
 }
 
-// Values of enum ib_qp_type that determine the attributes of a QP.
+// The following constants are the values of enum ib_qp_type that determine the attributes of a QP.
 const (
 	qptRC     = 2
 	qptUC     = 3
@@ -125,7 +125,7 @@ const (
 	qptXRCTgt = 10
 )
 
-// Values of enum ib_srq_type with a completion queue.
+// The following constants are the values of enum ib_srq_type with a completion queue.
 const (
 	srqXRC = 1
 	srqTM  = 2
@@ -134,27 +134,27 @@ const (
 // A view holds the properties of a request that affect the reported attributes.
 type view struct {
 	admin bool   // the program has CAP_NET_ADMIN
-	port  uint32 // only objects of this port; 0 for any
+	port  uint32 // selects objects of this port; 0 selects all objects
 }
 
 // A resource is one object of a device.
 type resource interface {
-	// id returns the identifier, unique among the objects of one kind.
+	// id returns the identifier, which is unique among the objects of one kind.
 	id() uint32
-	// fill appends the attributes of the object. If v requests another port than that of the object, it returns EAGAIN
-	// and appends nothing.
+	// fill appends the attributes of the object. If v requests another port than the object's port, fill returns
+	// EAGAIN and appends nothing.
 	fill(d *datagram, v view) syscall.Errno
 }
 
-// A resourceKind is a kind of resources with its attributes. Mirrors struct nldev_fill_res_entry.
+// A resourceKind describes a kind of resources with its attributes. Mirrors struct nldev_fill_res_entry.
 type resourceKind struct {
-	name             string // in the summary
-	table, entry, id uint16 // attributes
+	name             string // name in the summary
+	table, entry, id uint16 // types of the attributes
 	perDevice        bool   // objects are not bound to a port
 	list             func(*Resources) []resource
 }
 
-// The kinds of resources.
+// The following variables are the kinds of resources.
 var (
 	kindPD   = &resourceKind{"pd", attrResPD, attrResPDEntry, attrResPDN, true, listOf((*Resources).pds)}
 	kindCQ   = &resourceKind{"cq", attrResCQ, attrResCQEntry, attrResCQN, true, listOf((*Resources).cqs)}
@@ -165,12 +165,12 @@ var (
 	kindCtx = &resourceKind{"ctx", attrResCTX, attrResCTXEntry, attrResCTXN, true,
 		listOf((*Resources).contexts)}
 	kindSRQ = &resourceKind{"srq", attrResSRQ, attrResSRQEntry, attrResSRQN, true, listOf((*Resources).srqs)}
-	// kindCounter stands for counters bound to QPs, which do not exist here.
+	// kindCounter represents counters bound to QPs, which this package does not have.
 	kindCounter = &resourceKind{"counter", attrStatCounter, attrStatCounterEntry, attrStatCounterID, false,
 		func(*Resources) []resource { return nil }}
 )
 
-// summaryKinds are the kinds of a summary in the order of enum rdma_restrack_type.
+// summaryKinds lists the kinds of a summary in the order of enum rdma_restrack_type.
 var summaryKinds = []*resourceKind{kindPD, kindCQ, kindQP, kindCMID, kindMR, kindCtx, kindSRQ}
 
 func (r *Resources) pds() func() []PD           { return r.PDs }
@@ -181,7 +181,7 @@ func (r *Resources) mrs() func() []MR           { return r.MRs }
 func (r *Resources) contexts() func() []Context { return r.Contexts }
 func (r *Resources) srqs() func() []SRQ         { return r.SRQs }
 
-// listOf returns a function that lists the resources of one field of Resources, by identifier.
+// listOf returns a function that lists the resources of one field of Resources, ordered by identifier.
 func listOf[T any, P interface {
 	*T
 	resource
@@ -201,7 +201,7 @@ func listOf[T any, P interface {
 	}
 }
 
-// find returns the resource with the identifier, or false. list is sorted by identifier.
+// find returns the resource with the identifier, or false if there is none. list must be sorted by identifier.
 func find(list []resource, id uint32) (resource, bool) {
 	i, ok := slices.BinarySearchFunc(list, id, func(r resource, id uint32) int { return cmp.Compare(r.id(), id) })
 	if !ok {
@@ -364,8 +364,8 @@ func (r *SRQ) fillQPs(d *datagram) {
 // sockaddrSize is the size of struct sockaddr_storage in bytes.
 const sockaddrSize = 128
 
-// sockaddr appends an address as a struct sockaddr_in or sockaddr_in6 in a sockaddr_storage. It appends nothing for
-// an address that is not valid. A zone that is not a number is scope 0.
+// sockaddr appends an address as a struct sockaddr_in or sockaddr_in6 in a sockaddr_storage. sockaddr appends
+// nothing for an address that is not valid. A zone that is not a number yields scope 0.
 func (d *datagram) sockaddr(typ uint16, addr netip.AddrPort) {
 	ip := addr.Addr()
 	if !ip.IsValid() {

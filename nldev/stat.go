@@ -6,11 +6,11 @@ import (
 	"syscall"
 )
 
-// getCounters reports the hardware counters of a port, the mode in which QPs are bound to counters, or a memory
-// region's identifier, depending on attribute STAT_RES. Mirrors nldev_stat_get_doit.
+// getCounters depends on attribute STAT_RES. It reports the hardware counters of a port, the mode in which QPs are
+// bound to counters, or a memory region's identifier. Mirrors nldev_stat_get_doit.
 func (q *request) getCounters() syscall.Errno {
 	if !q.parse(false, attrStatRes) {
-		return q.getPortCounters() // EINVAL if an attribute is malformed
+		return q.getPortCounters() // returns EINVAL if an attribute is malformed
 	}
 	switch q.tb.u32(attrStatRes) {
 	case attrResQP:
@@ -46,8 +46,8 @@ func (q *request) getPortCounters() syscall.Errno {
 	})
 }
 
-// getCounterMode mirrors stat_get_doit_qp. No counter is ever bound to a QP, so the mode is none, and every counter
-// identifier is unknown.
+// getCounterMode mirrors stat_get_doit_qp. No counter is ever bound to a QP. Therefore the mode is none, and every
+// counter identifier is unknown.
 func (q *request) getCounterMode() syscall.Errno {
 	if q.tb.has(attrStatCounterID) {
 		return q.getResource(kindCounter, resource.fill)
@@ -81,8 +81,8 @@ func (q *request) dumpCounters(d *dump) syscall.Errno {
 	return syscall.EINVAL
 }
 
-// getCounterStatus reports the names of the counters of a port. Mirrors nldev_stat_get_counter_status_doit, for
-// drivers without optional counters.
+// getCounterStatus reports the names of the counters of a port. getCounterStatus mirrors
+// nldev_stat_get_counter_status_doit, for drivers without optional counters.
 func (q *request) getCounterStatus() syscall.Errno {
 	dev, port, errno := q.parsePort(false)
 	if errno != 0 {
@@ -107,8 +107,8 @@ func (q *request) getCounterStatus() syscall.Errno {
 	})
 }
 
-// setCounters binds QPs to counters, or enables optional counters. Neither is supported: the first returns EOPNOTSUPP,
-// and the second accepts only the empty set. Mirrors nldev_stat_set_doit.
+// setCounters binds QPs to counters, or enables optional counters. Both are unsupported. Binding returns
+// EOPNOTSUPP, and enabling accepts only the empty set. Mirrors nldev_stat_set_doit.
 func (q *request) setCounters() syscall.Errno {
 	dev, port, errno := q.parsePort(true)
 	if errno != 0 {
@@ -141,8 +141,8 @@ func (q *request) bindCounter() syscall.Errno {
 	return syscall.EOPNOTSUPP
 }
 
-// deleteCounter unbinds a QP from its counter, which does not exist. Mirrors nldev_stat_del_doit and
-// rdma_counter_unbind_qpn.
+// deleteCounter unbinds a QP from its counter. Such a counter never exists. deleteCounter mirrors
+// nldev_stat_del_doit and rdma_counter_unbind_qpn.
 func (q *request) deleteCounter() syscall.Errno {
 	dev, _, errno := q.parsePort(true)
 	if errno != 0 {

@@ -2,15 +2,16 @@ package nldev
 
 import "syscall"
 
-// State of the subsystem, which a program cannot change.
+// The following constants are the state of the subsystem, which a program cannot change.
 const (
 	sharedNetns    = true  // every network namespace sees every device
 	privilegedQKey = false // a program without CAP_NET_RAW cannot use a controlled Q_Key
 	monitor        = false // notifications of added and removed devices are sent
-	copyOnFork     = true  // a fork copies pinned pages: libibverbs needs no madvise
+	copyOnFork     = true  // a fork copies pinned pages, so libibverbs needs no madvise
 )
 
-// getSystem mirrors nldev_sys_get_doit. It is the only command that reports the errno of a malformed attribute.
+// getSystem mirrors nldev_sys_get_doit. getSystem is the only command that reports the errno of a malformed
+// attribute.
 func (q *request) getSystem() syscall.Errno {
 	if errno := q.tb.parse(q.msg[headerSize:], false); errno != 0 {
 		return errno
