@@ -38,7 +38,7 @@ func tapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
 	}
 }
 
-// TestFrame checks that a frame has the same ICRC and checksums as on the wire.
+// TestFrame checks that a frame has the same ICRC and checksums as the packet on the wire.
 func TestFrame(t *testing.T) {
 	for _, ips := range [][2]string{{"10.0.0.1", "10.0.0.2"}, {"fd00::1", "fd00::2"}, {"fe80::1%eth0", "fe80::2%eth0"}} {
 		for _, size := range []int{0, 1, 3, 64, 1023, 4096} {
@@ -46,38 +46,38 @@ func TestFrame(t *testing.T) {
 			p.ID, p.TOS, p.TTL = 7, 0xb8, 12
 			f := appendFrame([]byte("before"), p)[len("before"):]
 			if ok, is := roce.CheckIP(f); !ok || !is {
-				t.Errorf("%v, %d bytes: RoCE %v, ICRC right %v", ips, size, is, ok)
+				t.Errorf("%v, %d bytes: got RoCE %v and valid ICRC %v, want true and true", ips, size, is, ok)
 			}
-			// A sealed packet is not changed, even if it is damaged.
+			// appendFrame does not change a sealed packet, even if it is damaged.
 			sealed := *p
 			sealed.Unsealed = false
 			sealed.Data = slices.Clone(f[len(f)-len(p.Data):])
 			if g := appendFrame(nil, &sealed); !bytes.Equal(f, g) {
-				t.Errorf("%v, %d bytes: sealed before it differs", ips, size)
+				t.Errorf("%v, %d bytes: frame of a packet sealed before: got another one, want the same", ips, size)
 			}
 			sealed.Data[12] ^= 1
 			if ok, _ := roce.CheckIP(appendFrame(nil, &sealed)); ok {
-				t.Errorf("%v, %d bytes: the ICRC of a damaged packet was corrected", ips, size)
+				t.Errorf("%v, %d bytes: frame of a damaged packet: got a valid ICRC, want the invalid one", ips, size)
 			}
 			packet := gopacket.NewPacket(f, layers.LinkTypeRaw, gopacket.Default)
 			udp, ok := packet.Layer(layers.LayerTypeUDP).(*layers.UDP)
 			if !ok || udp.DstPort != link.Port || int(udp.Length) != 8+len(p.Data) {
-				t.Fatalf("%v, %d bytes: decoded as %v", ips, size, packet)
+				t.Fatalf("%v, %d bytes: got the decoded packet %v, want UDP with all data", ips, size, packet)
 			}
 			if err := udp.SetNetworkLayerForChecksum(packet.NetworkLayer()); err != nil {
 				t.Fatal(err)
 			}
 			if err, bad := packet.VerifyChecksums(); err != nil || len(bad) > 0 {
-				t.Errorf("%v, %d bytes: wrong checksums: %v, %v", ips, size, bad, err)
+				t.Errorf("%v, %d bytes: got wrong checksums %v and error %v, want none", ips, size, bad, err)
 			}
 			switch ip := packet.NetworkLayer().(type) {
 			case *layers.IPv4:
 				if ip.Id != 7 || ip.TOS != 0xb8 || ip.TTL != 12 || ip.Flags != layers.IPv4DontFragment {
-					t.Errorf("header %+v", ip)
+					t.Errorf("IPv4 header: got %+v, want the values of the packet", ip)
 				}
 			case *layers.IPv6:
 				if ip.TrafficClass != 0xb8 || ip.HopLimit != 12 {
-					t.Errorf("header %+v", ip)
+					t.Errorf("IPv6 header: got %+v, want the values of the packet", ip)
 				}
 			}
 		}
@@ -94,7 +94,7 @@ func TestFrameChecksumZero(t *testing.T) {
 	word := p.Data[20:]
 	binary.BigEndian.PutUint16(word, fold(uint32(binary.BigEndian.Uint16(word))+uint32(binary.BigEndian.Uint16(udp[6:]))))
 	if f := appendFrame(nil, p); binary.BigEndian.Uint16(f[26:]) != 0xffff {
-		t.Errorf("the checksum is %#x", f[26:28])
+		t.Errorf("checksum: got %#x, want 0xffff", f[26:28])
 	}
 }
 
@@ -112,7 +112,7 @@ func TestFilter(t *testing.T) {
 	}{
 		{"", all},
 		{"qp=17", []*link.Tapped{out}},
-		{"qp=18", []*link.Tapped{out, in}}, // sent by it and to it
+		{"qp=18", []*link.Tapped{out, in}}, // sent by queue pair 18, and received by it
 		{"qp=0x63", []*link.Tapped{ud}},    // a datagram has the number of its sender
 		{"qp=17,qp=30", []*link.Tapped{out, read}},
 		{"src=10.0.0.1", []*link.Tapped{out, read}},
@@ -133,7 +133,7 @@ func TestFilter(t *testing.T) {
 	} {
 		f, err := ParseFilter(c.text)
 		if err != nil {
-			t.Errorf("%q: %v", c.text, err)
+			t.Errorf("ParseFilter(%q): got %v, want success", c.text, err)
 			continue
 		}
 		var got []*link.Tapped
@@ -143,13 +143,13 @@ func TestFilter(t *testing.T) {
 			}
 		}
 		if !slices.Equal(got, c.want) {
-			t.Errorf("%q selects %d packets, want %d", c.text, len(got), len(c.want))
+			t.Errorf("packets selected by %q: got %d, want %d", c.text, len(got), len(c.want))
 		}
 	}
 	for _, text := range []string{"qp", "qp=", "qp=x", "qp=16777216", "qp=-1", "port=3", "src=host", "dir=up",
 		"opcode=jump", "opcode=256", ",", "qp=1,"} {
 		if _, err := ParseFilter(text); !errors.Is(err, ErrFilter) {
-			t.Errorf("%q: %v, want %v", text, err, ErrFilter)
+			t.Errorf("ParseFilter(%q): got %v, want %v", text, err, ErrFilter)
 		}
 	}
 }
@@ -161,7 +161,7 @@ func FuzzFilter(f *testing.F) {
 		filter, err := ParseFilter(text)
 		if err != nil {
 			if !errors.Is(err, ErrFilter) {
-				t.Errorf("error %v", err)
+				t.Errorf("ParseFilter: got %v, want ErrFilter", err)
 			}
 			return
 		}
@@ -190,7 +190,7 @@ func read(t *testing.T, b []byte) (frames [][]byte, infos []gopacket.CaptureInfo
 	}
 }
 
-// directions returns the directions of the packets in a file, in the encoding of epb_flags: 1 in, 2 out.
+// directions returns the directions of the packets in a file, in the encoding of epb_flags: 1 is in, 2 is out.
 func directions(b []byte) (d []uint32) {
 	for len(b) >= 12 {
 		n := binary.LittleEndian.Uint32(b[4:])
@@ -218,32 +218,32 @@ func TestRecorder(t *testing.T) {
 		p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)
 		q := tapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 17, 0)
 		q.Out, q.Time = false, start.Add(3*time.Nanosecond)
-		a.Packet(q) // the response is seen first
+		a.Packet(q) // the response is recorded first
 		a.Packet(p)
 		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 18, 100))
-		clear(p.Data) // the recorder must have copied it
+		clear(p.Data) // the recorder must have copied the data
 		testutil.Advance(time.Second)
 		if len(directions(file.Bytes())) != 2 {
-			t.Error("no packets were written before Close")
+			t.Error("packets in the file before Close: got none, want 2")
 		}
 		b := r.Interface("rxe1", "")
 		b.Packet(tapped("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
 		sum, err := r.Close()
 		if err != nil || sum != (Summary{Packets: 3}) {
-			t.Errorf("the sum is %+v, error %v", sum, err)
+			t.Errorf("Close: got %+v and error %v, want 3 packets", sum, err)
 		}
 		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // after the end of the recording
 		if again, err := r.Close(); again != sum || err != nil {
-			t.Errorf("closed again: %+v, %v", again, err)
+			t.Errorf("second Close: got %+v and error %v, want the same", again, err)
 		}
 
 		_, infos, ng := read(t, file.Bytes())
 		if len(infos) != 3 || infos[0].InterfaceIndex != 0 || infos[2].InterfaceIndex != 1 ||
 			!infos[0].Timestamp.Equal(start) || !infos[1].Timestamp.Equal(start.Add(3)) {
-			t.Errorf("packets %+v", infos)
+			t.Errorf("packets: got %+v, want 3 of two interfaces", infos)
 		}
 		if d := directions(file.Bytes()); !slices.Equal(d, []uint32{2, 1, 2}) {
-			t.Errorf("directions %v", d)
+			t.Errorf("directions: got %v, want out, in, out", d)
 		}
 		for i, want := range []struct {
 			name string
@@ -252,12 +252,12 @@ func TestRecorder(t *testing.T) {
 			f, err := ng.Interface(i)
 			if err != nil || f.Name != want.name || f.LinkType != layers.LinkTypeRaw ||
 				f.Statistics.PacketsReceived != want.seen || f.Statistics.PacketsDropped != 0 {
-				t.Errorf("interface %d is %+v, error %v", i, f, err)
+				t.Errorf("interface %d: got %+v and error %v, want its name and raw IP", i, f, err)
 			}
 		}
 		check, err := Verify(&file)
 		if err != nil || check.Good != 3 || check.Bad != 0 {
-			t.Errorf("ICRCs: %v, %v", check, err)
+			t.Errorf("Verify: got %v and error %v, want 3 good packets", check, err)
 		}
 	})
 }
@@ -273,13 +273,13 @@ func TestRecorderCount(t *testing.T) {
 		select {
 		case <-r.Done():
 		case <-time.After(time.Minute):
-			t.Error("the recording has not ended after Count packets")
+			t.Error("recording after Count packets: got no end, want one")
 		}
 		if sum, err := r.Close(); err != nil || sum != (Summary{Packets: 5}) {
-			t.Errorf("the sum is %+v, error %v", sum, err)
+			t.Errorf("Close: got %+v and error %v, want 5 packets", sum, err)
 		}
 		if frames, _, _ := read(t, file.Bytes()); len(frames) != 5 {
-			t.Errorf("%d packets in the file", len(frames))
+			t.Errorf("packets in the file: got %d, want 5", len(frames))
 		}
 	})
 }
@@ -292,28 +292,28 @@ func TestRecorderReorders(t *testing.T) {
 		r := New(&file, Options{})
 		tap := r.Interface("rxe0", "")
 		start := time.Now()
-		for i, late := range []time.Duration{500, 150, 400, 350} { // in milliseconds
+		for i, late := range []time.Duration{500, 150, 400, 350} { // times in milliseconds
 			p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
 			p.Time = start.Add(late * time.Millisecond)
 			tap.Packet(p)
 			testutil.Advance(flushPeriod)
 		}
 		if sum, err := r.Close(); err != nil || sum != (Summary{Packets: 4}) {
-			t.Errorf("Close: got %+v, %v", sum, err)
+			t.Errorf("Close: got %+v and error %v, want 4 packets", sum, err)
 		}
 		frames, infos, _ := read(t, file.Bytes())
 		var qps []uint32
 		for i, f := range frames {
 			qps = append(qps, roce.BTH(f[ip4Len+udpLen:]).DestQPN())
 			if i > 0 && infos[i].Timestamp.Before(infos[i-1].Timestamp) {
-				t.Errorf("packet %d is of %v, and the one before it of %v", i, infos[i].Timestamp, infos[i-1].Timestamp)
+				t.Errorf("time of packet %d: got %v after %v, want ascending times", i, infos[i].Timestamp, infos[i-1].Timestamp)
 			}
 		}
 		if !slices.Equal(qps, []uint32{21, 23, 22, 20}) {
 			t.Errorf("queue pairs: got %v, want 21, 23, 22, 20", qps)
 		}
 		if check, err := Verify(&file); err != nil || check.Good != 4 || check.Bad != 0 {
-			t.Errorf("ICRCs: got %v, %v", check, err)
+			t.Errorf("Verify: got %v and error %v, want 4 good packets", check, err)
 		}
 	})
 }
@@ -342,14 +342,14 @@ func TestRecorderStuckWriter(t *testing.T) {
 		}
 		close(w.let)
 		sum, err := r.Close()
-		// The blocked writer has one buffer, and another one fills up.
+		// The blocked writer has one buffer, and a second buffer fills up.
 		if err != nil || sum.Packets+sum.Dropped != packets || sum.Packets < fit || sum.Packets > 2*fit {
-			t.Errorf("the sum is %+v, error %v", sum, err)
+			t.Errorf("Close: got %+v and error %v, want one to two buffers of packets and the rest dropped", sum, err)
 		}
 		frames, _, ng := read(t, w.Bytes())
 		if f, _ := ng.Interface(0); uint64(len(frames)) != sum.Packets || f.Statistics.PacketsReceived != packets ||
 			f.Statistics.PacketsDropped != sum.Dropped {
-			t.Errorf("%d packets in the file, statistics %+v", len(frames), f.Statistics)
+			t.Errorf("file: got %d packets and statistics %+v, want those of the summary", len(frames), f.Statistics)
 		}
 	})
 }
@@ -367,7 +367,7 @@ func TestRecorderBrokenWriter(t *testing.T) {
 		tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
 		<-r.Done()
 		if _, err := r.Close(); !errors.Is(err, errBroken) || !strings.Contains(err.Error(), "write the capture") {
-			t.Errorf("error %v", err)
+			t.Errorf("Close: got %v, want the error of the writer", err)
 		}
 	})
 }
@@ -389,10 +389,10 @@ func TestRecorderConcurrent(t *testing.T) {
 	wg.Wait()
 	sum, err := r.Close()
 	if err != nil || sum.Packets+sum.Dropped != threads*each {
-		t.Errorf("the sum is %+v, error %v", sum, err)
+		t.Errorf("Close: got %+v and error %v, want the sum of all packets", sum, err)
 	}
 	_, infos, _ := read(t, file.Bytes())
 	if uint64(len(infos)) != sum.Packets || sum.Dropped != 0 {
-		t.Errorf("%d packets in the file, sum %+v", len(infos), sum)
+		t.Errorf("packets in the file: got %d, want those of %+v", len(infos), sum)
 	}
 }

@@ -69,7 +69,7 @@ func (f *Filter) add(key, value string) error {
 	case "qp":
 		n, err := strconv.ParseUint(value, 0, 24)
 		if err != nil {
-			return fmt.Errorf("%w: qp=%s: not a queue pair number, which has 24 bits", ErrFilter, value)
+			return fmt.Errorf("%w: qp=%s: not a queue pair number of 24 bits", ErrFilter, value)
 		}
 		f.qps = append(f.qps, uint32(n))
 	case "src":
@@ -110,7 +110,7 @@ func (f *Filter) addOpcode(value string) error {
 		}
 	}
 	if !any {
-		return fmt.Errorf("%w: opcode=%s: no operation has this in its name, such as %q", ErrFilter, value,
+		return fmt.Errorf("%w: opcode=%s: no operation contains this in its name; an example is %q", ErrFilter, value,
 			roce.RCSendOnlyWithImmediate)
 	}
 	return nil
@@ -130,7 +130,7 @@ func (f *Filter) String() string {
 	return f.text
 }
 
-// Match reports whether the filter selects a packet. It may not sleep.
+// Match reports whether the filter selects a packet. Match may not sleep.
 func (f *Filter) Match(p *link.Tapped) bool {
 	if f == nil || f.text == "" {
 		return true
@@ -156,7 +156,8 @@ func (f *Filter) Match(p *link.Tapped) bool {
 // unknownQP is not a valid queue pair number.
 const unknownQP = 1 << 24
 
-// sender returns the number of the sending queue pair, if the device or the packet has it, else unknownQP.
+// sender returns the number of the sending queue pair, if the device or the packet has it. Otherwise it returns
+// unknownQP.
 func sender(p *link.Tapped) uint32 {
 	if p.QP != 0 {
 		return p.QP

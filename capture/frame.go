@@ -15,11 +15,11 @@ const (
 	protUDP = 17
 )
 
-// appendFrame appends the bytes of a packet as on the wire, from the IP header on.
+// appendFrame appends the bytes that a packet has on the wire, from the IP header on.
 func appendFrame(b []byte, p *link.Tapped) []byte {
 	udp := udpLen + len(p.Data)
 	src, dst := p.Src.Addr().Unmap().WithZone(""), p.Dst.Addr().Unmap().WithZone("")
-	var pseudo uint32 // sum over the pseudo header
+	var pseudo uint32 // sum of the pseudo header
 	if src.Is4() && dst.Is4() {
 		var h [ip4Len]byte
 		h[0], h[1] = 4<<4|ip4Len/4, p.TOS

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestVerifyNestedGzip checks that only one level of compression is accepted. A file can decompress to itself, so an
-// unlimited number of levels might never end.
+// TestVerifyNestedGzip checks that Verify accepts only one level of compression. A file can decompress to itself,
+// so an unlimited number of levels might never end.
 func TestVerifyNestedGzip(t *testing.T) {
 	pcap := []byte{0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0} // without packets
 	compress := func(b []byte) []byte {
@@ -23,9 +23,9 @@ func TestVerifyNestedGzip(t *testing.T) {
 	}
 	once := compress(pcap)
 	if _, err := Verify(bytes.NewReader(once)); err != nil {
-		t.Errorf("compressed once: %v", err)
+		t.Errorf("Verify of a file compressed once: got %v, want success", err)
 	}
 	if _, err := Verify(bytes.NewReader(compress(once))); err == nil {
-		t.Error("compressed twice: got no error, want one")
+		t.Error("Verify of a file compressed twice: got success, want an error")
 	}
 }

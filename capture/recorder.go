@@ -16,12 +16,12 @@ import (
 	"verbena/link"
 )
 
-// Options holds the options of a Recorder. The zero value records all packets until Close.
+// Options is the configuration of a Recorder. The zero value records all packets until Close.
 type Options struct {
 	Filter *Filter
-	// Count is the number of packets after which the recording ends; 0: no limit.
+	// Count is the number of packets after which the recording ends; 0 means no limit.
 	Count uint64
-	// Buffer is the size of the packet buffer in bytes; 0: 32 MiB.
+	// Buffer is the size of the packet buffer in bytes; 0 means 32 MiB.
 	Buffer int
 	// Comment is the comment in the file.
 	Comment string
@@ -29,32 +29,32 @@ type Options struct {
 
 const (
 	defaultBuffer = 32 << 20
-	// recordCost is the size charged to the buffer for a packet, in addition to its bytes.
+	// recordCost is the size charged to the buffer for a packet, in addition to the bytes of the packet.
 	recordCost = 256
 	// flushPeriod limits the delay of packets in the file, for live displays.
 	flushPeriod = 100 * time.Millisecond
-	// reorderTime is the minimum age of a packet at which it is written. Until then a packet with an earlier timestamp
-	// may arrive.
+	// reorderTime is the minimum age of a packet at which it is written. Until that age, a packet with an earlier
+	// timestamp may arrive.
 	reorderTime = 20 * time.Millisecond
 )
 
 // Summary holds the numbers of packets of a recording.
 type Summary struct {
-	Packets uint64 `json:"packets"` // written to the file
-	Dropped uint64 `json:"dropped"` // selected by the filter, but lost because the buffer was full
+	Packets uint64 `json:"packets"` // packets written to the file
+	Dropped uint64 `json:"dropped"` // packets selected by the filter, but lost because the buffer was full
 }
 
-// Recorder writes packets to a file. It is safe for concurrent use.
+// Recorder writes packets to a file. Recorder is safe for concurrent use.
 type Recorder struct {
 	opts Options
-	w    *pcapgo.NgWriter // nil until there is an interface; used by the goroutine only
+	w    *pcapgo.NgWriter // nil without an interface; only the goroutine uses it
 	to   io.Writer
 
 	over     atomic.Bool   // no more packets are accepted
 	ending   chan struct{} // closed by Close
 	done     chan struct{} // closed when the recording has ended by itself
 	finished chan struct{} // closed when the goroutine has returned
-	full     chan struct{} // the buffer is half full
+	full     chan struct{} // signals that the buffer is half full
 	once     sync.Once
 
 	mu         sync.Mutex
@@ -62,9 +62,9 @@ type Recorder struct {
 	interfaces []*tap
 	filled     batch
 
-	// Used by the goroutine only.
+	// Only the goroutine uses the following fields.
 	spare   batch
-	young   []record // packets that are too young; they own their bytes
+	young   []record // packets that are too young to be written, with their own copies of the bytes
 	frame   []byte
 	known   int // number of interfaces in the file
 	summary Summary
@@ -78,8 +78,8 @@ type batch struct {
 }
 
 type record struct {
-	link.Tapped     // without Data
-	from, to    int // range in the bytes of the batch
+	link.Tapped     // the packet without Data
+	from, to    int // range of the packet in the bytes of the batch
 	tap         *tap
 }
 
@@ -89,7 +89,7 @@ type tap struct {
 	id                int
 	name, description string
 	start             time.Time
-	seen              atomic.Uint64 // packets that the filter selected
+	seen              atomic.Uint64 // number of packets that the filter selected
 	dropped           atomic.Uint64
 }
 
@@ -102,7 +102,7 @@ func New(w io.Writer, opts Options) *Recorder {
 		opts: opts, to: w,
 		ending: make(chan struct{}), done: make(chan struct{}), finished: make(chan struct{}), full: make(chan struct{}, 1),
 	}
-	// Allocate the whole buffer now. Growing it later would copy it while a device waits.
+	// New allocates the whole buffer at once. A growing buffer would be copied while a device waits.
 	for _, b := range []*batch{&r.filled, &r.spare} {
 		*b = batch{make([]record, 0, opts.Buffer/recordCost+1), make([]byte, 0, opts.Buffer)}
 	}
@@ -123,8 +123,8 @@ func (r *Recorder) Interface(name, description string) link.Tap {
 // error.
 func (r *Recorder) Done() <-chan struct{} { return r.done }
 
-// Close ends the recording, and writes the remaining packets and the statistics. It blocks until all data are written,
-// and returns the first error of the writer.
+// Close ends the recording, and writes the remaining packets and the statistics. Close blocks until all data are
+// written, and returns the first error of the writer.
 func (r *Recorder) Close() (Summary, error) {
 	r.over.Store(true)
 	r.once.Do(func() { close(r.ending) })
@@ -189,8 +189,8 @@ func (r *Recorder) run() {
 	r.finish()
 }
 
-// flush writes the packets that are old enough, or all of them. It reports whether the recording should end: Count
-// packets were accepted, or a write has failed.
+// flush writes the packets that are old enough, or all of them. flush reports whether the recording should end:
+// because Count packets were accepted, or a write has failed.
 func (r *Recorder) flush(all bool) (enough bool) {
 	r.mu.Lock()
 	b := r.filled

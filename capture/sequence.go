@@ -14,22 +14,22 @@ import (
 	"verbena/roce"
 )
 
-// Packet is a RoCEv2 packet of a capture. A capture by Verbena of both ends has each packet twice, when it leaves and
-// when it arrives. The two records are merged into one Packet.
+// Packet is a RoCEv2 packet of a capture. If Verbena captures both ends, each packet occurs twice: when it leaves
+// and when it arrives. The two records are merged into one Packet.
 type Packet struct {
-	Frame   int       // number of its first frame, from 1, as in Wireshark
-	Sent    time.Time // zero: not captured at the sender
-	Arrived time.Time // zero: not captured at the receiver
-	From    int       // index of the sending end: 0 or 1
+	Frame   int       // number of the packet's first frame, from 1, as in Wireshark
+	Sent    time.Time // zero if not captured at the sender
+	Arrived time.Time // zero if not captured at the receiver
+	From    int       // index of the sending end, 0 or 1
 	Op      roce.Opcode
 	PSN     roce.PSN
-	Payload int  // bytes
+	Payload int  // length in bytes
 	AckReq  bool // the AckReq bit
 	// HasSyndrome marks acknowledgements, which have a Syndrome.
 	HasSyndrome bool
 	Syndrome    roce.Syndrome
 	Again       bool // a request with a PSN that was sent before
-	Gap         bool // earlier requests are missing: they were dropped before the capture, or not captured
+	Gap         bool // earlier requests are missing, because they were dropped before the capture or not captured
 	Lost        bool // the packet was sent but has not arrived, and the capture has arrivals in its direction
 	BadICRC     bool
 }
@@ -45,7 +45,7 @@ func (p *Packet) At() time.Time {
 // End is an end of a Connection.
 type End struct {
 	Addr netip.Addr
-	QP   uint32 // 0: unknown, no packets to it were captured
+	QP   uint32 // 0 if unknown, because no packets to the queue pair were captured
 }
 
 func (e End) String() string {
@@ -56,8 +56,8 @@ func (e End) String() string {
 }
 
 // Connection holds the packets between two queue pairs of RC, UC or XRC. The first End is the sender of the first
-// packet. Packets have only the number of the destination queue pair. Therefore two queue pairs are matched by their
-// UDP source port, or because they are the only ones between two addresses.
+// packet. Packets have only the number of the destination queue pair. Therefore two queue pairs are matched by
+// their UDP source port, or because there are no others between two addresses.
 type Connection struct {
 	Ends    [2]End
 	Service roce.Service
@@ -75,14 +75,14 @@ type flow struct {
 type seenPacket struct {
 	Packet
 	flow
-	in, out bool // direction, if the capture has it
+	in, out bool // direction, if the capture contains it
 }
 
 // maxPackets limits the number of packets kept, for all connections together.
 const maxPackets = 1 << 20
 
-// Connections returns the connections in a pcap or pcapng capture, in the order of their first packets. It ignores
-// datagrams and packets between more than two parties.
+// Connections returns the connections in a pcap or pcapng capture, in the order of their first packets. Connections
+// ignores datagrams and packets between more than two parties.
 func Connections(r io.Reader) ([]*Connection, error) {
 	next, err := frames(r)
 	if err != nil {
@@ -163,7 +163,7 @@ func parse(ip []byte) (p seenPacket, ok bool) {
 
 // join groups packets into connections.
 func join(all []seenPacket, dropped int) []*Connection {
-	// Flows between two addresses.
+	// The following map holds the flows between two addresses.
 	type pair struct {
 		src, dst netip.Addr
 	}
@@ -213,7 +213,7 @@ func join(all []seenPacket, dropped int) []*Connection {
 		}
 		list = append(list, c)
 	}
-	// Packets that have left and have not yet arrived, by their distinguishing fields.
+	// The following map holds packets that have left and have not yet arrived, by their distinguishing fields.
 	type key struct {
 		flow
 		op       roce.Opcode
@@ -227,7 +227,7 @@ func join(all []seenPacket, dropped int) []*Connection {
 		p := &all[i]
 		c := of[p.flow]
 		k := key{p.flow, p.Op, p.PSN, p.Payload, p.Syndrome}
-		// Match the latest copy: earlier ones would have arrived before it, so they were lost.
+		// An arrival matches the latest copy. Earlier copies would have arrived before it, so they were lost.
 		if n := len(away[k]); p.in && n > 0 {
 			at := away[k][n-1]
 			away[k] = away[k][:n-1]
@@ -339,8 +339,8 @@ func (c *Connection) Trouble() bool {
 	return slices.ContainsFunc(c.Packets, func(p Packet) bool { return p.note() != "" })
 }
 
-// cut returns the packets to show: at most limit of them, 0: all. With trouble set, it starts a few packets before the
-// first packet with a fault.
+// cut returns at most limit packets to show; 0 means all packets. With trouble set, the shown packets start a few
+// packets before the first packet with a fault.
 func (c *Connection) cut(limit int, trouble bool) []Packet {
 	list := c.Packets
 	if trouble {
@@ -357,7 +357,8 @@ func (c *Connection) cut(limit int, trouble bool) []Packet {
 	return list
 }
 
-// Text writes the packets, one a line: the time since the first packet, and the packet with its direction.
+// Text writes the packets, one a line. A line contains the time since the first packet, and the packet with its
+// direction.
 func (c *Connection) Text(w io.Writer, limit int, trouble bool) error {
 	const width = 46
 	list := c.cut(limit, trouble)
@@ -400,8 +401,8 @@ func (c *Connection) first() time.Time {
 	return c.Packets[0].At()
 }
 
-// SVG writes the packets as a picture. Each end is a vertical line and each packet an arrow; packets with faults are
-// red.
+// SVG writes the packets as a picture. Each end is a vertical line, and each packet is an arrow. Packets with
+// faults are red.
 func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 	const width, left, right, top, row = 900, 300, 720, 96, 20
 	list := c.cut(limit, trouble)
@@ -442,7 +443,7 @@ func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 		}
 		end := fmt.Sprintf(`marker-end="url(#%s)"`, marker)
 		y2 := y + row/2
-		if p.Lost { // it ends in transit, with a cross
+		if p.Lost { // the arrow ends in transit, with a cross
 			x2, y2, end = x1+(x2-x1)*7/10, y+row*35/100, ""
 			fmt.Fprintf(&b, `<path d="M%d %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`+"\n", x2-4, y2-4, colour)
 		}

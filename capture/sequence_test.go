@@ -14,7 +14,7 @@ import (
 	"verbena/roce"
 )
 
-// wire records packets of queue pair 17 at 10.0.0.1 and 18 at 10.0.0.2, as a capture of the devices does.
+// wire records packets of queue pair 17 at 10.0.0.1 and queue pair 18 at 10.0.0.2, like a capture of the devices.
 type wire struct {
 	t    *testing.T
 	buf  bytes.Buffer
@@ -32,7 +32,7 @@ func newWire(t *testing.T) *wire {
 	return w
 }
 
-// packet records a packet from an end. leaves and arrives select the records at that end and at the other end.
+// packet records a packet from an end. leaves and arrives select the records at that end and at the opposite end.
 func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndrome roce.Syndrome, leaves,
 	arrives bool) {
 	w.t.Helper()
@@ -75,37 +75,37 @@ func TestConnections(t *testing.T) {
 	w.packet(1, roce.RCAcknowledge, 6, 0, roce.NAKPSNSequenceError, true, true)
 	w.packet(0, roce.RCSendOnly, 6, 64, 0, true, true)
 	w.packet(0, roce.RCSendOnly, 7, 64, 0, true, true)
-	w.packet(0, roce.RCSendOnly, 9, 64, 0, true, true) // 8 was not sent
+	w.packet(0, roce.RCSendOnly, 9, 64, 0, true, true) // PSN 8 was not sent
 	w.packet(0, roce.RCRDMAReadRequest, 10, 0, 0, true, true)
 	w.packet(1, roce.RCRDMAReadResponseOnly, 10, 4, roce.ACK(31), true, true)
-	w.packet(0, roce.RCSendOnly, 13, 0, 0, true, true) // the READ took three PSNs
+	w.packet(0, roce.RCSendOnly, 13, 0, 0, true, true) // the READ used three PSNs
 	w.packet(1, roce.RCAcknowledge, 13, 0, roce.RNRNAK(1), true, true)
 	list := w.connections()
 	if len(list) != 1 {
-		t.Fatalf("%d connections, want 1", len(list))
+		t.Fatalf("connections: got %d, want 1", len(list))
 	}
 	c := list[0]
 	if c.Ends != [2]End{{wireAddrs[0], 17}, {wireAddrs[1], 18}} || c.Service != roce.RC || !c.Has(17) || !c.Has(18) ||
 		c.Has(19) {
-		t.Errorf("got %v, %v", c.Ends, c.Service)
+		t.Errorf("connection: got ends %v and service %v, want QPs 17 and 18 of RC", c.Ends, c.Service)
 	}
 	var notes []string
 	for i := range c.Packets {
 		notes = append(notes, c.Packets[i].note())
 	}
 	if got, want := strings.Join(notes, "|"), "||lost||NAK|again|again|after a gap||||not ready"; got != want {
-		t.Errorf("got %s, want %s", got, want)
+		t.Errorf("notes: got %s, want %s", got, want)
 	}
 	if p := c.Packets[0]; p.From != 0 || p.Sent.IsZero() || p.Arrived.IsZero() || p.Payload != 64 || p.BadICRC ||
 		p.Frame != 1 {
-		t.Errorf("the first packet: %+v", p)
+		t.Errorf("first packet: got %+v, want 64 bytes sent and arrived from end 0", p)
 	}
 	if c.Packets[1].From != 1 {
-		t.Error("the acknowledgement comes from the same end")
+		t.Error("sender of the acknowledgement: got end 0, want end 1")
 	}
 	for _, s := range []string{"12 packets", "2 sent again", "2 refused (NAK)", "1 lost"} {
 		if !strings.Contains(c.Summary(), s) {
-			t.Errorf("the summary has no %q: %s", s, c.Summary())
+			t.Errorf("summary: got no %q, want it: %s", s, c.Summary())
 		}
 	}
 }
@@ -127,7 +127,7 @@ func TestShow(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := strings.Count(b.String(), "\n"); n != x.lines {
-			t.Errorf("limit %d, trouble %t: %d lines, want %d:\n%s", x.limit, x.trouble, n, x.lines, b.String())
+			t.Errorf("limit %d, trouble %t: got %d lines, want %d:\n%s", x.limit, x.trouble, n, x.lines, b.String())
 		}
 		var svg bytes.Buffer
 		if err := c.SVG(&svg, x.limit, x.trouble); err != nil {
@@ -142,18 +142,19 @@ func TestShow(t *testing.T) {
 		}
 	}
 	if !c.Trouble() {
-		t.Error("Trouble: got false for a lost packet")
+		t.Error("Trouble for a lost packet: got false, want true")
 	}
 }
 
-// TestOneEnd checks that in a capture of one device, packets without the other end are not marked as lost.
+// TestOneEnd checks that in a capture of one device, packets are not marked as lost because the opposite end was
+// not captured.
 func TestOneEnd(t *testing.T) {
 	w := newWire(t)
 	w.packet(0, roce.RCSendOnly, 1, 64, 0, true, false)
 	w.packet(1, roce.RCAcknowledge, 1, 0, roce.ACK(31), false, true)
 	list := w.connections()
 	if len(list) != 1 || len(list[0].Packets) != 2 || list[0].Trouble() {
-		t.Errorf("got %d connections: %s", len(list), list[0].Summary())
+		t.Errorf("connections: got %d, want 1 with 2 packets without a fault: %s", len(list), list[0].Summary())
 	}
 }
 
@@ -173,7 +174,7 @@ func FuzzConnections(f *testing.F) {
 		for _, c := range list {
 			_ = c.Summary()
 			if c.Text(io.Discard, 50, false) != nil || c.SVG(io.Discard, 50, true) != nil {
-				t.Error("Text or SVG failed")
+				t.Error("Text or SVG: got an error, want success")
 			}
 		}
 	})

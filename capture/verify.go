@@ -20,7 +20,7 @@ import (
 // Verification is the result of Verify.
 type Verification struct {
 	Good, Bad int
-	// Unchecked is the number of incomplete RoCEv2 packets: truncated by the capture, or fragmented by IP.
+	// Unchecked is the number of incomplete RoCEv2 packets, which the capture has truncated or IP has fragmented.
 	Unchecked int
 	BadFrames []int // numbers of the first bad frames, from 1, as in Wireshark
 }
@@ -44,13 +44,13 @@ func (r *Verification) Add(o Verification) {
 // ErrLinkType is the error of an unsupported link type.
 var ErrLinkType = errors.New("link type not supported")
 
-// Verify checks the ICRC of every RoCEv2 packet in a capture; Wireshark does not check it. It reads pcap and pcapng
-// files, optionally compressed with gzip. The supported link types are Ethernet (with or without VLAN tags), raw IP and
-// Linux cooked captures.
+// Verify checks the ICRC of every RoCEv2 packet in a capture. Wireshark does not check the ICRC. Verify reads pcap
+// and pcapng files, optionally compressed with gzip. The supported link types are Ethernet (with or without VLAN
+// tags), raw IP and Linux cooked captures.
 //
-// A capture on the sending host, or on loopback, shows an unsegmented batch as one long packet. Verify splits it as the
-// kernel or the device would. A capture that ends within a frame, because a program was stopped, is valid up to that
-// frame.
+// A capture on the sending host, or on loopback, shows an unsegmented batch as one long packet. Verify splits such
+// a batch in the same way as the kernel or the device. A capture that ends within a frame, because a program was
+// stopped, is valid up to that frame.
 func Verify(r io.Reader) (Verification, error) {
 	var res Verification
 	next, err := frames(r)
@@ -78,17 +78,17 @@ type frame struct {
 	link    layers.LinkType
 	at      time.Time
 	data    []byte // valid until the next frame is read
-	whole   int    // length before truncation by the capture
-	in, out bool   // direction, if the capture has it
+	whole   int    // length before the capture truncated the frame
+	in, out bool   // direction, if the capture contains it
 }
 
 // frames returns a function that reads the frames one after another.
 func frames(r io.Reader) (func() (frame, error), error) {
-	const ngMagic = 0x0a0d0d0a // a palindrome: valid in both byte orders
+	const ngMagic = 0x0a0d0d0a // a palindrome, which is valid in both byte orders
 	b := bufio.NewReader(r)
 	magic, err := b.Peek(4)
 	if err != nil {
-		return nil, errors.New("neither pcap nor pcapng: no header")
+		return nil, errors.New("not a pcap or pcapng file: no header")
 	}
 	if isGzip(magic) {
 		z, err := gzip.NewReader(b)
@@ -99,7 +99,7 @@ func frames(r io.Reader) (func() (frame, error), error) {
 		if magic, err = b.Peek(4); err != nil {
 			return nil, fmt.Errorf("decompress: %w", err)
 		}
-		if isGzip(magic) { // pcapgo would decompress again, without end if a file decompresses to itself
+		if isGzip(magic) { // pcapgo would decompress repeatedly, without end if a file decompresses to itself
 			return nil, errors.New("compressed more than once: decompress it first")
 		}
 	}
@@ -140,7 +140,7 @@ func ngLink(ci gopacket.CaptureInfo) layers.LinkType {
 	return layers.LinkTypeNull
 }
 
-// Link types of raw IP on systems that do not use LINKTYPE_RAW.
+// The following constants are the link types of raw IP on systems that do not use LINKTYPE_RAW.
 const (
 	linkRawBSD     layers.LinkType = 12
 	linkRawOpenBSD layers.LinkType = 14
@@ -198,9 +198,10 @@ func (r *Verification) count(frame int, ip []byte, cut bool) {
 	}
 }
 
-// maxSegment is at least the size of the longest RoCEv2 packet from BTH to ICRC: a path MTU of 4096 bytes, and at most
-// 48 bytes of headers and ICRC (XRCETH, AtomicETH). It limits the number and the size of the segments that segments
-// tries. Without it, a hostile packet of 64 KiB would cost the CRC of 500 MiB.
+// maxSegment is at least the size of the longest RoCEv2 packet from BTH to ICRC. That packet has a path MTU of 4096
+// bytes, and at most 48 bytes of headers and ICRC (XRCETH, AtomicETH). maxSegment limits the number and the size of
+// the segments that segments tries. Without maxSegment, the check of a hostile packet of 64 KiB would take the CRC
+// of 500 MiB.
 const maxSegment = 4096 + 48
 
 // segments checks the packets in an unsegmented batch. A packet that is not a batch counts as one bad packet.
@@ -209,7 +210,7 @@ func segments(ip []byte) (good, bad int) {
 	var src, dst netip.Addr
 	var id uint16
 	switch {
-	case ip[0] == 0x45 && ip[6]&0x40 != 0: // do not fragment, which Flow presumes
+	case ip[0] == 0x45 && ip[6]&0x40 != 0: // do not fragment, which Flow requires
 		id = binary.BigEndian.Uint16(ip[4:])
 		src, dst = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))
 		ip = ip[ip4:]
@@ -229,7 +230,7 @@ func segments(ip []byte) (good, bad int) {
 		return len(p) >= shortest && len(p) <= flow.MaxPacket() &&
 			flow.ICRC(id, p) == binary.LittleEndian.Uint32(p[len(p)-roce.ICRCLen:])
 	}
-	// The capture does not have the segment size. Only the right size makes the ICRC of the first packet valid.
+	// The capture does not contain the segment size. Only the right size makes the ICRC of the first packet valid.
 	for size := shortest; size < min(len(data), maxSegment+1); size += 4 {
 		if !check(id, data[:size]) {
 			continue

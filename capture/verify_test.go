@@ -39,7 +39,7 @@ func known(t testing.TB) [][]byte {
 		}
 	}
 	if len(list) < 4 {
-		t.Fatalf("only %d known packets", len(list))
+		t.Fatalf("known packets: got %d, want at least 4", len(list))
 	}
 	return list
 }
@@ -49,7 +49,7 @@ func ofVersion(t testing.TB, v byte) []byte {
 	list := known(t)
 	i := slices.IndexFunc(list, func(p []byte) bool { return p[0]>>4 == v })
 	if i < 0 {
-		t.Fatalf("no known packet of IPv%d", v)
+		t.Fatalf("known packets of IPv%d: got none, want one", v)
 	}
 	return list[i]
 }
@@ -126,11 +126,11 @@ func file(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) [
 
 const batchLen = 7
 
-// segmented returns an unsegmented batch of packets of 200 bytes, the last of 40. If bad is not 0, the packet with that
-// index is damaged, or the last one.
+// segmented returns an unsegmented batch of packets of 200 bytes, of which the last has 40. If bad is not 0, the
+// packet with that index is damaged, or the last packet if there is none.
 func segmented(version byte, bad int) []byte { return segmentedAt(200, version, bad) }
 
-// segmentedAt is segmented with another packet size.
+// segmentedAt is like segmented, with another packet size.
 func segmentedAt(size int, version byte, bad int) []byte {
 	data := make([]byte, (batchLen-1)*size+40)
 	n := uint16(8 + len(data))
@@ -191,7 +191,7 @@ func TestVerify(t *testing.T) {
 			Verification{Good: 2, Bad: 2, BadFrames: []int{2, 4}},
 		},
 		{
-			"many bad ones", layers.LinkTypeRaw, 0, slices.Repeat([][]byte{damaged(v4)}, 12),
+			"many bad packets", layers.LinkTypeRaw, 0, slices.Repeat([][]byte{damaged(v4)}, 12),
 			Verification{Bad: 12, BadFrames: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 		},
 		{"not RoCEv2", layers.LinkTypeRaw, 0, [][]byte{tcp, dns, {}, {0x45}, v4[:27]}, Verification{}},
@@ -199,13 +199,13 @@ func TestVerify(t *testing.T) {
 		{"cut short by the capture", layers.LinkTypeRaw, 10, [][]byte{v4[:len(v4)-10], v6[:len(v6)-10]},
 			Verification{Unchecked: 2}},
 		{"cut after the packet", layers.LinkTypeRaw, 10, [][]byte{v4}, Verification{Good: 1}},
-		{"shorter than its IP header says", layers.LinkTypeRaw, 0, [][]byte{v4[:len(v4)-10]},
+		{"shorter than the length in its IP header", layers.LinkTypeRaw, 0, [][]byte{v4[:len(v4)-10]},
 			Verification{Bad: 1, BadFrames: []int{1}}},
 		{"fragments", layers.LinkTypeRaw, 0, [][]byte{firstFrag, lastFrag}, Verification{Unchecked: 1}},
 		{"before segmentation", layers.LinkTypeRaw, 0, [][]byte{segmented(4, 0), v4, segmented(6, 0)},
 			Verification{Good: 2*batchLen + 1}},
 		{
-			"before segmentation, with bad ones", layers.LinkTypeRaw, 0,
+			"before segmentation, with bad packets", layers.LinkTypeRaw, 0,
 			[][]byte{segmented(4, 1), segmented(6, 2), segmented(4, batchLen)},
 			Verification{Good: 3 * (batchLen - 1), Bad: 3, BadFrames: []int{1, 2, 3}},
 		},
@@ -222,7 +222,7 @@ func TestVerify(t *testing.T) {
 				for form, b := range map[string][]byte{"plain": b, "gzip": zipped.Bytes()} {
 					got, err := Verify(bytes.NewReader(b))
 					if err != nil {
-						t.Fatalf("pcapng %v, %s: %v", ng, form, err)
+						t.Fatalf("pcapng %v, %s: got %v, want success", ng, form, err)
 					}
 					if got.Good != test.want.Good || got.Bad != test.want.Bad || got.Unchecked != test.want.Unchecked ||
 						!slices.Equal(got.BadFrames, test.want.BadFrames) {
@@ -260,11 +260,12 @@ func TestVerifyMixedLinkTypes(t *testing.T) {
 	}
 	got, err := Verify(&b)
 	if err != nil || got.Good != 3 || got.Bad != 1 || !slices.Equal(got.BadFrames, []int{3}) {
-		t.Errorf("got %+v, %v", got, err)
+		t.Errorf("Verify: got %+v and error %v, want 3 good packets and bad frame 3", got, err)
 	}
 }
 
-// TestVerifyCutFile checks that a truncated file, as a stopped program leaves, is valid up to the truncated frame.
+// TestVerifyCutFile checks that a truncated file, such as a stopped program leaves, is valid up to the truncated
+// frame.
 func TestVerifyCutFile(t *testing.T) {
 	v4 := ofVersion(t, 4)
 	for _, ng := range []bool{false, true} {
@@ -272,7 +273,7 @@ func TestVerifyCutFile(t *testing.T) {
 		for _, n := range []int{1, len(v4) / 2, len(v4)} {
 			got, err := Verify(bytes.NewReader(b[:len(b)-n]))
 			if err != nil || got.Good != 2 || got.Bad != 0 {
-				t.Errorf("pcapng %v, without the last %d bytes: %+v, %v", ng, n, got, err)
+				t.Errorf("pcapng %v, without the last %d bytes: got %+v and error %v, want 2 good packets", ng, n, got, err)
 			}
 		}
 	}
@@ -287,12 +288,12 @@ func TestVerifyErrors(t *testing.T) {
 		"gzip":      {0x1f, 0x8b, 0, 0, 0},
 	} {
 		if got, err := Verify(bytes.NewReader(b)); err == nil {
-			t.Errorf("%s: no error, %+v", name, got)
+			t.Errorf("Verify of %s: got %+v, want an error", name, got)
 		}
 	}
 	v4 := ofVersion(t, 4)
 	if _, err := Verify(bytes.NewReader(file(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err, ErrLinkType) {
-		t.Errorf("link type PPP: %v, want %v", err, ErrLinkType)
+		t.Errorf("Verify of link type PPP: got %v, want %v", err, ErrLinkType)
 	}
 }
 
@@ -308,17 +309,17 @@ func TestVerification(t *testing.T) {
 		{Verification{Unchecked: 3}, false, "icrc good 0 bad 0"},
 	} {
 		if test.r.OK() != test.ok || test.r.String() != test.text {
-			t.Errorf("%+v: OK %v, %q", test.r, test.r.OK(), test.r)
+			t.Errorf("%+v: got OK %v and text %q", test.r, test.r.OK(), test.r)
 		}
 	}
 	sum := Verification{Good: 1, Bad: 2, Unchecked: 3}
 	sum.Add(Verification{Good: 10, Bad: 20, Unchecked: 30})
 	if sum.Good != 11 || sum.Bad != 22 || sum.Unchecked != 33 {
-		t.Errorf("sum is %+v", sum)
+		t.Errorf("sum: got %+v, want 11, 22 and 33", sum)
 	}
 }
 
-// TestVerifySegmentSizes checks that batches are only split into segments of the sizes of RoCEv2 packets.
+// TestVerifySegmentSizes checks that Verify splits batches only into segments of the sizes of RoCEv2 packets.
 func TestVerifySegmentSizes(t *testing.T) {
 	for size, want := range map[int]string{
 		64: "icrc good 7 bad 0", 4096 + 48: "icrc good 7 bad 0", 4096 + 52: "icrc good 0 bad 1", 9000: "icrc good 0 bad 1",
@@ -333,10 +334,10 @@ func TestVerifySegmentSizes(t *testing.T) {
 	}
 }
 
-// BenchmarkVerifyHostile verifies packets of 64 KiB that are no batch of any segment size.
+// BenchmarkVerifyHostile verifies packets of 64 KiB that are not a batch of any segment size.
 func BenchmarkVerifyHostile(b *testing.B) {
 	p := segmentedAt(9000, 4, 0)
-	p[60] ^= 1 // damage the first packet
+	p[60] ^= 1 // damages the first packet
 	f := file(b, false, layers.LinkTypeRaw, 0, p)
 	b.SetBytes(int64(len(p)))
 	for b.Loop() {
@@ -355,7 +356,7 @@ func FuzzVerify(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		res, err := Verify(bytes.NewReader(b))
 		if res.Good < 0 || res.Bad < len(res.BadFrames) || len(res.BadFrames) > maxBadFrames {
-			t.Errorf("result %+v, %v", res, err)
+			t.Errorf("Verify: got %+v and error %v, want consistent counts", res, err)
 		}
 	})
 }
