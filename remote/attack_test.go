@@ -25,7 +25,7 @@ import (
 	verbsservice "verbena/verbs/service"
 )
 
-// The clients of these tests are hostile: they implement the protocol themselves.
+// The clients of these tests are hostile. They implement the protocol themselves.
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
@@ -49,7 +49,7 @@ func connPair(t testing.TB) (devfile.Conn, *net.UnixConn) {
 type attacker struct {
 	t   testing.TB
 	c   devfile.Conn
-	fds []int // the descriptors, as in package devfile
+	fds []int // the descriptors that package devfile defines
 }
 
 func attack(t testing.TB, loc ctl.Location, name string) *attacker {
@@ -87,7 +87,7 @@ func (a *attacker) ask(r devfile.Request, fds ...int) devfile.Answer {
 	a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	answer, got, err := a.c.Answered()
 	if err != nil {
-		a.t.Fatalf("answer to %+v: %v", r, err)
+		a.t.Fatalf("answer to %+v: got %v, want success", r, err)
 	}
 	devfile.CloseAll(got)
 	return answer
@@ -103,8 +103,8 @@ func threads(t testing.TB) int {
 	return len(list)
 }
 
-// lingering returns sockets with a last close that blocks until the listener is closed: SO_LINGER waits for unread
-// data.
+// lingering returns sockets with a last close that blocks until the listener is closed, because SO_LINGER waits for
+// unread data.
 func lingering(t testing.TB, n int) (fds []int, release func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.91.13.30:0")
@@ -155,8 +155,8 @@ func lingering(t testing.TB, n int) (fds []int, release func()) {
 	}
 }
 
-// TestLingeringDescriptors sends descriptors with a slow close at each point where a client can send some. They may
-// cost the service only a few threads, and must not block other clients or the end of the service.
+// TestLingeringDescriptors sends descriptors with a slow close at each point where a client can send some. These
+// descriptors may cost the service only a few threads, and must not block other clients or the end of the service.
 func TestLingeringDescriptors(t *testing.T) {
 	_, loc := servicetest.Device(t, "127.91.13.1")
 	fds, release := lingering(t, 60)
@@ -178,16 +178,16 @@ func TestLingeringDescriptors(t *testing.T) {
 			if err != nil {
 				kept = append(kept, fds[i])
 			} else {
-				unix.Close(fds[i]) // the service now has the last descriptor
+				unix.Close(fds[i]) // now only the service has the descriptor
 			}
 		}
 		if sent[devfile.Signal] == nil {
-			t.Error("descriptors can be sent to the service over the signal socket")
+			t.Error("send over the signal socket: got success, want an error")
 		}
 		fds = fds[len(sent):]
 		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		if _, _, err := a.c.Answered(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("a client that sends unexpected descriptors: got %v, want the end of the connection", err)
+			t.Errorf("connection of a client that sends unexpected descriptors: got %v, want the end of the connection", err)
 		}
 	}
 	testutil.Eventually(t, "all but a few threads to go on", func() bool { return threads(t) <= before+10 })
@@ -197,8 +197,8 @@ func TestLingeringDescriptors(t *testing.T) {
 	}
 }
 
-// TestMemoryFiles checks that OpMemory accepts only a client's /proc/self/mem and maps, and that a repeated OpMemory
-// costs nothing.
+// TestMemoryFiles checks that OpMemory accepts only a client's /proc/self/mem and maps, and that a repeated
+// OpMemory is not charged again.
 func TestMemoryFiles(t *testing.T) {
 	srv, loc := servicetest.Device(t, "127.91.13.1")
 	files := map[string]int{}
@@ -226,7 +226,7 @@ func TestMemoryFiles(t *testing.T) {
 		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		answer, _, err := a.c.Answered()
 		if ok := err == nil && answer.Err() == nil; ok != test.ok {
-			t.Errorf("%q: %v %v", test.names, answer, err)
+			t.Errorf("OpMemory with %q: got %v and error %v, want the opposite", test.names, answer, err)
 		}
 		if test.ok {
 			before := held(srv)
@@ -236,15 +236,15 @@ func TestMemoryFiles(t *testing.T) {
 				}
 			}
 			if now := held(srv); now != before {
-				t.Errorf("OpMemory again: charges are %s, want %s", now, before)
+				t.Errorf("charges after another OpMemory: got %s, want %s", now, before)
 			}
 		}
 		a.close()
 	}
 }
 
-// held lists the charges of users, without connections, which the tests themselves open. It waits until charges for
-// descriptors in flight are gone.
+// held lists the charges of users, without the connections that the tests themselves open. held waits until charges
+// for descriptors in flight are gone.
 func held(s *service.Service) (list string) {
 	testutil.Poll(func() bool {
 		var b strings.Builder
@@ -263,8 +263,8 @@ func held(s *service.Service) (list string) {
 	return list
 }
 
-// TestAbandoned checks that clients that disconnect at any point leave no resources behind. Clients that never read
-// their replies must be disconnected without an effect on others.
+// TestAbandoned checks that clients that disconnect at any point leave no resources behind. The service must
+// disconnect clients that never read their replies, without an effect on other clients.
 func TestAbandoned(t *testing.T) {
 	b := startTarget(t)
 	s, err := verbsservice.At(b.loc.Socket)
@@ -322,11 +322,11 @@ func TestAbandoned(t *testing.T) {
 		return held(b.srv) == before && openFiles() <= files
 	})
 	if n := b.panics.n.Load(); n > 0 {
-		t.Errorf("%d panics", n)
+		t.Errorf("panics of the service: got %d, want 0", n)
 	}
 }
 
-// openFiles counts the descriptors of this process, without the spare ones of a service.
+// openFiles counts the descriptors of this process, without the reserve descriptors of a service.
 func openFiles() (n int) {
 	list, _ := filepath.Glob("/proc/self/fd/*")
 	for _, path := range list {
@@ -337,7 +337,8 @@ func openFiles() (n int) {
 	return n
 }
 
-// TestStopAtAnyPoint stops the service, and resets and removes the device, while clients open, use and close devices.
+// TestStopAtAnyPoint stops the service, and resets and removes the device, while clients open, use and close
+// devices.
 func TestStopAtAnyPoint(t *testing.T) {
 	for round := range 6 {
 		b := startTarget(t)
@@ -393,7 +394,7 @@ func TestStopAtAnyPoint(t *testing.T) {
 		clients.Wait()
 		testutil.Eventually(t, "the charges to be released", func() bool { return held(b.srv) == "" })
 		if n := b.panics.n.Load(); n > 0 {
-			t.Errorf("%d panics", n)
+			t.Errorf("panics of the service: got %d, want 0", n)
 		}
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"verbena/umem"
 )
 
-// For an event of the connection manager, the service sends a byte on the signal socket. The client then takes events
-// until the service returns EAGAIN. So one unread byte stands for all events.
+// For an event of the connection manager, the service sends a byte on the signal socket. The client then takes
+// events until the service returns EAGAIN. Therefore one unread byte represents all pending events.
 
 // openCM opens a file of the connection manager.
 func (f *File) openCM() error {
@@ -53,7 +53,7 @@ func (f *File) closeCM() {
 // eventSignal signals events of a file of the connection manager to the client.
 type eventSignal struct {
 	mu sync.Mutex
-	fd int // -1: closed
+	fd int // -1 once closed
 }
 
 func (b *eventSignal) ready(on bool) {
@@ -62,7 +62,7 @@ func (b *eventSignal) ready(on bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// One unread byte is enough. Each byte takes some 800 bytes of the kernel's memory.
+	// One unread byte is enough. Each byte takes about 800 bytes of the kernel's memory.
 	if b.fd >= 0 && !kept.Unread(b.fd).InUse() {
 		_ = unix.Send(b.fd, []byte{0}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	}
@@ -87,13 +87,13 @@ type cmCaller struct{ f *File }
 
 func (c cmCaller) Space() umem.Space { return &c.f.space }
 
-// CMFile implements ucma.Caller. IDs cannot be moved between connections, so it always fails.
+// CMFile implements ucma.Caller. IDs cannot be moved between connections, so CMFile always fails.
 func (c cmCaller) CMFile(int) (*ucma.File, error) {
 	return nil, fmt.Errorf("move an ID: the file of another connection is not accessible: %w", syscall.EINVAL)
 }
 
-// MayConnect reports whether the client may connect a queue pair: it must belong to the client's user, or the client
-// must be a manager.
+// MayConnect reports whether the client may connect a queue pair. The queue pair must belong to the client's user,
+// or the client must be a manager.
 func (c cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 	if c.f.client.Manager {
 		return true

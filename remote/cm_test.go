@@ -81,7 +81,7 @@ func command[C any](p *cmProgram, cmd ucm.Command, v C, out int) {
 	h := ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}
 	b := uapi.AppendTo(uapi.AppendTo(nil, &h), &v)
 	if n, err := p.write(b); err != nil || int(n) != len(b) {
-		p.t.Fatalf("%v: got %d, %v, want %d bytes", cmd, n, err, len(b))
+		p.t.Fatalf("%v: got %d and error %v, want %d bytes", cmd, n, err, len(b))
 	}
 }
 
@@ -122,8 +122,8 @@ func inet(port uint16) (s ucm.Sockaddr) {
 	return s
 }
 
-// TestListenerOfEndedClient tests a connection request after the client has destroyed its listener. The request waits
-// for the next listener, or is rejected at once if the client has ended.
+// TestListenerOfEndedClient tests a connection request after the client has destroyed its listener. The request
+// waits for the next listener, or is rejected at once if the client has ended.
 func TestListenerOfEndedClient(t *testing.T) {
 	own, ended := processOf(t, os.Getpid()), endedProcess(t)
 	duplicate := func(f *os.File) *os.File { // a File closes the client's pidfd
@@ -184,17 +184,17 @@ func TestConnectionManagerCharges(t *testing.T) {
 			t.Errorf("Open beyond the limit: got %v, want ENOMEM", err)
 		}
 		if n := user.Held(quota.Contexts); n != 1 {
-			t.Errorf("held contexts: got %d, want 1", n)
+			t.Errorf("charged contexts: got %d, want 1", n)
 		}
 		f.Close()
 		if f, err = open(); err != nil {
-			t.Errorf("Open after a Close: %v", err)
+			t.Errorf("Open after a Close: got %v, want success", err)
 		} else {
 			f.Close()
 		}
 		for _, k := range []quota.Kind{quota.Contexts, quota.Descriptors, quota.BufferBytes} {
 			if n := user.Held(k); n != 0 {
-				t.Errorf("held %v at the end: got %d, want 0", k, n)
+				t.Errorf("charged %v at the end: got %d, want 0", k, n)
 			}
 		}
 	})
@@ -214,7 +214,7 @@ func TestAnswers(t *testing.T) {
 			errno syscall.Errno
 			text  string
 		}{
-			{devfile.Request{Op: 99}, syscall.EINVAL, "request 99 is not known: invalid argument"},
+			{devfile.Request{Op: 99}, syscall.EINVAL, "request 99 is unknown: invalid argument"},
 			{devfile.Request{Op: devfile.OpIoctl, Addr: cmMemory}, syscall.ENOTTY, syscall.ENOTTY.Error()},
 			{devfile.Request{Op: devfile.OpAlloc, Addr: 8, N: 4096}, syscall.EINVAL, fmt.Sprintf(
 				"allocate 4096 bytes for address 0x8: both must be multiples of %d: invalid argument", os.Getpagesize())},
@@ -222,7 +222,7 @@ func TestAnswers(t *testing.T) {
 			{devfile.Request{Op: write, Addr: cmMemory + 4096 - 4, N: 8}, syscall.EFAULT,
 				"read the command: memory is not mapped with the requested rights: bad address: bad address"},
 			{devfile.Request{Op: write, Addr: cmMemory + 64, N: 24}, syscall.ENOENT,
-				"LISTEN: id 9: there is none: no such file or directory"},
+				"LISTEN: ID 9 does not exist: no such file or directory"},
 			{devfile.Request{Op: devfile.OpForget, N: 1 << 40}, 0, ""},
 		} {
 			want := devfile.Answer{Errno: tt.errno, Text: tt.text}

@@ -59,10 +59,10 @@ func (c *commander) event() {
 	must(c.t, err)
 }
 
-// TestConnectAnothersQueuePair tests that a user cannot connect the queue pair of another user, while its owner and a
-// manager can.
+// TestConnectAnothersQueuePair tests that a user cannot connect the queue pair of another user, while its owner and
+// a manager can.
 func TestConnectAnothersQueuePair(t *testing.T) {
-	testutil.NeedRoot(t, "to be several users")
+	testutil.NeedRoot(t, "to act as several users")
 	const owner, other = 65532, 65533
 	_, loc := servicetest.Device(t, "127.91.13.3")
 	testutil.Searchable(t, filepath.Dir(loc.Socket))
@@ -102,13 +102,13 @@ func TestConnectAnothersQueuePair(t *testing.T) {
 		c.event()
 		must(t, issue(c, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: r.ID}, 0))
 		c.event()
-		for _, high := range []uint32{1 << 24, 0} { // high bits that no number has
+		for _, high := range []uint32{1 << 24, 0} { // high bits that no queue pair number has
 			connect := ucm.Connect{ID: r.ID, ConnParam: ucm.ConnParam{QPNum: high | foreign, Valid: 1}}
 			if high != 0 && tt.want == nil {
 				continue
 			}
 			if err := issue(c, ucm.CmdConnect, connect, 0); !errors.Is(err, tt.want) {
-				t.Errorf("%s connects queue pair %#x: got %v, want %v", tt.name, high|foreign, err, tt.want)
+				t.Errorf("connect queue pair %#[2]x by %[1]s: got %[3]v, want %[4]v", tt.name, high|foreign, err, tt.want)
 			}
 		}
 		c.close()

@@ -27,8 +27,8 @@ import (
 	"verbena/uverbs/poller"
 )
 
-// File is a device file that a client has opened. Serve handles the client's requests, and Close closes the file. No
-// other method may be called concurrently with Serve.
+// File is a device file that a client has opened. Serve handles the client's requests, and Close closes the file.
+// No other method may be called concurrently with Serve.
 type File struct {
 	srv    *Server
 	client Client
@@ -40,11 +40,11 @@ type File struct {
 	space space
 
 	signal *os.File    // the service's end
-	theirs *os.File    // the client's end; nil once it was sent
-	bell   int         // an eventfd; -1 for the connection manager
-	given  []kept.Note // the file descriptions sent to the client; each is charged as a descriptor
+	theirs *os.File    // the client's end, or nil once it was sent
+	bell   int         // an eventfd, or -1 for the connection manager
+	given  []kept.Note // the file descriptions sent to the client, each charged as a descriptor
 
-	strays []int // unexpected descriptors from the client; their close may block
+	strays []int // unexpected descriptors from the client; closing them may block
 
 	memory *memory
 
@@ -52,15 +52,15 @@ type File struct {
 	uverbs *uverbs.File
 	polled *poller.Polled
 
-	// For the connection manager.
+	// The following fields are for the connection manager.
 	cm       *ucma.File
 	cmSignal *eventSignal
 
-	// Event files of the client, by their numbers in commands.
+	// The following map holds the event files of the client, by their numbers in commands.
 	events     map[uint32]inode
 	nextNumber uint32
-	installed  *os.File // created by the current command
-	number     uint32   // number of installed
+	installed  *os.File // event file that the current command created
+	number     uint32   // number of the installed event file
 }
 
 type charge struct {
@@ -72,11 +72,11 @@ type charge struct {
 type inode struct{ dev, ino uint64 }
 
 const (
-	// firstNumber is the first number of an event file. It exceeds the numbers that a program takes for its own
-	// descriptors.
+	// firstNumber is the first number of an event file. firstNumber exceeds the numbers that a program takes for
+	// its own descriptors.
 	firstNumber = 1 << 20
-	// maxEvents limits the event files of a client for which numbers are kept. Once the client has closed the files,
-	// they are not charged to it.
+	// maxEvents limits the number of event files of a client that have numbers. After the client has closed the
+	// files, they are not charged to the client.
 	maxEvents = 1 << 13
 	// maxWindows limits the number of buffer mappings per client.
 	maxWindows = 1 << 14
@@ -119,9 +119,9 @@ func (f *File) release() {
 	f.taken = nil
 }
 
-// makeSignal creates the socket pair that shows the client the end of the file. It shuts down reading at the service's
-// end, so the client cannot send to it. Otherwise close would also close descriptors in unread messages, which may
-// block.
+// makeSignal creates the socket pair that shows the client the end of the file. makeSignal shuts down reading at
+// the service's end, so the client cannot send to it. Otherwise close would also close descriptors in unread
+// messages, and these closes may block.
 func (f *File) makeSignal() error {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -137,7 +137,7 @@ func (f *File) makeSignal() error {
 	return nil
 }
 
-// give charges the client's user for a file description, for as long as the client has it.
+// give charges the client's user for a file description, for as long as the client has the description.
 func (f *File) give(fd int) error {
 	if err := f.user.Take(quota.Descriptors, 1); err != nil {
 		return err
@@ -187,8 +187,8 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 	return err
 }
 
-// Serve handles requests until the client closes the connection or violates the protocol. It returns nil if the client
-// has closed its end, else the error. It may sleep. Closing nc ends it.
+// Serve handles requests until the client closes the connection or violates the protocol. Serve returns nil if the
+// client has closed its end, else the error. It may sleep. A close of nc ends Serve.
 func (f *File) Serve(nc *net.UnixConn) error {
 	if err := f.serve(nc); !closedByClient(err) {
 		return err
@@ -196,8 +196,8 @@ func (f *File) Serve(nc *net.UnixConn) error {
 	return nil
 }
 
-// closedByClient reports whether the client has closed its end, with or without waiting for a reply, or Close was
-// called.
+// closedByClient reports whether the client has closed its end, with or without waiting for a reply, or whether
+// Close was called.
 func closedByClient(err error) bool {
 	for _, e := range []error{io.EOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
 		if errors.Is(err, e) {
@@ -266,12 +266,12 @@ func (f *File) greet(c devfile.Conn) error {
 	return err
 }
 
-// accept checks the descriptors of a request, and returns them with an error if they are unexpected. The close of
+// accept checks the descriptors of a request. It returns unexpected descriptors with an error. The close of
 // accepted descriptors never blocks.
 func (f *File) accept(r devfile.Request, fds []int) (_ []int, err error) {
 	switch {
 	case r.Op != devfile.OpMemory && len(fds) > 0, r.Op == devfile.OpMemory && len(fds) != devfile.MemoryFiles:
-		err = fmt.Errorf("%d descriptors came with request %d: %w", len(fds), r.Op, syscall.EINVAL)
+		err = fmt.Errorf("request %d came with %d descriptors: %w", r.Op, len(fds), syscall.EINVAL)
 	case r.Op == devfile.OpMemory:
 		if err = umem.IsProcMem(fds[0]); err == nil {
 			err = umem.IsProcMaps(fds[1])
@@ -280,8 +280,8 @@ func (f *File) accept(r devfile.Request, fds []int) (_ []int, err error) {
 	return fds, err
 }
 
-// Strays returns the unexpected descriptors that the client has sent. The caller must close them after Close, and must
-// limit the number of concurrent closes: the client can delay each close without limit.
+// Strays returns the unexpected descriptors that the client has sent. The caller must close them after Close, and
+// must limit the number of concurrent closes, because the client can delay each close without limit.
 func (f *File) Strays() []int { return f.strays }
 
 // Close closes the file. It may sleep.
@@ -294,21 +294,21 @@ func (f *File) Close() {
 	f.release()
 }
 
-// answer executes a request. It converts a panic to an error.
+// answer executes a request. answer converts a panic to an error.
 func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 	defer func() {
 		if p := recover(); p != nil {
-			err := fmt.Errorf("a command made the service panic: %v", p)
+			err := fmt.Errorf("panic in a command: %v", p)
 			f.srv.cfg.Log.Error(err.Error(), "uid", f.client.UID, "pid", f.client.PID, "stack", string(debug.Stack()))
 			if f.uverbs != nil {
 				f.uverbs.Fail(err)
 			}
-			a = failed(fmt.Errorf("the service has failed; see its log: %w", syscall.EIO))
+			a = failed(fmt.Errorf("internal error; see the log of the service: %w", syscall.EIO))
 		}
 	}()
 	n, err := f.do(r, fds)
 	if err != nil {
-		if f.installed != nil { // the client does not get its number
+		if f.installed != nil { // the client does not receive the number
 			f.installed.Close()
 			f.installed = nil
 			delete(f.events, f.number)
@@ -323,7 +323,7 @@ func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 
 func failed(err error) devfile.Answer { return devfile.Answer{Errno: errno(err), Text: err.Error()} }
 
-// do executes a request. It owns the descriptors of the request, which accept has checked.
+// do executes a request. do owns the descriptors of the request, which accept has checked.
 //
 //verbena:parses
 func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
@@ -348,10 +348,11 @@ func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
 		delete(f.events, uint32(r.N))
 		return 0, nil
 	}
-	return 0, fmt.Errorf("request %d is not known: %w", r.Op, syscall.EINVAL)
+	return 0, fmt.Errorf("request %d is unknown: %w", r.Op, syscall.EINVAL)
 }
 
-// alloc allocates shared memory that the client maps at addr, and returns its offset in the buffer file.
+// alloc allocates shared memory that the client maps at addr, and returns the offset of the memory in the buffer
+// file.
 func (f *File) alloc(addr, n uint64) (offset uint64, err error) {
 	page := umem.PageSize
 	switch {
@@ -359,7 +360,7 @@ func (f *File) alloc(addr, n uint64) (offset uint64, err error) {
 		return 0, fmt.Errorf("allocate %d bytes for address %#x: both must be multiples of %d: %w", n, addr, page,
 			syscall.EINVAL)
 	case f.space.count >= maxWindows:
-		return 0, fmt.Errorf("allocate %d bytes: the client has %d buffer mappings, the limit; allocate larger buffers: %w",
+		return 0, fmt.Errorf("allocate %d bytes: the client has %d buffer mappings, which is the limit; allocate larger buffers: %w",
 			n, maxWindows, syscall.ENOMEM)
 	}
 	s, err := f.memory.buffers.Alloc(int(n))
@@ -393,7 +394,7 @@ func (c caller) Account() *umem.Account { return c.f.acct.Account }
 func (c caller) InstallFD(fd int, _ bool) (int, error) {
 	f := c.f
 	if f.installed != nil || len(f.events) >= maxEvents {
-		return 0, fmt.Errorf("create an event file: %d are open, the limit: %w", len(f.events), syscall.EMFILE)
+		return 0, fmt.Errorf("create an event file: %d are open, which is the limit: %w", len(f.events), syscall.EMFILE)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -436,7 +437,7 @@ type memory struct {
 	queues, buffers *shm.File
 
 	mu      sync.Mutex
-	control *atomic.Uint32 // nil: closed
+	control *atomic.Uint32 // nil once closed
 	gone    bool
 }
 
@@ -469,7 +470,7 @@ func (m *memory) tell(awake bool) {
 	}
 }
 
-// Close implements uverbs.Memory. The driver must not access the memory any more.
+// Close implements uverbs.Memory. After this call, the driver must not access the memory.
 func (m *memory) Close() error {
 	m.mu.Lock()
 	m.control = nil

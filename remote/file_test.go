@@ -37,24 +37,24 @@ func TestAccept(t *testing.T) {
 		fds  []int
 		ok   bool
 	}{
-		{"a command without", devfile.OpWrite, nil, true},
-		{"a command with one", devfile.OpWrite, []int{mem}, false},
+		{"a command without descriptors", devfile.OpWrite, nil, true},
+		{"a command with one descriptor", devfile.OpWrite, []int{mem}, false},
 		{"memory", devfile.OpMemory, []int{mem, maps}, true},
 		{"memory without its maps", devfile.OpMemory, []int{mem}, false},
-		{"memory, maps and another", devfile.OpMemory, []int{mem, maps, status}, false},
+		{"memory, maps and another file", devfile.OpMemory, []int{mem, maps, status}, false},
 		{"exchanged", devfile.OpMemory, []int{maps, mem}, false},
 		{"another file for memory", devfile.OpMemory, []int{status, maps}, false},
 		{"another file for maps", devfile.OpMemory, []int{mem, status}, false},
 	} {
 		fds, err := f.accept(devfile.Request{Op: tt.op}, tt.fds)
 		if (err == nil) != tt.ok || len(fds) != len(tt.fds) {
-			t.Errorf("%s: %d descriptors, %v", tt.name, len(fds), err)
+			t.Errorf("accept of %s: got %d descriptors and error %v", tt.name, len(fds), err)
 		}
 	}
 }
 
-// TestClosedByClient tests that the end of a connection is not logged if the client has closed it at any point, and is
-// logged after a protocol violation.
+// TestClosedByClient tests that the end of a connection is not logged if the client has closed it at any point, and
+// is logged after a protocol violation.
 func TestClosedByClient(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
@@ -65,10 +65,10 @@ func TestClosedByClient(t *testing.T) {
 		{&net.OpError{Op: "read", Err: os.NewSyscallError("recvmsg", syscall.ECONNRESET)}, true},
 		{fmt.Errorf("answer: %w", &net.OpError{Op: "write", Err: os.NewSyscallError("sendmsg", syscall.EPIPE)}), true},
 		{fmt.Errorf("answer: %w", os.ErrDeadlineExceeded), false},
-		{fmt.Errorf("2 descriptors came with request 1: %w", syscall.EINVAL), false},
+		{fmt.Errorf("request 1 came with 2 descriptors: %w", syscall.EINVAL), false},
 	} {
 		if got := closedByClient(tt.err); got != tt.want {
-			t.Errorf("%v: got %t, want %t", tt.err, got, tt.want)
+			t.Errorf("closedByClient(%v): got %t, want %t", tt.err, got, tt.want)
 		}
 	}
 }
@@ -86,18 +86,19 @@ func TestAlloc(t *testing.T) {
 		{"nothing", page, 0, 0, syscall.EINVAL},
 		{"half a page", page, page / 2, 0, syscall.EINVAL},
 		{"within a page", page + 8, page, 0, syscall.EINVAL},
-		{"round the end", -page, 2 * page, 0, syscall.EINVAL},
+		{"across the end of the address space", -page, 2 * page, 0, syscall.EINVAL},
 		{"too much", page, 1 << 63, 0, syscall.EINVAL},
 		{"too many", page, page, maxWindows, syscall.ENOMEM},
 	} {
 		f.space.count = tt.count
 		if _, err := f.alloc(tt.addr, tt.n); !errors.Is(err, tt.want) {
-			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
+			t.Errorf("alloc %s: got %v, want %v", tt.name, err, tt.want)
 		}
 	}
 }
 
-// TestEventFilesAreBounded checks the limit on event files of a client, and that a command returns at most one.
+// TestEventFilesAreBounded checks the limit of event files of a client, and that a command returns at most one
+// event file.
 func TestEventFilesAreBounded(t *testing.T) {
 	f := &File{events: map[uint32]inode{}, nextNumber: firstNumber}
 	fd := procFile(t, "status")
@@ -111,19 +112,19 @@ func TestEventFilesAreBounded(t *testing.T) {
 	f.installed.Close()
 	f.installed = nil
 	if _, err := c.InstallFD(fd, true); !errors.Is(err, syscall.EMFILE) {
-		t.Errorf("beyond the limit: %v", err)
+		t.Errorf("InstallFD beyond the limit: got %v, want EMFILE", err)
 		f.installed.Close()
 	}
 	if _, _, err := c.SameFile(firstNumber); err != nil {
 		t.Error(err)
 	}
 	if _, _, err := c.SameFile(-1); !errors.Is(err, unix.EBADF) {
-		t.Errorf("a negative number: %v", err)
+		t.Errorf("SameFile of a negative number: got %v, want EBADF", err)
 	}
 }
 
-// TestEventNumbers tests that numbers of event files are reused only after all others, and are valid descriptors for a
-// program.
+// TestEventNumbers tests that numbers of event files are reused only after all other numbers, and are valid
+// descriptors for a program.
 func TestEventNumbers(t *testing.T) {
 	const last = 1<<31 - 1
 	f := &File{events: map[uint32]inode{firstNumber: {}, firstNumber + 2: {}}, nextNumber: last - 1}
@@ -141,7 +142,7 @@ func TestEventNumbers(t *testing.T) {
 	}
 }
 
-// TestControlWord checks the values of the control word. Once the device has gone, the word does not change.
+// TestControlWord checks the values of the control word. After the device was removed, the word does not change.
 func TestControlWord(t *testing.T) {
 	var word atomic.Uint32
 	m := &memory{control: &word}
@@ -160,7 +161,7 @@ func TestControlWord(t *testing.T) {
 			t.Errorf("control word: got %d, want %d", got, tt.want)
 		}
 	}
-	m.control = nil // closed
+	m.control = nil // as after a close
 	m.tell(true)
 	m.Depart()
 }

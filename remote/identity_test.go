@@ -55,8 +55,8 @@ func ownMemory(t *testing.T) []int {
 	return fds
 }
 
-// TestMemoryOfAnothersNumber tests that the memory of a client is not accepted when the client has ended and another
-// process has its ID.
+// TestMemoryOfAnothersNumber tests that the service does not accept the memory of a client that has ended when
+// another process has the client's ID.
 func TestMemoryOfAnothersNumber(t *testing.T) {
 	for name, tt := range map[string]struct {
 		process *os.File
@@ -66,24 +66,24 @@ func TestMemoryOfAnothersNumber(t *testing.T) {
 		f := &File{srv: New(Config{}), user: user, client: Client{PID: os.Getpid(), UID: os.Getuid(), Process: tt.process}}
 		f.space.windows = umem.NewLocal()
 		if err := f.takeMemory(ownMemory(t)); !errors.Is(err, tt.want) {
-			t.Errorf("%s: got %v, want %v", name, err, tt.want)
+			t.Errorf("takeMemory %s: got %v, want %v", name, err, tt.want)
 		}
 		if p := f.space.process.Load(); (p != nil) != (tt.want == nil) {
-			t.Errorf("%s: memory taken over: %v", name, p != nil)
+			t.Errorf("%s: access to the memory: got %v, want the opposite", name, p != nil)
 		}
 		if held := user.Held(quota.Descriptors); (held != 0) != (tt.want == nil) {
-			t.Errorf("%s: %d descriptors are charged", name, held)
+			t.Errorf("%s: charged descriptors: got %d, want some only after success", name, held)
 		}
 		f.space.close()
 	}
 }
 
-// TestLimitOfAnothersNumber tests that a client that has ended has no limit, and does not get the limit of a process
-// with the same ID.
+// TestLimitOfAnothersNumber tests that a client that has ended has no limit, and does not get the limit of a
+// process with the same ID.
 func TestLimitOfAnothersNumber(t *testing.T) {
 	c := Client{PID: os.Getpid(), UID: os.Getuid(), Process: endedProcess(t)}
 	if l, err := c.lockLimit(); !errors.Is(err, umem.ErrLimit) {
-		t.Errorf("got %d, %v, want ErrLimit", l, err)
+		t.Errorf("lockLimit: got %d and error %v, want ErrLimit", l, err)
 	}
 }
 
@@ -97,10 +97,10 @@ func TestCharges(t *testing.T) {
 	}
 	client.Process = processOf(t, os.Getpid())
 	if f, _, err := New(Config{Quota: ledger}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.EMFILE) {
-		t.Errorf("Open: got %v, %v, want EMFILE", f, err)
+		t.Errorf("Open: got %v and error %v, want EMFILE", f, err)
 	}
 	if n := user.Held(quota.Descriptors); n != memoryDescriptors {
-		t.Errorf("held after a refusal: got %d, want %d", n, memoryDescriptors)
+		t.Errorf("charged descriptors after a refusal: got %d, want %d", n, memoryDescriptors)
 	}
 	user.Give(quota.Descriptors, memoryDescriptors)
 
@@ -117,12 +117,12 @@ func TestCharges(t *testing.T) {
 		t.Errorf("takeMemory: got %v, want EMFILE", err)
 	}
 	if f.space.process.Load() != nil {
-		t.Error("memory that could not be charged is taken over")
+		t.Error("memory without a charge: got access to it, want none")
 	}
 	f.client.Process = nil
 	f.release()
 	if n := user.Held(quota.Descriptors); n != 0 {
-		t.Errorf("held at the end: got %d, want 0", n)
+		t.Errorf("charged descriptors at the end: got %d, want 0", n)
 	}
 }
 
@@ -130,7 +130,7 @@ func TestCharges(t *testing.T) {
 func TestNoConnectionManager(t *testing.T) {
 	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: processOf(t, os.Getpid())}
 	if f, _, err := New(Config{}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("Open: got %v, %v, want ENODEV", f, err)
+		t.Errorf("Open: got %v and error %v, want ENODEV", f, err)
 	}
 }
 
@@ -149,9 +149,9 @@ func TestUnknownQueuePair(t *testing.T) {
 	srv := newUverbs(t)
 	defer srv.Close()
 	user := quota.New(quota.Limits{}).User(4242)
-	for _, u := range []*quota.User{user, nil} { // no program owns the queue pair, so no user does
+	for _, u := range []*quota.User{user, nil} { // no program owns the queue pair, so no user owns it
 		if (cmCaller{&File{srv: New(Config{Uverbs: srv}), user: u, client: Client{UID: 4242}}}).MayConnect(nil, 17) {
-			t.Errorf("user %d may connect a queue pair of no program", u.ID().UID)
+			t.Errorf("MayConnect of user %d for a queue pair without an owner: got true, want false", u.ID().UID)
 		}
 	}
 }
@@ -159,6 +159,6 @@ func TestUnknownQueuePair(t *testing.T) {
 // TestLowPortsOfUsers tests that an ordinary user may not bind ports below 1024.
 func TestLowPortsOfUsers(t *testing.T) {
 	if (cmCaller{&File{client: Client{UID: 4242}}}).MayBindLowPorts() {
-		t.Error("user 4242 may bind low ports")
+		t.Error("MayBindLowPorts of user 4242: got true, want false")
 	}
 }

@@ -14,11 +14,11 @@ import (
 	"verbena/umem"
 )
 
-// TestLimitOfSetUID checks that a client that executes a set-uid program does not lend that program's capabilities to
-// others over the shared connection.
+// TestLimitOfSetUID checks that a client that executes a set-uid program does not extend that program's
+// capabilities to the users of a shared connection.
 func TestLimitOfSetUID(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root")
+		t.Skip("needs root to make a set-uid program")
 	}
 	const client = 65534
 	dir, err := os.MkdirTemp("/var/tmp", "verbena-test-")
@@ -61,23 +61,23 @@ func TestLimitOfSetUID(t *testing.T) {
 		c := Client{PID: cmd.Process.Pid, UID: client, Process: os.NewFile(uintptr(pidfd), "pidfd")}
 		if setUID {
 			if l, err := umem.LockLimit(cmd.Process.Pid); err != nil || l != umem.Unlimited {
-				t.Log("the program does not run set-uid here")
+				t.Log("this machine does not run the program set-uid")
 			}
 		}
 		if l, err := c.lockLimit(); err != nil || l != 8<<10 {
-			t.Errorf("set-uid %v: limit %d, %v; want %d", setUID, l, err, 8<<10)
+			t.Errorf("set-uid %v: lockLimit: got %d and error %v, want %d", setUID, l, err, 8<<10)
 		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if _, err := c.lockLimit(); err == nil {
-			t.Error("a process that has ended has a limit")
+			t.Error("lockLimit of an ended process: got a limit, want an error")
 		}
 		c.Process.Close()
 	}
 }
 
-// TestAccountOfProcess checks that all files of a process share one limit, and that a later process with the same ID
-// has its own.
+// TestAccountOfProcess checks that all files of a process share one limit, and that a later process with the same
+// ID has a separate limit.
 func TestAccountOfProcess(t *testing.T) {
 	s := New(Config{})
 	open := func(pid int) Client {
@@ -105,10 +105,10 @@ func TestAccountOfProcess(t *testing.T) {
 	c := open(cmd.Process.Pid)
 	a, b := take(c), take(c)
 	if a.Account != b.Account {
-		t.Error("two files of a process have two accounts")
+		t.Error("accounts of two files of a process: got two, want one")
 	}
 	if own := take(open(os.Getpid())); own.Account == a.Account {
-		t.Error("two processes have one account")
+		t.Error("accounts of two processes: got one, want two")
 	} else {
 		own.put()
 	}
@@ -116,12 +116,12 @@ func TestAccountOfProcess(t *testing.T) {
 	_ = cmd.Wait()
 	next := take(c)
 	if next.Account == a.Account {
-		t.Error("a process has the account of one that has ended")
+		t.Error("account of a process with a reused ID: got that of the ended process, want a new one")
 	}
 	for _, x := range []*account{a, next, b} {
 		x.put()
 	}
 	if len(s.accounts) != 0 {
-		t.Errorf("left: %d accounts", len(s.accounts))
+		t.Errorf("remaining accounts: got %d, want 0", len(s.accounts))
 	}
 }

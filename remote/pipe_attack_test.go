@@ -53,8 +53,9 @@ func readingEnds() map[string][]int {
 	return ends
 }
 
-// holdPipe makes a thread hold the kernel's lock of a non-empty pipe until release. It calls splice(2) to a full
-// socket, which holds the lock until the socket has room. A read(2) into unresponsive memory holds it in the same way.
+// holdPipe makes a thread hold the kernel's lock of a non-empty pipe until release. holdPipe calls splice(2) to a
+// full socket, which holds the lock until the socket has room. A read(2) into memory that blocks access holds the
+// lock in the same way.
 func holdPipe(t *testing.T, fd int) (release func()) {
 	t.Helper()
 	var s [2]int
@@ -117,8 +118,9 @@ func (w wired) send() {
 	must(w.t, w.from.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 8)}))
 }
 
-// TestHeldPipes makes programs hold the locks of their completion channels' pipes, which blocks each write to them. It
-// checks that this does not delay other programs' completions or the reset of the device, and costs few threads.
+// TestHeldPipes makes programs hold the locks of their completion channels' pipes. A held lock blocks each write to
+// the pipe. TestHeldPipes checks that this does not delay other programs' completions or the reset of the device,
+// and costs few threads.
 func TestHeldPipes(t *testing.T) {
 	srv, loc := servicetest.Device(t, "127.91.13.2")
 	s, err := verbsservice.At(loc.Socket)
@@ -136,7 +138,7 @@ func TestHeldPipes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		if _, err := victim.came.Wait(ctx, make([]verbs.WC, 4)); err != nil {
-			t.Fatalf("a completion of another program: got %v, want one in 5 s", err)
+			t.Fatalf("completion of another program: got %v, want one in 5 s", err)
 		}
 	}
 	works()
@@ -155,7 +157,7 @@ func TestHeldPipes(t *testing.T) {
 		pairs[len(pairs)-1].send()
 		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		if n, err := unix.Poll(pfd, 5000); n != 1 {
-			t.Fatal("no event on the completion channel", err)
+			t.Fatal("event on the completion channel: got none, want one", err)
 		}
 		release := holdPipe(t, fd)
 		defer release()
@@ -167,11 +169,11 @@ func TestHeldPipes(t *testing.T) {
 		works()
 	}
 	if n := threads(t) - before - 12; n > 12 { // each splice has a thread in this process
-		t.Errorf("%d threads are blocked, want at most 12", n)
+		t.Errorf("blocked threads: got %d, want at most 12", n)
 	}
 	began := time.Now()
 	must(t, srv.DevReset(ctl.DevReset{Name: "rxe0"}))
 	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("DevReset took %v, want at most 5 s", took)
+		t.Errorf("duration of DevReset: got %v, want at most 5 s", took)
 	}
 }

@@ -61,8 +61,8 @@ func startTarget(t testing.TB) *target {
 // window is the address of a client's command buffer. No mapping of this process is near it.
 const window, windowSize = 0x4000_0000_0000, 64 << 10
 
-// sendRandomRequests sends requests from random bytes: commands in shared memory that is changed concurrently, invalid
-// requests, and changes of the shared files. The service must reply or close the connection.
+// sendRandomRequests sends requests made of random bytes: commands in shared memory that is changed concurrently,
+// invalid requests, and changes of the shared files. The service must reply or close the connection.
 func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, steps int) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	a := attack(t, b.loc, device)
@@ -75,7 +75,7 @@ func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, ste
 		answer, got, err := a.c.Answered()
 		devfile.CloseAll(got)
 		if err != nil && os.IsTimeout(err) {
-			t.Errorf("seed %d: no answer to %+v", seed, r)
+			t.Errorf("seed %d: answer to %+v: got none, want one", seed, r)
 		}
 		return answer, err == nil
 	}
@@ -103,7 +103,7 @@ func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, ste
 	for range steps {
 		r := devfile.Request{Op: devfile.Op(rnd.IntN(8)), Addr: number(), N: number()}
 		switch r.Op {
-		case devfile.OpWrite: // a header that may be valid, and numbers that may be handles, addresses and sizes
+		case devfile.OpWrite: // a possibly valid header, and numbers that may be handles, addresses and sizes
 			size := 8 + 4*rnd.IntN(60)
 			binary.LittleEndian.PutUint32(mem, rnd.Uint32N(64)|rnd.Uint32N(8)/7<<31)
 			binary.LittleEndian.PutUint16(mem[4:], uint16(size/4))
@@ -145,7 +145,7 @@ func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, ste
 	}
 }
 
-// TestSieges runs several random sieges. FuzzRequests runs more of them.
+// TestSieges runs several random sieges. FuzzRequests runs more sieges.
 func TestSieges(t *testing.T) {
 	b := startTarget(t)
 	before := held(b.srv)
@@ -154,7 +154,7 @@ func TestSieges(t *testing.T) {
 	}
 	testutil.Eventually(t, "the charges to be released", func() bool { return held(b.srv) == before })
 	if n := b.panics.n.Load(); n > 0 {
-		t.Errorf("%d panics", n)
+		t.Errorf("panics of the service: got %d, want 0", n)
 	}
 }
 
@@ -168,7 +168,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		sendRandomRequests(t, b, device, seed, 300)
 		if n := b.panics.n.Load(); n > 0 {
-			t.Fatalf("%d panics", n)
+			t.Fatalf("panics of the service: got %d, want 0", n)
 		}
 	})
 }
@@ -195,7 +195,7 @@ func FuzzFrames(f *testing.F) {
 				_ = a.Err()
 			}
 			if len(fds) > 0 {
-				t.Fatal("got descriptors that were not sent")
+				t.Fatal("received descriptors: got some, want none")
 			}
 			if err != nil {
 				return

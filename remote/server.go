@@ -25,26 +25,26 @@ import (
 
 // Config configures a Server.
 type Config struct {
-	// Uverbs provides the devices. It must outlive the Server.
+	// Uverbs provides the devices. Uverbs must outlive the Server.
 	Uverbs *uverbs.Server
-	// CM is the connection manager; nil: the service has none.
+	// CM is the connection manager; nil means that the service has none.
 	CM *ucma.Server
-	// Quota counts the resources of users; nil: no limits.
+	// Quota counts the resources of users; nil means no limits.
 	Quota *quota.Ledger
-	// Copies returns the limit of concurrent accesses to the memory of a user's programs; nil: no limit.
+	// Copies returns the limit of concurrent accesses to the memory of a user's programs; nil means no limit.
 	Copies func(u *quota.User) *umem.Copies
-	// Rights closes unexpected descriptors of clients; nil: the Server creates its own.
+	// Rights closes unexpected descriptors of clients. If Rights is nil, the Server creates its own.
 	Rights *rights.Queues
-	// Kept keeps charging users for file descriptions that their programs have kept; nil: the charge ends with the
-	// file.
+	// Kept keeps charging users for file descriptions that their programs have kept. If Kept is nil, the charge
+	// ends with the file.
 	Kept *kept.Keeper
-	// Pollers poll the queues of clients; nil: the Server creates its own.
+	// Pollers polls the queues of clients. If Pollers is nil, the Server creates its own.
 	Pollers *poller.Pollers
-	// Log receives errors that cannot be returned to a caller; nil: they are discarded.
+	// Log receives errors that cannot be returned to a caller. A nil Log discards them.
 	Log *slog.Logger
 }
 
-// Server opens device files. It is safe for concurrent use.
+// Server opens device files. Server is safe for concurrent use.
 type Server struct {
 	cfg Config
 
@@ -70,13 +70,13 @@ func New(cfg Config) *Server {
 type Client struct {
 	principal.Principal
 	PID, UID int
-	Name     string   // name of its program, for messages
-	Process  *os.File // a pidfd; the File closes it
+	Name     string   // name of the client's program, for messages
+	Process  *os.File // a pidfd, which the File closes
 }
 
 // Info describes an opened file.
 type Info struct {
-	Device string // such as rxe0
+	Device string // name of the device, such as rxe0
 	Driver uapi.DriverID
 	ABI    int
 }
@@ -114,12 +114,12 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 		syscall.ENODEV)
 }
 
-// connectionDescriptors is the number of descriptors per connection, without the connection itself and the descriptors
-// shared with the client: its pidfd, and the pidfd of its account.
+// connectionDescriptors is the number of descriptors per connection, without the connection itself and the
+// descriptors shared with the client. The descriptors are the client's pidfd, and the pidfd of its account.
 const connectionDescriptors = 2
 
-// lockLimit returns the client's RLIMIT_MEMLOCK. If the process now executes a set-uid program, lockLimit ignores its
-// capabilities, because other processes may use the connection.
+// lockLimit returns the client's RLIMIT_MEMLOCK. If the process now executes a set-uid program, lockLimit ignores
+// the capabilities of that program, because other processes may use the connection.
 func (c Client) lockLimit() (limit uint64, err error) {
 	var st unix.Stat_t
 	if err = unix.Stat("/proc/"+strconv.Itoa(c.PID), &st); err == nil {
@@ -140,13 +140,13 @@ type account struct {
 	*umem.Account
 	srv   *Server
 	key   accountKey
-	owner Client // with a pidfd of the account's own
-	users int    // number of files; protected by Server.mu
+	owner Client // owner with a separate pidfd for the account
+	users int    // number of files; guarded by Server.mu
 }
 
 type accountKey struct{ pid, uid int }
 
-// accountOf returns the account of a client's process, with a reference for one more file. account.put drops the
+// accountOf returns the account of a client's process, with a reference for one more file. account.put releases the
 // reference.
 func (s *Server) accountOf(c Client) (*account, error) {
 	s.mu.Lock()
@@ -172,7 +172,7 @@ func (s *Server) accountOf(c Client) (*account, error) {
 	return a, nil
 }
 
-// put drops the reference of a file.
+// put releases the reference of a file.
 func (a *account) put() {
 	s := a.srv
 	s.mu.Lock()

@@ -12,12 +12,12 @@ import (
 	"verbena/umem"
 )
 
-// space is the memory that a client's commands can address: the shared memory and, once handed over, the client's own
-// memory. It implements umem.Space.
+// space is the memory that a client's commands can address. It is the shared memory and, once passed to the
+// service, the client's own memory. It implements umem.Space.
 type space struct {
 	windows *umem.Local
 	count   int                          // number of windows; only the serving goroutine uses it
-	process atomic.Pointer[umem.Process] // nil: not handed over
+	process atomic.Pointer[umem.Process] // nil until the client has passed its memory
 }
 
 // Check implements umem.Space.
@@ -29,7 +29,7 @@ func (s *space) Check(addr, length uint64, write bool) error {
 	return err
 }
 
-// Windows returns the memory that the client shares with the service, see umem.Region.Direct.
+// Windows returns the memory that the client shares with the service, as described at umem.Region.Direct.
 func (s *space) Windows() *umem.Local { return s.windows }
 
 // ReadV implements umem.Space.
@@ -59,9 +59,9 @@ func (s *space) close() {
 // memoryDescriptors is the number of descriptors for the memory of a client: two files of /proc, and a pidfd.
 const memoryDescriptors = 3
 
-// takeMemory adds the client's own memory to the space. The descriptors are /proc/self/mem and /proc/self/maps, opened
-// by the client, so they give no access beyond the client's own. The service must not open these files by process ID:
-// if the process executes a set-uid program in between, they would show the mappings of that program.
+// takeMemory adds the client's own memory to the space. The descriptors are /proc/self/mem and /proc/self/maps,
+// opened by the client, so they give no access beyond the client's own. The service must not open these files by
+// process ID. If the process executed a set-uid program in between, they would show the mappings of that program.
 //
 //verbena:allow close both were found to be files of /proc, whose close does not wait
 func (f *File) takeMemory(fds []int) (err error) {
@@ -73,7 +73,7 @@ func (f *File) takeMemory(fds []int) (err error) {
 		if pidfd >= 0 {
 			unix.Close(pidfd)
 		}
-		return fmt.Errorf("take over the memory of process %d: %w", f.client.PID, err)
+		return fmt.Errorf("access the memory of process %d: %w", f.client.PID, err)
 	}
 	if f.space.process.Load() != nil {
 		mem.Close()

@@ -9,7 +9,8 @@ import (
 	"verbena/umem"
 )
 
-// TestSpaceDirect checks that the service can access a client's shared memory directly, but not the rest of its memory.
+// TestSpaceDirect checks that the service can access a client's shared memory directly, but not the rest of the
+// client's memory.
 func TestSpaceDirect(t *testing.T) {
 	pages := func() []byte {
 		b, err := syscall.Mmap(-1, 0, 1<<16, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED|syscall.MAP_ANON)
@@ -21,7 +22,7 @@ func TestSpaceDirect(t *testing.T) {
 	}
 	shared, own := pages(), pages()
 	s := &space{windows: umem.NewLocal()}
-	const addr = 0x5000_0000_0000 // the address of the client's mapping
+	const addr = 0x5000_0000_0000 // address of the client's mapping
 	if err := s.windows.AddAt(addr, shared); err != nil {
 		t.Fatal(err)
 	}
@@ -45,16 +46,16 @@ func TestSpaceDirect(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := r.Direct(c.addr, 1<<16) != nil; got != c.want {
-			t.Errorf("%s: direct: got %t, want %t", c.name, got, c.want)
+			t.Errorf("Direct %s: got %t, want %t", c.name, got, c.want)
 		}
 	}
 }
 
-// TestSpaceCheck tests the limits of the memory that commands can address: the shared buffers and, once handed over,
-// the process's own memory with the access rights of its mappings.
+// TestSpaceCheck tests the limits of the memory that commands can address. These are the shared buffers and, once
+// passed to the service, the process's own memory with the access rights of its mappings.
 func TestSpaceCheck(t *testing.T) {
 	page := uint64(umem.PageSize)
-	pages := func(prot int) uint64 { // three pages, the outer two inaccessible
+	pages := func(prot int) uint64 { // three pages, of which the outer two are inaccessible
 		b, err := syscall.Mmap(-1, 0, int(3*page), syscall.PROT_NONE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 		if err != nil {
 			t.Fatal(err)
@@ -101,12 +102,12 @@ func TestSpaceCheck(t *testing.T) {
 			{"before the page", own - 1, 2, false, false},
 			{"read a constant", constant, page, false, handed},
 			{"write a constant", constant, page, true, false},
-			{"around the end of addresses", -page, 2 * page, false, false},
+			{"across the end of the address space", -page, 2 * page, false, false},
 		} {
 			err := s.Check(tt.addr, tt.length, tt.write)
 			refused := errors.Is(err, umem.ErrFault) || errors.Is(err, umem.ErrRange)
 			if (err == nil) != tt.want || refused == tt.want {
-				t.Errorf("handed over %v: %s: got %v, want success %v, or ErrFault or ErrRange", handed, tt.name, err, tt.want)
+				t.Errorf("passed memory %v: %s: got %v, want success %v, or ErrFault or ErrRange", handed, tt.name, err, tt.want)
 			}
 		}
 	}
