@@ -36,13 +36,13 @@ func TestDocumented(t *testing.T) {
 			}
 			fields++
 			if !regexp.MustCompile("`[^`\n]*\\b" + name + "\\b[^`\n]*`").Match(b) {
-				t.Errorf("docs/failover.md lacks %s of %v", name, x)
+				t.Errorf("docs/failover.md: got no field %s of %v, want it", name, x)
 			}
 			walk(f.Type)
 		}
 	}
 	walk(reflect.TypeFor[File]())
 	if fields < 80 {
-		t.Errorf("got %d fields, want at least 80", fields)
+		t.Errorf("fields: got %d, want at least 80", fields)
 	}
 }

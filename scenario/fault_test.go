@@ -30,7 +30,7 @@ func TestFaultRequests(t *testing.T) {
 		{"fault: {dev: rxe0, drop: 1%, drop: 2%}", `mapping key "drop" already defined`},
 		{"fault: {dev: rxe0, qp: many}", `cannot unmarshal string into Go struct field`},
 		{"fault: {dev: rxe0, stop: 1}", `cannot unmarshal uint64 into Go struct field`},
-		{"fault: {drop: 1%}", `error: action "fault": there is no device ""`},
+		{"fault: {drop: 1%}", `error: action "fault": unknown device ""`},
 		{"link: {dev: rxe0, shape: {rate: 1.5Gbit, delay: 20us, jitter: 1us, queue: 256KB, packets: 9, ecn: 64KB, loss: 1%}}",
 			`{"name":"rxe0","shape":{"rate_bps":1500000000,"delay_ns":20000,"jitter_ns":1000,"queue_bytes":262144,"queue_packets":9,"ecn_bytes":65536,"loss":0.01,"seed":1}}`},
 		{"link: {dev: rxe0, shape: {rate: 64kbit, queue: 1.5KB}}",
@@ -56,7 +56,7 @@ func TestFaultRequests(t *testing.T) {
 		x := &run{f: f}
 		requests, err := x.requests(&f.Actions[0])
 		if err != nil || len(requests) != 1 {
-			t.Errorf("%s: got %d requests, %v", c.action, len(requests), err)
+			t.Errorf("%s: got %d requests and error %v, want 1", c.action, len(requests), err)
 			continue
 		}
 		var v any = requests[0].Fault
@@ -64,7 +64,7 @@ func TestFaultRequests(t *testing.T) {
 			v = requests[0].Set
 		}
 		if got, err := json.Marshal(v); err != nil || string(got) != c.want {
-			t.Errorf("%s: got\n%s, %v, want\n%s", c.action, got, err, c.want)
+			t.Errorf("%s: got\n%s and error %v, want\n%s", c.action, got, err, c.want)
 		}
 	}
 }

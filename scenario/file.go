@@ -24,18 +24,18 @@ import (
 // File is a parsed scenario file. The names of devices, programs and actions are local to the file.
 type File struct {
 	Name    string   `yaml:"name"`
-	About   string   `yaml:"about"`   // description, for readers
-	Seed    uint64   `yaml:"seed"`    // seed of all random decisions; 0: 1
-	Timeout Duration `yaml:"timeout"` // time limit of the run; 0: DefaultTimeout
-	Wire    bool     `yaml:"wire"`    // see ctl.LinkSpec
-	// Set holds default values of ${NAME} in run and env. The command line may replace them. ${DIR} is the folder of
-	// the file; it may also be used in Set.
+	About   string   `yaml:"about"`   // description for readers
+	Seed    uint64   `yaml:"seed"`    // seed of all random decisions; 0 means 1
+	Timeout Duration `yaml:"timeout"` // time limit of the run; 0 means DefaultTimeout
+	Wire    bool     `yaml:"wire"`    // as in ctl.LinkSpec
+	// Set holds default values of ${NAME} in run and env. The command line may replace these values. ${DIR} is the
+	// folder of the file, and may also be used in Set.
 	Set     map[string]string `yaml:"set"`
 	Devices []Device          `yaml:"devices"`
 	// Programs are started in this order.
 	Programs []Program `yaml:"programs"`
 	Actions  []Action  `yaml:"actions"`
-	Expect   []Counter `yaml:"expect"` // checked when all programs have ended
+	Expect   []Counter `yaml:"expect"` // checked after all programs have ended
 }
 
 // DefaultTimeout is the time limit of a scenario without a timeout.
@@ -44,7 +44,7 @@ const DefaultTimeout = time.Minute
 // Device is a device to create.
 type Device struct {
 	Name string       `yaml:"name"`
-	Addr []string     `yaml:"addr"` // empty: all addresses of the interface
+	Addr []string     `yaml:"addr"` // empty for all addresses of the interface
 	If   string       `yaml:"if"`
 	Link *fault.Shape `yaml:"link"` // initial shape of the link
 }
@@ -54,34 +54,35 @@ type Program struct {
 	Name   string            `yaml:"name"`
 	Run    []string          `yaml:"run"`
 	Env    map[string]string `yaml:"env"`
-	Start  *Moment           `yaml:"start"` // nil: immediately
+	Start  *Moment           `yaml:"start"` // nil starts the program immediately
 	Expect Outcome           `yaml:"expect"`
 }
 
 // Outcome is the expected outcome of a program.
 type Outcome struct {
-	Exit   *int     `yaml:"exit"`   // exit code; nil: 0, unless Killed is set
-	Killed string   `yaml:"killed"` // signal that kills it, such as SIGKILL
-	Within Duration `yaml:"within"` // time limit after its start; 0: the limit of the scenario
+	Exit   *int     `yaml:"exit"`   // exit code; nil means 0, unless Killed is set
+	Killed string   `yaml:"killed"` // signal that kills the program, such as SIGKILL
+	Within Duration `yaml:"within"` // time limit after the program's start; 0 means the limit of the scenario
 	Output []string `yaml:"output"` // regular expressions that lines must match, in this order
 	Never  []string `yaml:"never"`  // regular expressions that no line may match
 }
 
-// Moment is the time of an action or of the start of a program. It has exactly one condition. Wait adds a delay.
+// Moment is the time of an action or of the start of a program. Moment has exactly one condition. Wait adds a
+// delay.
 type Moment struct {
-	At      *Duration `yaml:"at"` // after the start of the programs
+	At      *Duration `yaml:"at"` // time after the start of the programs
 	Output  string    `yaml:"output"`
 	Of      string    `yaml:"of"`    // program that prints the line of Output
-	Exit    string    `yaml:"exit"`  // program that has ended
-	Started string    `yaml:"start"` // program that has started
+	Exit    string    `yaml:"exit"`  // the moment is the end of this program
+	Started string    `yaml:"start"` // the moment is the start of this program
 	Listens int       `yaml:"listens"`
-	Done    string    `yaml:"done"` // action that is done
+	Done    string    `yaml:"done"` // the moment is the end of this action
 	Counter string    `yaml:"counter"`
 	Reaches uint64    `yaml:"reaches"`
 	// WR is the number of a send work request of the action's device, counted from the start. The moment is just before
 	// its execution.
 	WR     uint64   `yaml:"wr"`
-	Packet uint64   `yaml:"packet"` // just before the device sends this packet
+	Packet uint64   `yaml:"packet"` // just before the device sends the packet with this number
 	Dev    string   `yaml:"dev"`    // device of Counter
 	Wait   Duration `yaml:"wait"`
 }
@@ -91,28 +92,28 @@ func (m *Moment) counted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) 
 
 // Action is an action of a scenario. Exactly one of its pointers or strings is set.
 type Action struct {
-	Name   string        `yaml:"name"` // unique; empty: a description of the action
-	When   *Moment       `yaml:"when"` // nil: before the programs start
+	Name   string        `yaml:"name"` // unique name; empty means a description of the action
+	When   *Moment       `yaml:"when"` // nil means before the programs start
 	Link   *Link         `yaml:"link"`
 	Reset  *Reset        `yaml:"reset"`
-	Unplug string        `yaml:"unplug"` // a device
+	Unplug string        `yaml:"unplug"` // name of a device
 	Plug   string        `yaml:"plug"`
 	Hang   string        `yaml:"hang"`
 	Remove string        `yaml:"remove"`
 	Add    *Device       `yaml:"add"`
 	Fault  *Fault        `yaml:"fault"`
 	Verb   *Verb         `yaml:"verb"`
-	Clear  string        `yaml:"clear"` // an action whose rule is deleted
+	Clear  string        `yaml:"clear"` // action whose rule is deleted
 	Event  *ctl.DevEvent `yaml:"event"`
 	Signal *Signal       `yaml:"signal"`
 
-	out bool // left out, see File.Without
+	out bool // omitted by File.Without
 }
 
 // Link is a change of a link.
 type Link struct {
 	Dev   string       `yaml:"dev"`
-	State string       `yaml:"state"` // up, down, flap
+	State string       `yaml:"state"` // up, down or flap
 	For   Duration     `yaml:"for"`   // duration of a flap
 	MTU   int          `yaml:"mtu"`
 	Shape *fault.Shape `yaml:"shape"`
@@ -121,7 +122,7 @@ type Link struct {
 // Reset is a reset of a device.
 type Reset struct {
 	Dev         string    `yaml:"dev"`
-	Unreachable *Duration `yaml:"unreachable"` // time without the device; 0: until plug
+	Unreachable *Duration `yaml:"unreachable"` // time without the device; 0 means until plug
 	NoFlush     bool      `yaml:"no_flush"`
 }
 
@@ -131,14 +132,14 @@ type Fault struct {
 	fault.Rule `yaml:",inline"`
 }
 
-// Verb is a rule that makes a verb fail, see ctl.VerbFault.
+// Verb is a rule that makes a verb fail, as described at ctl.VerbFault.
 type Verb struct {
 	Verb    string   `yaml:"verb"`
 	Errno   string   `yaml:"errno"`
 	Dev     string   `yaml:"dev"`
 	Process string   `yaml:"process"`
-	Nth     uint64   `yaml:"nth"`   // 0: from the first call
-	Times   uint64   `yaml:"times"` // 0: once if Nth is set, else always
+	Nth     uint64   `yaml:"nth"`   // 0 means from the first call
+	Times   uint64   `yaml:"times"` // 0 means once if Nth is set, and otherwise always
 	Delay   Duration `yaml:"delay"`
 }
 
@@ -152,17 +153,17 @@ type Signal struct {
 type Counter struct {
 	Dev     string  `yaml:"dev"`
 	Counter string  `yaml:"counter"`
-	Action  string  `yaml:"action"` // in place of Dev: seen or hit, of the rule of this action
+	Action  string  `yaml:"action"` // replaces Dev; the counter is seen or hit of this action's rule
 	Is      *uint64 `yaml:"is"`
 	Min     *uint64 `yaml:"min"`
 	Max     *uint64 `yaml:"max"`
 }
 
-// maxFile limits the size of a scenario file; it has room for about a thousand actions. The parse time grows with the
-// square of the size.
+// maxFile limits the size of a scenario file. The limit allows about a thousand actions. The parse time grows with
+// the square of the size.
 const maxFile = 64 << 10
 
-// Load reads a scenario file. The values in set replace those of its Set.
+// Load reads a scenario file. The values in set replace the values of the file's Set.
 func Load(path string, set map[string]string) (*File, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -180,31 +181,31 @@ func Load(path string, set map[string]string) (*File, error) {
 	return f, nil
 }
 
-// Parse parses a scenario. Its ${DIR} is the current folder. Syntax errors quote the line.
+// Parse parses a scenario. Parse's ${DIR} is the current folder. Syntax errors quote the line.
 func Parse(b []byte, set map[string]string) (*File, error) { return parseIn(".", b, set) }
 
 func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 	if len(b) > maxFile {
-		return nil, fmt.Errorf("it exceeds %d bytes", maxFile)
+		return nil, fmt.Errorf("the file exceeds %d bytes", maxFile)
 	}
 	f := &File{}
 	d := yaml.NewDecoder(bytes.NewReader(b), append(units(), yaml.Strict())...)
 	switch err := d.Decode(f); {
 	case err == io.EOF:
-		return nil, errors.New("there is no scenario in it")
+		return nil, errors.New("the file contains no scenario")
 	case err != nil:
 		return nil, errors.New(strings.TrimSpace(yaml.FormatError(err, false, true)))
 	}
 	var more any
 	if err := d.Decode(&more); err != io.EOF {
-		return nil, errors.New("there is a second document (---); a file has one scenario")
+		return nil, errors.New("the file contains a second document (---), but must contain one scenario")
 	}
 	for name, value := range f.Set {
 		f.Set[name] = strings.ReplaceAll(value, "${DIR}", dir)
 	}
 	for name, value := range set {
 		if _, ok := f.Set[name]; !ok {
-			return nil, fmt.Errorf("there is no %s to set (there are: %s)", name, list(slices.Sorted(maps.Keys(f.Set))))
+			return nil, fmt.Errorf("unknown value %s; the values are: %s", name, list(slices.Sorted(maps.Keys(f.Set))))
 		}
 		f.Set[name] = value
 	}
@@ -237,7 +238,7 @@ func (f *File) expand(dir string) error {
 				return dir
 			}
 			if !ok {
-				missing = fmt.Errorf("%s in %q: set has no %s (it has: %s)", v, s, name, list(slices.Sorted(maps.Keys(f.Set))))
+				missing = fmt.Errorf("%s in %q: set has no %s; it has: %s", v, s, name, list(slices.Sorted(maps.Keys(f.Set))))
 			}
 			return value
 		})
@@ -266,19 +267,19 @@ func (f *File) check() error {
 		f.Timeout = Duration(DefaultTimeout)
 	}
 	if len(f.Devices) == 0 {
-		return errors.New("devices: there is none; name one with an address of this machine: {name: rxe0, addr: [127.0.0.1]}")
+		return errors.New("devices: the list is empty; add one with an address of this machine: {name: rxe0, addr: [127.0.0.1]}")
 	}
 	if len(f.Programs) == 0 {
-		return errors.New("programs: there is none")
+		return errors.New("programs: the list is empty")
 	}
 	c := checker{f: f, devices: map[string]bool{}, programs: map[string]bool{}, actions: map[string]*Action{}}
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		if d.Name == "" {
-			return fmt.Errorf("devices: the %s has no name", nth(i))
+			return fmt.Errorf("devices: the %s device has no name", nth(i))
 		}
 		if c.devices[d.Name] {
-			return fmt.Errorf("devices: there are two of the name %s", d.Name)
+			return fmt.Errorf("devices: two devices have the name %s", d.Name)
 		}
 		c.devices[d.Name] = true
 	}
@@ -290,14 +291,14 @@ func (f *File) check() error {
 	for i := range f.Programs {
 		p := &f.Programs[i]
 		if p.Name == "" {
-			return fmt.Errorf("programs: the %s has no name", nth(i))
+			return fmt.Errorf("programs: the %s program has no name", nth(i))
 		}
 		if c.programs[p.Name] {
-			return fmt.Errorf("programs: there are two of the name %s", p.Name)
+			return fmt.Errorf("programs: two programs have the name %s", p.Name)
 		}
 		c.programs[p.Name] = true
 		if len(p.Run) == 0 || p.Run[0] == "" {
-			return fmt.Errorf("program %s: missing key \"run\": a list of the program and its arguments", p.Name)
+			return fmt.Errorf("program %s: missing key \"run\", which is a list of the program and its arguments", p.Name)
 		}
 	}
 	for i := range f.Actions {
@@ -310,7 +311,7 @@ func (f *File) check() error {
 			a.Name = what
 		}
 		if c.actions[a.Name] != nil {
-			return fmt.Errorf("actions: there are two of the name %q; name them", a.Name)
+			return fmt.Errorf("actions: two actions have the name %q; give them different names", a.Name)
 		}
 		c.actions[a.Name] = a
 	}
@@ -320,7 +321,7 @@ func (f *File) check() error {
 			return fmt.Errorf("program %s: %w", p.Name, err)
 		}
 		if p.Start.counted() {
-			return fmt.Errorf("program %s: start: a program cannot start at a counted moment; let it follow an action (done)",
+			return fmt.Errorf("program %s: start: a program cannot start at a counted moment; start it after an action (done)",
 				p.Name)
 		}
 	}
@@ -358,19 +359,19 @@ type checker struct {
 
 func (c *checker) device(name string) error {
 	if !c.devices[name] {
-		return fmt.Errorf("there is no device %q", name)
+		return fmt.Errorf("unknown device %q", name)
 	}
 	return nil
 }
 
 func (c *checker) program(name string) error {
 	if !c.programs[name] {
-		return fmt.Errorf("there is no program %q", name)
+		return fmt.Errorf("unknown program %q", name)
 	}
 	return nil
 }
 
-// moment checks the moment of an action or of a program, by its name. The other name is empty.
+// moment checks the moment of an action or of a program, given by its name. The name of the other kind is empty.
 func (c *checker) moment(m *Moment, action, program string) error {
 	if m == nil {
 		return nil
@@ -401,19 +402,20 @@ func (c *checker) moment(m *Moment, action, program string) error {
 	case m.Listens < 0 || m.Listens > 65535:
 		return fmt.Errorf("listens: %d is not a port", m.Listens)
 	case m.Done != "" && c.actions[m.Done] == nil:
-		return fmt.Errorf("done: there is no action %q", m.Done)
+		return fmt.Errorf("done: unknown action %q", m.Done)
 	case m.Done != "" && m.Done == action, m.Exit != "" && m.Exit == program, m.Started != "" && m.Started == program:
-		return errors.New("it waits for itself")
+		return errors.New("the action waits for itself")
 	case m.Counter != "" && m.Reaches == 0:
 		return errors.New(`counter: missing key "reaches"`)
 	case m.counted() && m.Wait != 0:
-		return errors.New("wait: a counted moment cannot be followed by a time")
+		return errors.New("wait: a delay cannot follow a counted moment")
 	}
 	return nil
 }
 
-// Without removes an action from the run, and with it the actions that follow it (done) or clear its rule. They are not
-// expected to be done. All other expectations remain, so a scenario that depends on the action fails.
+// Without removes an action from the run, together with the actions that follow it (done) or clear its rule. The
+// removed actions are not expected to be done. All other expectations remain, so a scenario that depends on the
+// action fails.
 func (f *File) Without(action string) error {
 	at := slices.IndexFunc(f.Actions, func(a Action) bool { return a.Name == action })
 	if at < 0 {
@@ -421,7 +423,7 @@ func (f *File) Without(action string) error {
 		for i := range f.Actions {
 			names = append(names, f.Actions[i].Name)
 		}
-		return fmt.Errorf("there is no action %q to leave out (there are: %s)", action, list(names))
+		return fmt.Errorf("unknown action %q; the actions are: %s", action, list(names))
 	}
 	f.Actions[at].out = true
 	for i := range f.Actions {
@@ -466,7 +468,7 @@ func (c *checker) cycles() error {
 		at, steps := from, 0
 		for n, ok := waits[at]; ok; n, ok = waits[at] {
 			if at = n; at == from || steps > len(waits) {
-				return fmt.Errorf("%s%s waits for itself, by way of others", from.action, from.program)
+				return fmt.Errorf("%s%s waits for itself through other actions or programs", from.action, from.program)
 			}
 			steps++
 		}
@@ -481,7 +483,7 @@ func expression(s string) error {
 
 func (c *checker) outcome(o *Outcome) error {
 	if o.Exit != nil && o.Killed != "" {
-		return errors.New("expect: a program that is killed has no exit code")
+		return errors.New("expect: a killed program has no exit code")
 	}
 	if o.Killed != "" && signalNumber(o.Killed) == 0 {
 		return fmt.Errorf("expect: killed: %q is not a signal", o.Killed)
@@ -582,18 +584,18 @@ func (c *checker) action(a *Action) error {
 		case a.Link != nil && (a.Link.State == "down" || a.Link.State == "flap") && a.Link.MTU == 0 && a.Link.Shape == nil:
 		case a.Reset != nil && m.Packet == 0:
 		case a.Fault != nil:
-			return errors.New("a rule counts packets itself: give it skip and limit, and no moment")
+			return errors.New("a rule itself counts packets: use skip and limit instead of a moment")
 		case a.Verb != nil:
-			return errors.New("a rule for a verb counts calls itself: give it nth and times, and no moment")
+			return errors.New("a rule for a verb itself counts calls: use nth and times instead of a moment")
 		default:
-			return errors.New("a device does only link (down, flap) and, at a wr, reset at a counted moment; " +
-				"let the action follow one of them (done), or a counter")
+			return errors.New("a counted moment is possible only for link (down, flap) and, with wr, for reset; " +
+				"make the action follow one of them (done), or a counter")
 		}
 	}
 	if a.When.counted() {
 		for i := range c.f.Actions {
 			if o := &c.f.Actions[i]; o != a && o.When.counted() && o.dev() == a.dev() && (o.Link != nil) == (a.Link != nil) {
-				return fmt.Errorf("%q has a counted moment of %s, too: a device waits for one link and one reset; let it follow the other (done)",
+				return fmt.Errorf("%q also has a counted moment of %s: a device waits for one link and one reset; make one follow the other (done)",
 					o.Name, a.dev())
 			}
 		}
@@ -605,14 +607,14 @@ func (c *checker) action(a *Action) error {
 			return fmt.Errorf("state %q is none of up, down and flap", l.State)
 		}
 		if l.State == "" && l.MTU == 0 && l.Shape == nil {
-			return errors.New("it changes nothing: give a state, an mtu or a shape")
+			return errors.New("the action changes nothing: give a state, an mtu or a shape")
 		}
 		if l.For != 0 && l.State != "flap" {
-			return errors.New("for is the duration of a flap; to end down, add an action up that follows it (done, wait)")
+			return errors.New("\"for\" is the duration of a flap; to end down, add an action up that follows down (done, wait)")
 		}
 	case a.Clear != "":
 		if o := c.actions[a.Clear]; o == nil || o.Fault == nil && o.Verb == nil {
-			return fmt.Errorf("there is no fault or verb of the name %q", a.Clear)
+			return fmt.Errorf("no fault or verb has the name %q", a.Clear)
 		}
 	case a.Verb != nil:
 		v := a.Verb
@@ -637,7 +639,7 @@ func (c *checker) counter(x *Counter) error {
 		return errors.New("give is, min or max")
 	case x.Action != "":
 		if a := c.actions[x.Action]; a == nil || a.Fault == nil && a.Verb == nil {
-			return fmt.Errorf("there is no fault or verb of the name %q", x.Action)
+			return fmt.Errorf("no fault or verb has the name %q", x.Action)
 		}
 		if x.Counter != "seen" && x.Counter != "hit" {
 			return fmt.Errorf("the counter of a rule is seen or hit, not %q", x.Counter)

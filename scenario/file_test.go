@@ -41,13 +41,13 @@ actions:
 expect: [{dev: rxe0, counter: sent_pkts, min: 1}, {action: create_cq ENOMEM, counter: hit, is: 1}]
 `, map[string]string{"ARG": "second"})
 	if f.Seed != 1 || time.Duration(f.Timeout) != DefaultTimeout {
-		t.Errorf("defaults: seed %d, timeout %v", f.Seed, time.Duration(f.Timeout))
+		t.Errorf("defaults: got seed %d and timeout %v, want 1 and DefaultTimeout", f.Seed, time.Duration(f.Timeout))
 	}
 	if got := f.Programs[0].Run[1]; got != "second" {
 		t.Errorf("run: got %q, want the value that was set", got)
 	}
 	if m := f.Programs[1].Start; m.Listens != 18515 || time.Duration(m.Wait) != 10*time.Millisecond {
-		t.Errorf("start: got %v", m)
+		t.Errorf("start: got %v, want port 18515 and a wait of 10 ms", m)
 	}
 	var names []string
 	for _, a := range f.Actions {
@@ -58,7 +58,7 @@ expect: [{dev: rxe0, counter: sent_pkts, min: 1}, {action: create_cq ENOMEM, cou
 	}
 	s := f.Actions[1].Link.Shape
 	if s.Rate != 1_500_000_000 || s.QueueBytes != 256<<10 || s.Loss != 0.01 || s.Delay != 20*time.Microsecond {
-		t.Errorf("shape: got %+v", s)
+		t.Errorf("shape: got %+v, want the values of the file", s)
 	}
 }
 
@@ -67,46 +67,46 @@ func TestParseErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"not YAML", "name: [", "[1:"},
 		{"an unknown field", small + "device: []", `unknown field "device"`},
-		{"no device", "name: x\nprograms: [{name: a, run: [a]}]", "devices: there is none"},
-		{"no program", "name: x\ndevices: [{name: rxe0}]", "programs: there is none"},
-		{"two devices", "name: x\ndevices: [{name: a}, {name: a}]\nprograms: [{name: a, run: [a]}]", "two of the name a"},
+		{"no device", "name: x\nprograms: [{name: a, run: [a]}]", "devices: the list is empty"},
+		{"no program", "name: x\ndevices: [{name: rxe0}]", "programs: the list is empty"},
+		{"two devices", "name: x\ndevices: [{name: a}, {name: a}]\nprograms: [{name: a, run: [a]}]", "two devices have the name a"},
 		{"two programs", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: [a]}, {name: a, run: [a]}]",
-			"two of the name a"},
+			"two programs have the name a"},
 		{"no command", "name: x\ndevices: [{name: a}]\nprograms: [{name: a}]", `missing key "run"`},
-		{"a value that is not set", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: ['${B}']}]", "set has no B"},
+		{"an unset value", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: ['${B}']}]", "set has no B"},
 		{"no action", small + "actions: [{name: a}]", "this has none"},
 		{"two actions in one", small + "actions: [{unplug: rxe0, plug: rxe0}]", "this has unplug rxe0, plug rxe0"},
-		{"actions of one name", small + "actions: [{unplug: rxe0}, {unplug: rxe0}]", `two of the name "unplug rxe0"`},
-		{"an unknown device", small + "actions: [{unplug: rxe1}]", `no device "rxe1"`},
+		{"equal names", small + "actions: [{unplug: rxe0}, {unplug: rxe0}]", `two actions have the name "unplug rxe0"`},
+		{"an unknown device", small + "actions: [{unplug: rxe1}]", `unknown device "rxe1"`},
 		{"no value of a counter", small + "actions: [{unplug: rxe0, when: {counter: sent_pkts, dev: rxe0}}]",
 			`counter: missing key "reaches"`},
 		{"two moments", small + "actions: [{unplug: rxe0, when: {at: 1s, exit: client}}]", "this has at, exit"},
 		{"no moment", small + "actions: [{unplug: rxe0, when: {wait: 1s}}]", "this has none"},
-		{"an unknown program", small + "actions: [{unplug: rxe0, when: {exit: a}}]", `no program "a"`},
-		{"an unknown action", small + "actions: [{unplug: rxe0, when: {done: a}}]", `no action "a"`},
-		{"output of nobody", small + "actions: [{unplug: rxe0, when: {output: x}}]", `no program ""`},
+		{"an unknown program", small + "actions: [{unplug: rxe0, when: {exit: a}}]", `unknown program "a"`},
+		{"an unknown action", small + "actions: [{unplug: rxe0, when: {done: a}}]", `unknown action "a"`},
+		{"output of no program", small + "actions: [{unplug: rxe0, when: {output: x}}]", `unknown program ""`},
 		{"a wrong expression", small + "actions: [{unplug: rxe0, when: {output: '(', of: client}}]", "missing closing"},
-		{"itself", small + "actions: [{name: a, unplug: rxe0, when: {done: a}}]", "waits for itself"},
+		{"an action that follows itself", small + "actions: [{name: a, unplug: rxe0, when: {done: a}}]", "waits for itself"},
 		{"a circle", small + "actions: [{name: a, unplug: rxe0, when: {done: b}}, {name: b, plug: rxe0, when: {done: a}}]",
 			"waits for itself"},
-		{"what cannot be counted", small + "actions: [{unplug: rxe0, when: {wr: 5}}]", "counted moment"},
+		{"a counted unplug", small + "actions: [{unplug: rxe0, when: {wr: 5}}]", "counted moment"},
 		{"up at a work request", small + "actions: [{link: {dev: rxe0, state: up}, when: {wr: 5}}]", "counted moment"},
 		{"two work requests of a device", small +
 			"actions: [{link: {dev: rxe0, state: flap}, when: {wr: 5}}, {link: {dev: rxe0, state: down}, when: {packet: 9}}]",
-			"counted moment of rxe0, too"},
+			"also has a counted moment of rxe0"},
 		{"a reset at a packet", small + "actions: [{reset: {dev: rxe0}, when: {packet: 5}}]", "counted moment"},
 		{"a rule at a work request", small + "actions: [{fault: {dev: rxe0, drop: 1%}, when: {wr: 5}}]", "skip and limit"},
 		{"a verb at a work request", small + "actions: [{verb: {verb: reg_mr, errno: EIO}, when: {wr: 5}}]", "nth and times"},
-		{"a later work request", small + "actions: [{reset: {dev: rxe0}, when: {wr: 5, wait: 1s}}]", "followed by a time"},
+		{"a later work request", small + "actions: [{reset: {dev: rxe0}, when: {wr: 5, wait: 1s}}]", "a delay cannot follow"},
 		{"a program at a work request", strings.Replace(small, "listens: 18515, wait: 10ms", "wr: 5", 1),
 			"cannot start at a counted moment"},
 		{"no errno", small + "actions: [{verb: {verb: reg_mr}}]", "give a verb"},
 		{"a wrong errno", small + "actions: [{verb: {verb: reg_mr, errno: ENOPE}}]", "not the name of an error"},
 		{"a wrong signal", small + "actions: [{when: {at: 1s}, signal: {program: client, signal: KILL}}]", "not a signal"},
 		{"a wrong state", small + "actions: [{link: {dev: rxe0, state: off}}]", "none of up, down and flap"},
-		{"down for a time", small + "actions: [{link: {dev: rxe0, state: down, for: 1s}}]", "for is the duration of a flap"},
+		{"down for a time", small + "actions: [{link: {dev: rxe0, state: down, for: 1s}}]", "is the duration of a flap"},
 		{"no change", small + "actions: [{link: {dev: rxe0}}]", "changes nothing"},
-		{"a rule that is none", small + "actions: [{unplug: rxe0}, {clear: unplug rxe0}]", "no fault or verb"},
+		{"a clear of another action", small + "actions: [{unplug: rxe0}, {clear: unplug rxe0}]", "no fault or verb"},
 		{"a wrong duration", small + "timeout: 5", "not a duration"},
 		{"a wrong share", small + "actions: [{fault: {dev: rxe0, drop: 101%}}]", "not a share"},
 		{"a wrong peer", small + "actions: [{fault: {dev: rxe0, drop: 1%, peer: 10.0.0}}]", "ParseAddr"},
@@ -125,16 +125,16 @@ func TestParseErrors(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Parse([]byte(c.text), nil)
 			if err == nil && c.want != "" {
-				t.Fatalf("no error, want %q", c.want)
+				t.Fatalf("Parse: got success, want %q", c.want)
 			}
 			if err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %q, want %q", err, c.want)
+				t.Errorf("Parse: got %q, want %q", err, c.want)
 			}
 		})
 	}
 	if _, err := Parse([]byte(small), map[string]string{"NOPE": ""}); err == nil ||
-		!strings.Contains(err.Error(), "there are: ARG") {
-		t.Errorf("a value that the file has not: got %v", err)
+		!strings.Contains(err.Error(), "the values are: ARG") {
+		t.Errorf("Parse with an unknown value: got %v, want an error", err)
 	}
 }
 
@@ -142,22 +142,22 @@ func TestParseErrors(t *testing.T) {
 func TestLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.yaml")
 	if _, err := Load(path, nil); err == nil {
-		t.Error("a file that is not there: no error")
+		t.Error("Load of a missing file: got success, want an error")
 	}
 	if err := os.WriteFile(path, []byte("name: ["), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Load(path, nil); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("got %v, want the path in it", err)
+		t.Errorf("Load: got %v, want the path in the error", err)
 	}
 	if err := os.Truncate(path, 1<<40); err != nil {
 		t.Skip(err)
 	}
 	if _, err := Load(path, nil); err == nil || !strings.Contains(err.Error(), "exceed") {
-		t.Errorf("a huge file: got %v", err)
+		t.Errorf("Load of a huge file: got %v, want an error about its size", err)
 	}
 	if _, err := Load("/dev/zero", nil); err == nil || !strings.Contains(err.Error(), "exceed") {
-		t.Errorf("a device without an end: got %v", err)
+		t.Errorf("Load of a device without an end: got %v, want an error about its size", err)
 	}
 }
 
@@ -190,17 +190,17 @@ func TestFolder(t *testing.T) {
 	}
 	if got, want := strings.Join(f.Programs[1].Run, " "), dir+"/client "+dir+"/first"; got != want ||
 		f.Programs[1].Env["A"] != dir {
-		t.Errorf("run: got %s, want %s; env %v", got, want, f.Programs[1].Env)
+		t.Errorf("run: got %s, want %s; env: %v", got, want, f.Programs[1].Env)
 	}
 	if f, err = Load(path, map[string]string{"ARG": "second"}); err != nil || f.Programs[0].Run[1] != "second" {
-		t.Errorf("replaced: got %v (%v)", f.Programs[0].Run, err)
+		t.Errorf("run with a replaced value: got %v and error %v, want second", f.Programs[0].Run, err)
 	}
 	if f = parse(t, text, nil); f.Programs[1].Run[0] != "./client" {
-		t.Errorf("without a file: got %v", f.Programs[1].Run)
+		t.Errorf("run without a file: got %v, want ./client", f.Programs[1].Run)
 	}
 }
 
-// FuzzParse checks that each input gives a scenario or an error in a short time.
+// FuzzParse checks that Parse returns a scenario or an error in a short time for each input.
 func FuzzParse(f *testing.F) {
 	f.Add(small)
 	f.Add(small + "actions: [{when: {wr: 5}, reset: {dev: rxe0, unreachable: 1s}}]")
@@ -212,7 +212,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if s, err := Parse([]byte(text), nil); (s == nil) == (err == nil) {
-			t.Error("neither a scenario nor an error, or both")
+			t.Error("Parse: got neither a scenario nor an error, or both, want one")
 		}
 	})
 }

@@ -20,12 +20,12 @@ type Result struct {
 	Began    time.Time                    `json:"began"`
 	Took     time.Duration                `json:"took_ns"`
 	Passed   bool                         `json:"passed"`
-	Error    string                       `json:"error,omitempty"` // the reason why the run has failed
+	Error    string                       `json:"error,omitempty"` // the reason for which the run has failed
 	TimedOut bool                         `json:"timed_out,omitempty"`
 	Checks   []Check                      `json:"checks"`
 	Programs []ProgramResult              `json:"programs"`
 	Actions  []ActionResult               `json:"actions"`
-	Counters map[string]map[string]uint64 `json:"counters"` // final values of each device
+	Counters map[string]map[string]uint64 `json:"counters"` // final values of each device's counters
 	Events   []DeviceEvent                `json:"events,omitempty"`
 	Left     []string                     `json:"left,omitempty"` // device files still open after all programs have ended
 	Samples  []Sample                     `json:"samples"`
@@ -33,21 +33,21 @@ type Result struct {
 
 // Check is a checked expectation.
 type Check struct {
-	Subject string `json:"subject"` // a program, an action or a device
+	Subject string `json:"subject"` // name of a program, an action or a device
 	What    string `json:"what"`
 	Passed  bool   `json:"passed"`
-	Why     string `json:"why,omitempty"` // the reason of a failure
+	Why     string `json:"why,omitempty"` // reason of a failure
 }
 
-// ProgramResult is the result of a program. Its times count from the start of the programs.
+// ProgramResult is the result of a program. ProgramResult's times count from the start of the programs.
 type ProgramResult struct {
 	Name    string        `json:"name"`
 	Started bool          `json:"started"`
 	Start   time.Duration `json:"start_ns"`
 	End     time.Duration `json:"end_ns"`
-	Exit    *Exit         `json:"exit,omitempty"`   // nil: it has not ended
+	Exit    *Exit         `json:"exit,omitempty"`   // nil if the program has not ended
 	Killed  bool          `json:"killed,omitempty"` // killed at the time limit
-	Error   string        `json:"error,omitempty"`  // the reason why it could not be started
+	Error   string        `json:"error,omitempty"`  // reason for which the program could not be started
 	Lines   []Line        `json:"lines"`
 	More    int           `json:"more,omitempty"` // number of lines that were not kept
 }
@@ -63,10 +63,10 @@ type ActionResult struct {
 	Name   string        `json:"name"`
 	What   string        `json:"what"`
 	Moment string        `json:"moment"`
-	Out    bool          `json:"left_out,omitempty"` // see File.Without
+	Out    bool          `json:"left_out,omitempty"` // omitted by File.Without
 	Began  bool          `json:"began"`
 	Done   bool          `json:"done"`
-	At     time.Duration `json:"at_ns"` // start time; of a counted moment it is accurate to lookEvery
+	At     time.Duration `json:"at_ns"` // start time; at a counted moment, accurate to lookEvery
 	End    time.Duration `json:"end_ns"`
 	Error  string        `json:"error,omitempty"`
 	Rule   *Rule         `json:"rule,omitempty"`
@@ -76,8 +76,8 @@ type ActionResult struct {
 type Rule struct {
 	Seen uint64 `json:"seen"`
 	Hit  uint64 `json:"hit"`
-	// HitAt holds the numbers of the first packets or calls that the rule has hit. It counts the packets or calls that
-	// the rule has seen, from 1.
+	// HitAt holds the numbers of the first packets or calls that the rule has hit. HitAt counts the packets or
+	// calls that the rule has seen, from 1.
 	HitAt []uint64 `json:"hit_at,omitempty"`
 }
 
@@ -96,8 +96,8 @@ type DeviceSample struct {
 	Drops   uint64 `json:"drops"`
 }
 
-// DeviceEvent is an asynchronous event of a device, its port or its queues, or several events of a type. At is accurate
-// to sampleEvery.
+// DeviceEvent is an asynchronous event of a device, its port or its queues. It may represent several events of one
+// type. At is accurate to sampleEvery.
 type DeviceEvent struct {
 	At    time.Duration `json:"at_ns"`
 	Dev   string        `json:"dev"`
@@ -211,13 +211,13 @@ func (r *Result) finish(f *File, took time.Duration, err error) {
 		case a.Error != "":
 			add(a.Name, "is done", false, "%s", a.Error)
 		default:
-			add(a.Name, "is done", a.Done, "its moment has not come: %s", a.Moment)
+			add(a.Name, "is done", a.Done, "its moment was not reached: %s", a.Moment)
 		}
 	}
 	for i := range f.Expect {
 		r.counter(&f.Expect[i], add)
 	}
-	add("service", "nothing is left", len(r.Left) == 0, "open when all programs have ended: %s",
+	add("service", "nothing is left", len(r.Left) == 0, "open after all programs have ended: %s",
 		strings.Join(r.Left, "; "))
 	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c Check) bool { return !c.Passed })
 }
@@ -231,7 +231,7 @@ func (r *Result) program(p *Program, res *ProgramResult, add adder) {
 		add(p.Name, "starts", false, "%s", res.Error)
 		return
 	case !res.Started:
-		add(p.Name, "starts", false, "its moment has not come: %s", p.Start)
+		add(p.Name, "starts", false, "its moment was not reached: %s", p.Start)
 		return
 	}
 	want := Exit{}
@@ -241,7 +241,7 @@ func (r *Result) program(p *Program, res *ProgramResult, add adder) {
 	want.Signal = signalNumber(e.Killed)
 	switch {
 	case res.Exit == nil || res.Killed:
-		add(p.Name, want.String(), false, "it has not ended by itself within %v%s",
+		add(p.Name, want.String(), false, "the program did not end by itself within %v%s",
 			time.Duration(r.limit(res)).Round(time.Millisecond), res.tail())
 	default:
 		add(p.Name, want.String(), *res.Exit == want, "%s%s", *res.Exit, res.tail())
@@ -255,7 +255,7 @@ func (r *Result) program(p *Program, res *ProgramResult, add adder) {
 	for _, s := range e.Output {
 		re := regexp.MustCompile(s)
 		at := slices.IndexFunc(res.Lines[min(next, len(res.Lines)):], func(l Line) bool { return re.MatchString(l.Text) })
-		add(p.Name, "prints /"+s+"/", at >= 0, "it does not%s%s", r.after(e, s, next), res.tail())
+		add(p.Name, "prints /"+s+"/", at >= 0, "no such line%s%s", r.after(e, s, next), res.tail())
 		if at >= 0 {
 			next += at + 1
 		}
@@ -292,7 +292,7 @@ func (p *ProgramResult) tail() string {
 			return fmt.Sprintf("; its last line: %s", s)
 		}
 	}
-	return "; it has printed nothing"
+	return "; the program has printed nothing"
 }
 
 func (r *Result) counter(c *Counter, add adder) {
@@ -311,7 +311,7 @@ func (r *Result) counter(c *Counter, add adder) {
 		m := r.Counters[c.Dev]
 		var ok bool
 		if got, ok = m[c.Counter]; !ok {
-			add(subject, what, false, "there is no such counter (there are: %s)", list(slices.Sorted(maps.Keys(m))))
+			add(subject, what, false, "unknown counter; the counters are: %s", list(slices.Sorted(maps.Keys(m))))
 			return
 		}
 	}
@@ -319,10 +319,10 @@ func (r *Result) counter(c *Counter, add adder) {
 		add(subject, fmt.Sprintf("%s is %d", what, *c.Is), got == *c.Is, "it is %d", got)
 	}
 	if c.Min != nil {
-		add(subject, fmt.Sprintf("%s is at least %d", what, *c.Min), got >= *c.Min, "it is %d", got)
+		add(subject, fmt.Sprintf("%s is at least %d", what, *c.Min), got >= *c.Min, "the value is %d", got)
 	}
 	if c.Max != nil {
-		add(subject, fmt.Sprintf("%s is at most %d", what, *c.Max), got <= *c.Max, "it is %d", got)
+		add(subject, fmt.Sprintf("%s is at most %d", what, *c.Max), got <= *c.Max, "the value is %d", got)
 	}
 }
 
@@ -386,7 +386,8 @@ type junitFailure struct {
 	Message string `xml:"message,attr"`
 }
 
-// JUnit writes results in the JUnit format of CI systems. Each scenario is a suite, each expectation a test case.
+// JUnit writes results in the JUnit format of CI systems. Each scenario is a suite, and each expectation is a test
+// case.
 func JUnit(w io.Writer, results []*Result) error {
 	seconds := func(d time.Duration) string { return fmt.Sprintf("%.3f", d.Seconds()) }
 	var all junitSuites
@@ -459,8 +460,8 @@ func (r *Result) Log() string {
 	return b.String()
 }
 
-// Compare compares the run with another run of the same scenario. same holds differences that the seed excludes; there
-// should be none. free holds differences in times, counters and output, which are permitted.
+// Compare compares the run with another run of the same scenario. same contains differences that the seed excludes,
+// so it should be empty. free contains differences in times, counters and output, which are permitted.
 func (r *Result) Compare(o *Result) (same, free []string) {
 	if r.Name != o.Name || r.Seed != o.Seed {
 		return []string{fmt.Sprintf("not the same scenario: %s, seed %d, and %s, seed %d", r.Name, r.Seed, o.Name, o.Seed)},
@@ -470,7 +471,7 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 		a := &r.Actions[i]
 		at := slices.IndexFunc(o.Actions, func(b ActionResult) bool { return b.Name == a.Name })
 		if at < 0 {
-			same = append(same, fmt.Sprintf("action %q is in one alone", a.Name))
+			same = append(same, fmt.Sprintf("action %q is in only one run", a.Name))
 			continue
 		}
 		b := &o.Actions[at]
@@ -487,7 +488,7 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 				same = append(same, fmt.Sprintf("action %q: of %d seen, %d were hit, and %d", a.Name, a.Rule.Seen, a.Rule.Hit,
 					b.Rule.Hit))
 			} else if n, m, ok := a.Rule.sameHits(b.Rule); !ok {
-				same = append(same, fmt.Sprintf("action %q: it has hit %s, and %s", a.Name, n, m))
+				same = append(same, fmt.Sprintf("action %q: its rule has hit %s, and %s", a.Name, n, m))
 			}
 		}
 		free = differs(free, fmt.Sprintf("action %q", a.Name), a.At, b.At)
@@ -515,11 +516,11 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 	return same, free
 }
 
-// sameHits reports whether two rules have hit the same packets or calls, as far as both have seen them and HitAt shows.
-// If not, mine and others describe the first difference.
+// sameHits reports whether two rules have hit the same packets or calls, as far as both have seen them and HitAt
+// lists them. If not, mine and others describe the first difference.
 func (r *Rule) sameHits(o *Rule) (mine, others string, ok bool) {
 	both := min(r.Seen, o.Seen)
-	at := func(r *Rule, i int) (uint64, bool) { // the i-th hit among those seen by both, 0: none; false if unknown
+	at := func(r *Rule, i int) (uint64, bool) { // the i-th hit seen by both rules, or 0; false if unknown
 		if i < len(r.HitAt) {
 			if r.HitAt[i] > both {
 				return 0, true

@@ -17,13 +17,13 @@ import (
 	"verbena/internal/fault"
 )
 
-// Lab is the service that a scenario runs on. It has the devices and the seed of the scenario and no others. Do may be
-// called concurrently, and may sleep.
+// Lab is the service that a scenario runs on. Lab has the devices and the seed of the scenario and no others. Do
+// may be called concurrently, and may sleep.
 type Lab interface {
 	Do(r *ctl.Request) (*ctl.Response, error)
 }
 
-// Starter starts programs on the Lab. It calls line with each line of output until Wait has returned.
+// Starter starts programs on the Lab. Starter calls line with each line of output until Wait has returned.
 type Starter interface {
 	Start(p *Program, line func(text string)) (Process, error)
 }
@@ -32,7 +32,7 @@ type Starter interface {
 type Process interface {
 	// Wait returns when the program has ended and all of its output was read. It may sleep.
 	Wait() Exit
-	// Signal sends the program a signal. It may sleep until the program has been started.
+	// Signal sends a signal to the program. Signal may sleep until the program has been started.
 	Signal(syscall.Signal) error
 	// Kill kills the program and its children.
 	Kill()
@@ -41,7 +41,7 @@ type Process interface {
 // Exit is the exit status of a program.
 type Exit struct {
 	Code   int            `json:"code"`
-	Signal syscall.Signal `json:"signal,omitempty"` // the signal that has killed it; 0: it has exited
+	Signal syscall.Signal `json:"signal,omitempty"` // signal that has killed the program; 0 if it has exited
 }
 
 // String describes the exit status.
@@ -67,25 +67,26 @@ const (
 	lookEvery = 5 * time.Millisecond
 	// sampleEvery is the interval of the device samples for the timeline.
 	sampleEvery = 20 * time.Millisecond
-	// maxSamples limits the samples. At the limit every second sample is dropped, and the interval doubles.
+	// maxSamples limits the samples. At the limit every second sample is removed, and the interval doubles.
 	maxSamples = 2000
-	// maxLines limits the lines kept of each program. Later lines are kept only if they match an expectation.
+	// maxLines limits the number of lines kept of each program. Later lines are kept only if they match an
+	// expectation.
 	maxLines = 2000
 	// maxLine limits the length of a line, in bytes.
 	maxLine = 1000
 	// killGrace limits the wait for killed programs.
 	killGrace = 5 * time.Second
-	// leftGrace is the time in which the service may still list device files of ended programs. It detects their end
-	// asynchronously.
+	// leftGrace is the time in which the service may still list device files of ended programs. leftGrace detects
+	// their end asynchronously.
 	leftGrace = 5 * time.Second
 )
 
 // runEvent is an event for the loop of a run.
 type runEvent struct {
-	program int // for line and exit
+	program int // index of the program, for line and exit
 	line    *string
 	exit    *Exit
-	action  int // for done
+	action  int // index of the action, for done
 	done    bool
 	err     error
 	id      int
@@ -105,8 +106,8 @@ type run struct {
 	busy     int // number of actions in progress
 	thin     int // a sample is taken every thin ticks
 	ticks    int
-	counters map[string]map[string]uint64 // from the last read
-	stale    bool                         // to be read again in this round
+	counters map[string]map[string]uint64 // values from the last read
+	stale    bool                         // counters must be read again in this round
 }
 
 type programRun struct {
@@ -114,7 +115,8 @@ type programRun struct {
 	due    time.Time
 	proc   Process
 	killed bool
-	// The expressions of Outcome.Output, in order, and those of Outcome.Never without a match so far.
+	// These fields hold the expressions of Outcome.Output, in order, and the expressions of Outcome.Never without a
+	// match so far.
 	output, never []*regexp.Regexp
 }
 
@@ -142,7 +144,7 @@ func expressions(list []string) (all []*regexp.Regexp) {
 type actionRun struct {
 	state progress
 	due   time.Time
-	armed bool // the device waits for the moment
+	armed bool // the device is waiting for the moment
 	id    int  // ID of the rule
 	live  bool // the rule exists
 }
@@ -159,8 +161,8 @@ const (
 	over
 )
 
-// Run runs a scenario. An error means that the run could not be completed; the Result then holds the events until the
-// error. Run may sleep for the time limit of the file and a few seconds more.
+// Run runs a scenario. An error means that the run could not be completed. The Result then holds the events until
+// the error. Run may sleep for the time limit of the file and a few seconds more.
 func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
 	x := &run{Runner: r, f: f, news: make(chan runEvent), began: time.Now(), thin: int(sampleEvery / lookEvery),
 		programs: make([]programRun, len(f.Programs)), actions: make([]actionRun, len(f.Actions)),
@@ -201,8 +203,8 @@ func (x *run) all(ctx context.Context) error {
 			}
 		case <-limit.C: // an action such as a flap, which is done only at its end
 			x.res.TimedOut = true
-			x.res.Actions[i].Error = fmt.Sprintf("it takes longer than %v", time.Duration(x.f.Timeout))
-			go func() { <-x.news }() // it may be sent much later
+			x.res.Actions[i].Error = fmt.Sprintf("the action takes longer than %v", time.Duration(x.f.Timeout))
+			go func() { <-x.news }() // the message may be sent much later
 			return nil
 		case <-ctx.Done():
 			go func() { <-x.news }()
@@ -216,7 +218,7 @@ func (x *run) all(ctx context.Context) error {
 	return x.loop(ctx)
 }
 
-// loop runs until all programs have ended, and all actions are done whose moments can still come.
+// loop runs until all programs have ended, and all actions are done whose moments can still occur.
 func (x *run) loop(ctx context.Context) error {
 	limit := time.NewTimer(time.Duration(x.f.Timeout))
 	defer limit.Stop()
@@ -260,7 +262,7 @@ func (x *run) finished() bool {
 	return true
 }
 
-// mayCome reports whether a moment can come while no program runs.
+// mayCome reports whether a moment can occur while no program runs.
 func (x *run) mayCome(m *Moment) bool { return m != nil && m.At != nil }
 
 // end kills the remaining programs and records the final state.
@@ -282,7 +284,7 @@ wait:
 		}
 	}
 	if x.running > 0 || x.busy > 0 {
-		go func() { // keep reading, so that late senders do not block
+		go func() { // keeps reading, so that late senders do not block
 			for range x.news {
 			}
 		}()
@@ -350,7 +352,7 @@ func (x *run) mark(m Mark) {
 	}
 }
 
-// seen marks the programs and actions as due whose moment satisfies is.
+// seen marks the programs and actions as due if is returns true for their moment.
 func (x *run) seen(is func(*Moment) bool) {
 	now := time.Now()
 	x.each(func(m *Moment, state *progress, due *time.Time) {
@@ -433,17 +435,17 @@ func (x *run) forget(i int) {
 		}
 		if !looked {
 			looked = true
-			x.armed() // the moment may just have come
+			x.armed() // the moment may have occurred just now
 		}
 		if x.waits(j) {
-			x.res.Actions[j].Error = fmt.Sprintf("its moment had not come when %q was done, which has the device forget it",
+			x.res.Actions[j].Error = fmt.Sprintf("its moment was not reached before %q, which cancelled it",
 				x.res.Actions[i].Name)
 			x.over(j, time.Since(x.began))
 		}
 	}
 }
 
-// waits reports whether the device still waits for the counted moment of action i.
+// waits reports whether the device is still waiting for the counted moment of action i.
 func (x *run) waits(i int) bool { return x.actions[i].state == underWay && x.actions[i].armed }
 
 // begin performs an action, or arms the device to perform it at its counted moment.
@@ -487,7 +489,7 @@ func (x *run) process(name string) (Process, error) {
 			return x.programs[i].proc, nil
 		}
 	}
-	return nil, fmt.Errorf("%s does not run", name)
+	return nil, fmt.Errorf("%s is not running", name)
 }
 
 // requests returns the requests to the service for an action.
@@ -543,16 +545,16 @@ func (x *run) requests(a *Action) ([]*ctl.Request, error) {
 			}
 		}
 		if id == 0 {
-			return nil, fmt.Errorf("%s has made no rule", a.Clear)
+			return nil, fmt.Errorf("%s has no rule", a.Clear)
 		}
 		return []*ctl.Request{{Op: ctl.OpFaultClear, ID: id}}, nil
 	case a.Event != nil:
 		return []*ctl.Request{{Op: ctl.OpDevEvent, Event: a.Event}}, nil
 	}
-	return nil, errors.New("it does nothing")
+	return nil, errors.New("the action does nothing")
 }
 
-// shape returns the shape with the seed of the scenario, if it uses random numbers.
+// shape returns the shape with the seed of the scenario, if the shape uses random numbers.
 func (x *run) shape(s *fault.Shape) *fault.Shape {
 	if s == nil {
 		return nil
@@ -573,7 +575,7 @@ func (x *run) look() {
 	x.armed()
 }
 
-// armed finds the counted moments that have come since the last call.
+// armed finds the counted moments that have occurred since the last call.
 func (x *run) armed() {
 	links, devs := "", ""
 	for i := range x.actions {
@@ -646,7 +648,7 @@ func (x *run) readCounters() {
 // events records the asynchronous events of a device between two reads of its counters.
 func (x *run) events(dev string, before, now map[string]uint64) {
 	if before == nil {
-		return // ignore events from before the start of the programs
+		return // ignores events from before the start of the programs
 	}
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		event, ok := strings.CutPrefix(name, "event_")

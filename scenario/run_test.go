@@ -20,15 +20,15 @@ import (
 	"verbena/internal/testutil"
 )
 
-// world is a simulated service and its programs, on virtual time.
+// world is a simulated service with its programs, on virtual time.
 type world struct {
 	mu       sync.Mutex
 	began    time.Time
 	did      []string // actions with their times
 	counters map[string]uint64
-	armed    bool // a link waits for a counted moment
+	armed    bool // a link is waiting for a counted moment
 	left     []ctl.ContextInfo
-	// time at which they close; zero: never
+	// The device files close at this time; the zero time means never.
 	leftUntil time.Time
 	fails     string // operation that fails
 	listens   bool
@@ -43,7 +43,7 @@ func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
 		w.did = append(w.did, fmt.Sprintf("%v ", time.Since(w.began))+fmt.Sprintf(s, a...))
 	}
 	if w.fails == string(r.Op) {
-		return nil, errors.New("the service says no")
+		return nil, errors.New("the service refuses")
 	}
 	a := &ctl.Response{}
 	switch r.Op {
@@ -151,7 +151,7 @@ func (w *world) run(t *testing.T, text string) *Result {
 	r := Runner{Lab: w, Starter: w, Listens: func(int) bool { w.mu.Lock(); defer w.mu.Unlock(); return w.listens }}
 	res, err := r.Run(t.Context(), f)
 	if err != nil && res.Error == "" {
-		t.Error("the result does not have the error")
+		t.Error("error of the result: got none, want the error of Run")
 	}
 	return res
 }
@@ -224,13 +224,13 @@ actions:
 expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, is: 3}]
 `)
 		if !r.Passed {
-			t.Errorf("failed: %s", failures(r))
+			t.Errorf("failures: got %s, want none", failures(r))
 		}
 		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug",
 			"2.3s dev plug", "2.35s dev event",
 			"2.4s link up wr 0", "3.35s dev hang"}
 		if len(w.did) != len(want) {
-			t.Fatalf("got %q, want %q", w.did, want)
+			t.Fatalf("actions: got %q, want %q", w.did, want)
 		}
 		slices.SortStableFunc(w.did, func(a, b string) int { return at(a) - at(b) })
 		for i := range want {
@@ -242,11 +242,11 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 		}
 		if got := r.Actions[0].Rule; got == nil || got.Seen != 100 || got.Hit != 3 ||
 			!slices.Equal(got.HitAt, []uint64{5, 70, 90}) {
-			t.Errorf("the rule has done %v, want hit 3 of 100", got)
+			t.Errorf("rule: got %v, want 3 hits of 100", got)
 		}
 		if e := r.Events; len(e) != 1 || e[0].Dev != "rxe0" || e[0].String() != "port_err, 2 times" ||
 			e[0].At.Round(100*time.Millisecond) != 2300*time.Millisecond {
-			t.Errorf("events %+v, want port_err twice at 2.3 s", e)
+			t.Errorf("events: got %+v, want port_err twice at 2.3 s", e)
 		}
 	})
 }
@@ -258,11 +258,11 @@ func at(s string) int {
 	return int(d.Milliseconds())
 }
 
-// TestRunFails checks that each unexpected result is reported, and no other.
+// TestRunFails checks that each unexpected result is reported, and that no other result is.
 func TestRunFails(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"exit code", "programs: [{name: a, run: [client]}]", "a: exit code 0"},
-		{"exit code of one that is killed",
+		{"exit code of a killed program",
 			"programs: [{name: a, run: [forever]}]\nactions: [{when: {at: 1s}, signal: {program: a, signal: SIGTERM}}]",
 			"a: exit code 0"},
 		{"signal", "programs: [{name: a, run: [client], expect: {killed: SIGKILL}}]", "a: killed by SIGKILL"},
@@ -271,19 +271,19 @@ func TestRunFails(t *testing.T) {
 		{"output", "programs: [{name: a, run: [server], expect: {output: [nope]}}]", "a: prints /nope/"},
 		{"output in another order", "programs: [{name: a, run: [server], expect: {output: [done, ready]}}]",
 			"a: prints /ready/"},
-		{"one line for two", "programs: [{name: a, run: [server], expect: {output: [done, done]}}]", "a: prints /done/"},
-		{"what may not come", "programs: [{name: a, run: [server], expect: {never: [do.e]}}]", "a: never prints /do.e/"},
+		{"one line for two expectations", "programs: [{name: a, run: [server], expect: {output: [done, done]}}]", "a: prints /done/"},
+		{"a forbidden line", "programs: [{name: a, run: [server], expect: {never: [do.e]}}]", "a: never prints /do.e/"},
 		{"too slow", "programs: [{name: a, run: [server], expect: {within: 1s}}]", "a: within 1s"},
 		{"does not end", "timeout: 10s\nprograms: [{name: a, run: [forever], expect: {killed: SIGKILL}}]",
 			"a: killed by SIGKILL"},
 		{"does not start", "programs: [{name: a, run: [nope]}]", "a: starts"},
 		{"never starts", "programs: [{name: a, run: [server]}, {name: b, run: [server], start: {output: nope, of: a}}]",
 			"b: starts"},
-		{"an action that never comes",
+		{"an action that is never due",
 			"programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {output: nope, of: a}, unplug: rxe0}]",
 			"x: is done"},
-		{"a counted one", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}]", "x: is done"},
-		{"one that another has the device forget",
+		{"a counted action", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}]", "x: is done"},
+		{"an action cancelled by another",
 			"programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}, " +
 				"{when: {at: 1s}, link: {dev: rxe0, state: up}}]", "x: is done"},
 		{"a counter too small", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, min: 6}]",
@@ -292,7 +292,7 @@ func TestRunFails(t *testing.T) {
 			"rxe0: c is at most 4"},
 		{"another value", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, is: 4}]", "rxe0: c is 4"},
 		{"no such counter", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: d, is: 4}]", "rxe0: d"},
-		{"a signal to one that has ended", "programs: [{name: a, run: [server]}]\n" +
+		{"a signal to an ended program", "programs: [{name: a, run: [server]}]\n" +
 			"actions: [{name: x, when: {exit: a}, signal: {program: a, signal: SIGKILL}}]", "x: is done"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -301,15 +301,15 @@ func TestRunFails(t *testing.T) {
 				w.counters["c"] = 5
 				r := w.run(t, "name: x\n"+devices+c.text)
 				if got := failures(r); got != c.want || r.Passed {
-					t.Errorf("failed: got %q (passed: %t), want %q", got, r.Passed, c.want)
+					t.Errorf("failures: got %q (passed: %t), want %q", got, r.Passed, c.want)
 				}
 			})
 		})
 	}
 }
 
-// TestWithout checks an action that is left out: it and its followers are not done, which is no failure. The other
-// expectations are still checked.
+// TestWithout checks that an omitted action and its followers are not done, and that this is not a failure. The
+// other expectations are still checked.
 func TestWithout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		text := "name: x\n" + devices + `
@@ -336,27 +336,27 @@ expect: [{action: rule, counter: hit, min: 1}]
 			t.Fatal(err)
 		}
 		if got, want := failures(r), "a: prints /never/; rule: hit is at least 1"; got != want {
-			t.Errorf("failed: got %q, want %q", got, want)
+			t.Errorf("failures: got %q, want %q", got, want)
 		}
 		if len(w.did) != 1 || !strings.HasSuffix(w.did[0], " dev unplug") {
-			t.Errorf("done: %q, want the unplug alone", w.did)
+			t.Errorf("actions: got %q, want only the unplug", w.did)
 		}
 		for _, a := range r.Actions {
 			if out := a.Name != "other"; a.Out != out || a.Began == out || a.Done == out {
-				t.Errorf("%+v", a)
+				t.Errorf("action: got %+v, want it omitted unless it is other", a)
 			}
 		}
-		if err := f.Without("nope"); err == nil || !strings.Contains(err.Error(), "there are: rule, gone, armed") {
-			t.Errorf("an action that there is not: %v", err)
+		if err := f.Without("nope"); err == nil || !strings.Contains(err.Error(), "the actions are: rule, gone, armed") {
+			t.Errorf("Without an unknown action: got %v, want an error with the names", err)
 		}
 		all := w.run(t, text)
 		if same, _ := r.Compare(all); len(same) != 5 {
-			t.Errorf("Compare with all actions: %q", same)
+			t.Errorf("Compare with all actions: got %q, want 5 differences", same)
 		}
 	})
 }
 
-// TestVerbTimes checks that nth without times is one call, as for `verbena fault add`.
+// TestVerbTimes checks that nth without times means one call, as for `verbena fault add`.
 func TestVerbTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -369,7 +369,7 @@ actions:
 `)
 		for i, want := range []string{"create_cq 2 1", "reg_mr 2 3", "alloc_pd 0 0"} {
 			if len(w.did) != 3 || !strings.HasSuffix(w.did[i], want) {
-				t.Errorf("%d: %q, want %s", i, w.did, want)
+				t.Errorf("action %d: got %q, want %s", i, w.did, want)
 			}
 		}
 	})
@@ -388,13 +388,13 @@ func TestCompareHits(t *testing.T) {
 		want string
 	}{
 		{"the same", Rule{10, 2, []uint64{3, 7}}, Rule{10, 2, []uint64{3, 7}}, ""},
-		{"one has seen more", Rule{10, 2, []uint64{3, 7}}, Rule{20, 3, []uint64{3, 7, 15}}, ""},
-		{"one has seen nothing", Rule{}, Rule{20, 2, []uint64{3, 7}}, ""},
+		{"one rule has seen more", Rule{10, 2, []uint64{3, 7}}, Rule{20, 3, []uint64{3, 7, 15}}, ""},
+		{"one rule has seen nothing", Rule{}, Rule{20, 2, []uint64{3, 7}}, ""},
 		{"another", Rule{10, 2, []uint64{3, 7}}, Rule{10, 2, []uint64{3, 8}}, "hit number 7, and number 8"},
-		{"one more", Rule{10, 2, []uint64{3, 7}}, Rule{20, 3, []uint64{3, 7, 9}}, "hit no more, and number 9"},
+		{"one more hit", Rule{10, 2, []uint64{3, 7}}, Rule{20, 3, []uint64{3, 7, 9}}, "hit no more, and number 9"},
 		{"another number", Rule{10, 1, []uint64{3}}, Rule{10, 2, []uint64{3, 9}}, "of 10 seen, 1 were hit, and 2"},
-		{"more than are kept", Rule{100, 100, many}, Rule{90, 90, many}, ""},
-		{"more than are kept, or so many", Rule{100, 100, many}, Rule{100, 64, many}, "100 were hit, and 64"},
+		{"more hits than are kept", Rule{100, 100, many}, Rule{90, 90, many}, ""},
+		{"more hits than are kept, and exactly as many", Rule{100, 100, many}, Rule{100, 64, many}, "100 were hit, and 64"},
 		{"calls of a verb", Rule{10, 2, nil}, Rule{12, 2, nil}, ""},
 	} {
 		same, _ := result(&c.a).Compare(result(&c.b))
@@ -402,7 +402,7 @@ func TestCompareHits(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
 		if back, _ := result(&c.b).Compare(result(&c.a)); len(back) != len(same) {
-			t.Errorf("%s: the other way round: %q", c.name, back)
+			t.Errorf("%s: in reverse: got %q, want as many differences", c.name, back)
 		}
 	}
 }
@@ -413,23 +413,23 @@ func TestRunErrors(t *testing.T) {
 		w := newWorld()
 		w.fails = "fault add"
 		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]\nactions: [{fault: {dev: rxe0, drop: 1%}}]"); r.Passed ||
-			!strings.Contains(r.Error, "says no") {
-			t.Errorf("passed %t, error %q", r.Passed, r.Error)
+			!strings.Contains(r.Error, "the service refuses") {
+			t.Errorf("result: got passed %t and error %q, want a failure with the error", r.Passed, r.Error)
 		}
 		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]\nactions: [{name: l, when: {at: 1s}, fault: {dev: rxe0, drop: 1%}}]"); r.Passed ||
 			failures(r) != "l: is done" {
-			t.Errorf("passed %t, failures %q", r.Passed, failures(r))
+			t.Errorf("result: got passed %t and failures %q", r.Passed, failures(r))
 		}
 		w = newWorld()
 		w.left = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}
 		r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]")
 		if failures(r) != "service: nothing is left" {
-			t.Errorf("failures %q", failures(r))
+			t.Errorf("failures: got %q, want nothing is left", failures(r))
 		}
 		w = newWorld() // the service detects the end of the program with a delay
 		w.left, w.leftUntil = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}, time.Now().Add(6*time.Second)
 		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]"); !r.Passed || len(r.Left) != 0 {
-			t.Errorf("failures %q, left %q", failures(r), r.Left)
+			t.Errorf("result: got failures %q and left %q, want none", failures(r), r.Left)
 		}
 		w = newWorld()
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("enough"))
@@ -437,7 +437,7 @@ func TestRunErrors(t *testing.T) {
 		r, err := (&Runner{Lab: w, Starter: w}).Run(ctx, parse(t, "name: x\n"+devices+"programs: [{name: a, run: [forever]}]",
 			nil))
 		if err == nil || err.Error() != "enough" || r.Passed || !slices.Equal(w.killed, []string{"a"}) {
-			t.Errorf("cancelled: error %v, passed %t, killed %v", err, r.Passed, w.killed)
+			t.Errorf("cancelled run: got error %v, passed %t and killed %v", err, r.Passed, w.killed)
 		}
 	})
 }
@@ -452,18 +452,18 @@ func TestNotRun(t *testing.T) {
 	var suites junitSuites
 	if err := xml.Unmarshal(junit.Bytes(), &suites); err != nil || suites.Errors != 1 || suites.Tests != 1 ||
 		suites.Suites[0].Cases[0].Error.Message != "no such address" {
-		t.Errorf("%v: %s", err, &junit)
+		t.Errorf("JUnit: got error %v or other counts, want one error: %s", err, &junit)
 	}
 	if r.Text(&text); r.Passed || !strings.Contains(text.String(), "no such address") ||
 		!strings.Contains(text.String(), "FAIL  small") {
-		t.Errorf("%s", &text)
+		t.Errorf("text: got %s, want the error", &text)
 	}
 	if err := errors.Join(r.Timeline(&svg), wellFormed(&svg)); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestFloodOfOutput checks that a program with endless output needs limited memory, and that its end is detected.
+// TestFloodOfOutput checks that a program with endless output uses limited memory, and that its end is detected.
 func TestFloodOfOutput(t *testing.T) {
 	w := newWorld()
 	w.scripts["flood"] = func(s *script) Exit {
@@ -474,7 +474,7 @@ func TestFloodOfOutput(t *testing.T) {
 	}
 	r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [flood]}]")
 	if p := r.Programs[0]; len(p.Lines) != maxLines || p.More != 2*maxLines || len(p.Lines[0].Text) > 3*maxLine {
-		t.Errorf("%d lines of %d bytes, %d more", len(p.Lines), len(p.Lines[0].Text), p.More)
+		t.Errorf("kept lines: got %d of %d bytes and %d more", len(p.Lines), len(p.Lines[0].Text), p.More)
 	}
 	if !r.Passed {
 		t.Error(failures(r))
@@ -498,37 +498,37 @@ func TestReports(t *testing.T) {
 		}
 		var suites junitSuites
 		if err := xml.Unmarshal(junit.Bytes(), &suites); err != nil {
-			t.Fatalf("%v in %s", err, junit.String())
+			t.Fatalf("parse JUnit: got %v, want success: %s", err, junit.String())
 		}
 		if suites.Failures != 2 || suites.Tests != len(r.Checks) || len(suites.Suites[0].Cases) != len(r.Checks) ||
 			!strings.Contains(suites.Suites[0].Out, "<odd>") {
-			t.Errorf("got %+v", suites)
+			t.Errorf("JUnit: got %+v, want the counts of the result", suites)
 		}
 		var svg bytes.Buffer
 		if err := r.Timeline(&svg); err != nil {
 			t.Fatal(err)
 		}
 		if err := wellFormed(&svg); err != nil {
-			t.Errorf("%v in %s", err, svg.String())
+			t.Errorf("parse SVG: got %v, want success: %s", err, svg.String())
 		}
 		var text bytes.Buffer
 		r.Text(&text)
 		if s := text.String(); strings.Count(s, "FAIL") != 3 || !strings.Contains(s, "exit code 1; its last line") {
-			t.Errorf("got %s", s)
+			t.Errorf("text: got %s, want 3 failures and the last line", s)
 		}
 		same, free := r.Compare(r)
 		if len(same)+len(free) != 0 {
-			t.Errorf("Compare with itself: %v, %v", same, free)
+			t.Errorf("Compare with itself: got %v and %v, want none", same, free)
 		}
 		o := w.run(t, "name: <a> & b\n"+devices+"programs: [{name: <p>, run: [odd]}, {name: q, run: [server], start: {output: nope, of: <p>}}]\n"+
 			"actions: [{when: {at: 1ms}, unplug: rxe0}, {when: {at: 500ms}, plug: rxe0}]")
 		if same, free := r.Compare(o); len(same) != 1 || len(free) != 1 {
-			t.Errorf("Compare with another moment: %q, %q", same, free)
+			t.Errorf("Compare with another moment: got %q and %q, want one each", same, free)
 		}
 	})
 }
 
-// TestCompare checks that Compare separates differences that the seed excludes from permitted ones.
+// TestCompare checks that Compare separates differences that the seed excludes from permitted differences.
 func TestCompare(t *testing.T) {
 	result := func(edit func(*Result)) *Result {
 		r := &Result{Name: "x", Seed: 1, Actions: []ActionResult{{Name: "a", What: "fault rxe0", Moment: "at once",
@@ -549,7 +549,7 @@ func TestCompare(t *testing.T) {
 		{"another moment", func(r *Result) { r.Actions[0].Moment = "later" }, 1, 0},
 		{"not done", func(r *Result) { r.Actions[0].Done = false }, 1, 0},
 		{"another action", func(r *Result) { r.Actions[0].Name = "b" }, 1, 0},
-		{"other hits of as many", func(r *Result) { r.Actions[0].Rule.Hit = 3 }, 1, 1},
+		{"other hits in the same number", func(r *Result) { r.Actions[0].Rule.Hit = 3 }, 1, 1},
 		{"more packets", func(r *Result) { r.Actions[0].Rule.Seen, r.Actions[0].Rule.Hit = 20, 4 }, 0, 1},
 		{"later", func(r *Result) { r.Actions[0].At = time.Second }, 0, 1},
 		{"another exit code", func(r *Result) { r.Programs[0].Exit.Code = 1 }, 0, 1},
@@ -559,7 +559,7 @@ func TestCompare(t *testing.T) {
 	} {
 		same, free := result(func(*Result) {}).Compare(result(c.edit))
 		if len(same) != c.same || len(free) != c.free {
-			t.Errorf("%s: got %q, %q, want %d, %d", c.name, same, free, c.same, c.free)
+			t.Errorf("Compare %s: got %q and %q, want %d and %d", c.name, same, free, c.same, c.free)
 		}
 	}
 }
@@ -575,7 +575,7 @@ func wellFormed(r io.Reader) error {
 	}
 }
 
-// TestSamples checks that a long run has a limited number of samples, which cover all of it.
+// TestSamples checks that a long run has a limited number of samples, which cover the whole run.
 func TestSamples(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -586,7 +586,7 @@ func TestSamples(t *testing.T) {
 		}
 		n := len(r.Samples)
 		if n < maxSamples/4 || n > maxSamples || r.Samples[0].At > time.Second || r.Samples[n-1].At < 15*time.Minute {
-			t.Errorf("%d samples from %v to %v", n, r.Samples[0].At, r.Samples[n-1].At)
+			t.Errorf("samples: got %d from %v to %v, want a limited number over the whole run", n, r.Samples[0].At, r.Samples[n-1].At)
 		}
 	})
 }
@@ -601,7 +601,7 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 	synctest.Test(t, func(t *testing.T) {
 		r := newWorld().run(t, text)
 		if r.Passed || !r.TimedOut || r.Took > 6*time.Second || !strings.Contains(failures(r), "flap: is done") {
-			t.Errorf("limit: passed %t, timed out %t in %v, failed: %s", r.Passed, r.TimedOut, r.Took, failures(r))
+			t.Errorf("time limit: got passed %t, timed out %t in %v, failures %s", r.Passed, r.TimedOut, r.Took, failures(r))
 		}
 		testutil.Advance(time.Hour) // the flap ends
 	})
@@ -617,7 +617,7 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 	})
 }
 
-// TestManyLines checks that expectations apply to all lines, also to lines that are not kept.
+// TestManyLines checks that expectations apply to all lines, including lines that are not kept.
 func TestManyLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -633,10 +633,10 @@ func TestManyLines(t *testing.T) {
 		}
 		r := w.run(t, "name: lines\n"+devices+"programs: [{name: client, run: [client], expect: {output: [first, second, third], never: [gave up, died]}}]\n")
 		if got, want := failures(r), "client: never prints /gave up/"; got != want {
-			t.Errorf("failed: %q, want %q", got, want)
+			t.Errorf("failures: got %q, want %q", got, want)
 		}
 		if p := r.Programs[0]; len(p.Lines) != maxLines+3 || p.More != 3 {
-			t.Errorf("%d lines kept, %d not, want %d and 3", len(p.Lines), p.More, maxLines+3)
+			t.Errorf("lines: got %d kept and %d not kept, want %d and 3", len(p.Lines), p.More, maxLines+3)
 		}
 	})
 }

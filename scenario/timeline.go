@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Dimensions of the picture, in pixels.
+// The following constants are the dimensions of the picture, in pixels.
 const (
 	picWidth   = 1100
 	picLeft    = 170 // width of the column of names
@@ -21,7 +21,7 @@ const (
 	legendLine = 18
 )
 
-// Colours. Red and green are not the only distinction: failures also have a cross.
+// Colours. Red and green are not the only distinction, because failures also have a cross.
 const (
 	colGood    = "#2a9d8f"
 	colBad     = "#d1495b"
@@ -127,7 +127,7 @@ func (r *Result) Timeline(w io.Writer) error {
 			colour = colBad
 		}
 		p.line(x, picTop-6, x, float64(bottom), fmt.Sprintf(`stroke="%s" stroke-dasharray="4 3"`, colour))
-		cx := max(x, last+17) // next to the previous one if they coincide
+		cx := max(x, last+17) // next to the previous mark if the two coincide
 		last = cx
 		fmt.Fprintf(p, `<circle cx="%.1f" cy="%d" r="8" fill="%s"/>`+"\n", cx, picTop-12, colour)
 		p.text(cx, picTop-8, "w", "middle", fmt.Sprint(i+1))
@@ -185,7 +185,7 @@ func (p *picture) axis(bottom int) {
 func colourOf(d DeviceSample, there bool) (colour, what string) {
 	switch {
 	case !there:
-		return colGone, "there is no such device"
+		return colGone, "the device does not exist"
 	case d.Link == "down" || d.Link == "flap":
 		return colBad, "link down"
 	case strings.Contains(strings.ToLower(d.State), "active"):
@@ -299,7 +299,7 @@ func (p *picture) program(r *Result, res *ProgramResult, y float64) {
 	if slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Subject == res.Name && !c.Passed }) {
 		colour = colBad
 	}
-	end, how := res.End, "it has not ended"
+	end, how := res.End, "the program has not ended"
 	if res.Exit != nil {
 		how = res.Exit.String()
 	}
