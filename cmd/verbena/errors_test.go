@@ -79,7 +79,7 @@ func TestFaultWithoutEffect(t *testing.T) {
 	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
 	mustFail(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
 		"--drop", "--duplicate", "--corrupt", "--reorder", "--delay", "--jitter", "--rnr", "--stop")
-	mustFail(t, v("fault", "add", "--dev", "rxe0", "--stop", "--drop", "1%"), "rules of their own")
+	mustFail(t, v("fault", "add", "--dev", "rxe0", "--stop", "--drop", "1%"), "need separate rules")
 	mustFail(t, v("link", "show"), "no service is running")
 }
 
