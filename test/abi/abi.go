@@ -1,9 +1,9 @@
-// Package abi compares answers of Verbena to programs with those of the kernel. The program probe sends several hundred
-// valid and invalid commands and methods to a device file. The C program cm_descriptors (test/e2e/testdata) makes other
-// system calls on each file of verbs. Both print the answers. The files kernel.txt and descriptors.kernel.txt hold the
-// answers of rdma_rxe in a guest; `make abi` records them. The files differs.txt and descriptors.differs.txt list the
-// deviations of Verbena, with reasons. Tests in test/e2e run the programs. docs/results/verbs.md lists the commands and
-// methods.
+// Package abi compares answers of Verbena to programs with those of the kernel. The program probe sends several
+// hundred valid and invalid commands and methods to a device file. The C program cm_descriptors (test/e2e/testdata)
+// makes other system calls on each file of verbs. Both programs print the answers. The files kernel.txt and
+// descriptors.kernel.txt hold the answers of rdma_rxe in a guest, which `make abi` records. The files differs.txt
+// and descriptors.differs.txt list the deviations of Verbena, with reasons. Tests in test/e2e run the programs.
+// docs/results/verbs.md lists the commands and methods.
 package abi
 
 import (
@@ -40,7 +40,8 @@ func (a Answers) Kernel() (answers map[string]string, version string) {
 	return Parse(a.kernel), strings.TrimPrefix(version, "# ")
 }
 
-// Parse parses the output of a program: lines "question: answer". It appends "again" to a repeated question.
+// Parse parses the output of a program, which has lines of the form "question: answer". Parse appends "again" to a
+// repeated question.
 func Parse(text string) map[string]string {
 	answers := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -57,7 +58,7 @@ func Parse(text string) map[string]string {
 	return answers
 }
 
-// Complaints returns the answers that are neither the kernel's nor known deviations.
+// Complaints returns the answers that are neither the kernel's answers nor known deviations.
 func (a Answers) Complaints(got map[string]string) (complaints []string) {
 	want, _ := a.Kernel()
 	for line := range strings.Lines(a.differs) {

@@ -10,18 +10,18 @@ func TestComplaints(t *testing.T) {
 	}{{Device, 300, "CQ"}, {Descriptors, 200, "completion poll"}} {
 		got, version := tt.answers.Kernel()
 		if len(got) < tt.least || version == "" {
-			t.Fatalf("got %d answers of %q", len(got), version)
+			t.Fatalf("Kernel: got %d answers of version %q, want more", len(got), version)
 		}
 		for question, answer := range Parse(tt.answers.differs) {
 			got[question] = answer
 		}
 		if c := tt.answers.Complaints(got); len(c) != 0 {
-			t.Errorf("%q", c)
+			t.Errorf("Complaints of the kernel's answers: got %q, want none", c)
 		}
 		got["QP"], got["something new"] = "EINVAL", "OK"
 		delete(got, tt.one)
 		if c := tt.answers.Complaints(got); len(c) != 3 {
-			t.Errorf("%q", c)
+			t.Errorf("Complaints of changed answers: got %q, want 3", c)
 		}
 	}
 }
@@ -29,6 +29,6 @@ func TestComplaints(t *testing.T) {
 func TestRepeatedQuestions(t *testing.T) {
 	got := Parse("# a comment: no\nread: 1\nread: 2\nread: EAGAIN\nno answer\n")
 	if len(got) != 3 || got["read"] != "1" || got["read again"] != "2" || got["read again again"] != "EAGAIN" {
-		t.Errorf("got %q", got)
+		t.Errorf("Parse of repeated questions: got %q, want each answer separately", got)
 	}
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // Check is an expected ratio of two floors, measured on an idle machine, with a tolerance. A floor that was badly
-// compiled, or disturbed by other programs, would make Verbena's figures look good.
+// compiled, or disturbed by other programs, would make Verbena's figures look too good.
 type Check struct {
 	Name   string
 	A, B   string // names of measurements in the section "floors"
@@ -24,7 +24,7 @@ type Verdict struct {
 	Error  string  `json:"error,omitempty"`
 }
 
-// The names of floors in the tables and the checks.
+// The following constants are the names of floors in the tables and the checks.
 const (
 	trapCall    = "trapped call"
 	vm64        = "process_vm_readv 64 B"
@@ -41,7 +41,7 @@ const (
 	tcpFlat     = "TCP stream, 64 KB writes"
 )
 
-// floorChecks are ratios measured on an idle machine with Linux 6.18 and two cores.
+// floorChecks lists the ratios measured on an idle machine with Linux 6.18 and two cores.
 var floorChecks = []Check{
 	{"trapped call / process_vm 64 B", trapCall, vm64, 3, 4},
 	{"process_vm 64 KB / process_vm 64 B", vm64K, vm64, 4, 4},
@@ -54,7 +54,8 @@ var floorChecks = []Check{
 	{"UDP stream GSO and GRO / TCP stream", udpOffload, tcpFlat, 0.5, 3},
 }
 
-// judge compares the ratios of the floors with the expected ones. It omits checks of floors that were not chosen.
+// judge compares the ratios of the floors with the expected ratios, and omits checks of floors that were not
+// selected.
 func judge(checks []Check, results []*SectionResult) []Verdict {
 	var verdicts []Verdict
 	for _, s := range results {

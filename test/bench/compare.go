@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Comparison is the result of make bench-compare for one exchange. It holds the ratios of the new binary's figures to
-// the old binary's figures, for pairs measured one after the other.
+// Comparison is the result of make bench-compare for one exchange. Comparison holds the ratios of the new binary's
+// figures to the old binary's figures, for pairs measured one after another.
 type Comparison struct {
 	Name     string    `json:"name"`
 	Unit     string    `json:"unit"`
@@ -24,8 +24,8 @@ type Comparison struct {
 	Failures []string  `json:"errors,omitempty"`
 }
 
-// confidence is the confidence of the bounds of the median ratio. If ten exchanges have not changed, nine of ten runs
-// find no difference in any of them.
+// confidence is the confidence of the bounds of the median ratio. If ten exchanges have not changed, nine of ten
+// runs find no difference in any exchange.
 const confidence = 0.99
 
 // judge computes the results from the figures.
@@ -51,7 +51,7 @@ func (c *Comparison) judge() {
 // Compared is an exchange of make bench-compare.
 type Compared struct {
 	Name, Unit string
-	Higher     bool // higher is better
+	Higher     bool // a higher figure is better
 	Take       func(context.Context, *Env) (Sample, error)
 }
 

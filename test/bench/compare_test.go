@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// scripted returns figures of two binaries, in order, and records the order of calls.
+// scripted returns figures of two binaries in order, and records the order of calls.
 func scripted(turns *[]string, names map[*Env]string, figures map[string][]float64) func(context.Context, *Env) (Sample,
 	error) {
 	return func(_ context.Context, e *Env) (Sample, error) {
@@ -30,7 +30,7 @@ func TestCompare(t *testing.T) {
 	base, changed := &Env{Limit: time.Minute}, &Env{Limit: time.Minute}
 	names := map[*Env]string{base: "base", changed: "new"}
 	var turns, ignored []string
-	machine := []float64{10, 30, 12, 11, 25, 10, 14, 10} // the speed of the machine drifts, the ratio does not
+	machine := []float64{10, 30, 12, 11, 25, 10, 14, 10} // the speed of the machine drifts, but the ratio does not
 	times := func(f ...float64) []float64 {
 		v := make([]float64, len(machine))
 		for i := range v {

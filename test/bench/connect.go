@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// connectionSection returns the section of cmtime, which establishes and ends connections by the connection manager.
+// connectionSection returns the section of cmtime, a program that establishes and ends connections by the
+// connection manager.
 func connectionSection(title, kernel string, paths ...string) Section {
 	s := Section{Name: "connections", Title: title, Unit: "µs a connection", Peer: kernel,
 		Note: "cmtime: from `rdma_resolve_addr` to ESTABLISHED, with the queue pair; then of that the addresses and routes, the queue pair, " +
@@ -68,12 +69,12 @@ func connections(path string, n int) func(context.Context, *Env) (Sample, error)
 			cancel()
 			server.Wait()
 		}()
-		// A server supports only one client. It creates queue pairs with the completion queue of its first connection, which
-		// is destroyed with that connection.
+		// A server supports only one client. The server creates queue pairs with the completion queue of its first
+		// connection, and destroys that queue with the connection.
 		client := join(clientRun, []string{"cmtime", "-p", port, "-c", strconv.Itoa(n), "-s", addr})
 		for {
 			out, err := e.output(ctx, client...)
-			// the server is not listening yet, and does not report when it is
+			// The server is not listening yet, and does not report when it listens.
 			if err == nil && strings.Contains(out, "REJECTED, error: 8") {
 				pause(ctx)
 				continue
@@ -102,7 +103,7 @@ func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 		}
 	}
 	const gid = "0000:0000:0000:0000:0000:ffff:0a62:0001" // the GID of addr
-	for ctx.Err() == nil {                                // the GID of the address appears a little later
+	for ctx.Err() == nil {                                // the GID of the address appears slightly later
 		for i := range 4 {
 			b, _ := os.ReadFile(fmt.Sprintf("/sys/class/infiniband/%s/ports/1/gids/%d", link, i))
 			if strings.TrimSpace(string(b)) == gid {
@@ -115,8 +116,8 @@ func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 	return "", context.Cause(ctx)
 }
 
-// stepLine matches a line of cmtime: the total time of a step in ms, then its longest, shortest and mean time for one
-// connection.
+// stepLine matches a line of cmtime. The line contains the total time of a step in ms, then its longest, shortest
+// and mean time for one connection.
 var stepLine = regexp.MustCompile(`(?m)^([a-z]+ [a-z]+|[a-z]+) *: +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$`)
 
 // parseConnections parses the table of cmtime. It returns an error if a connection was not established.
@@ -135,7 +136,7 @@ func parseConnections(out string) (Sample, error) {
 	}
 	for _, name := range []string{"resolve addr", "resolve route", "create qp", "connect", "disconnect"} {
 		if steps[name] <= 0 {
-			return Sample{}, fmt.Errorf("no time of %q: %s", name, tail(out))
+			return Sample{}, fmt.Errorf("no time of %q in the output: %s", name, tail(out))
 		}
 	}
 	resolve := steps["resolve addr"] + steps["resolve route"]

@@ -18,17 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Env holds the resources of measurements: the binary, the floors, and services, each of which starts at its first use.
+// Env holds the resources of measurements: the binary, the floors, and services. Each service starts at its first
+// use.
 type Env struct {
-	Verbena string        // the binary
-	Dir     string        // for sockets and built programs; short, since the path of a socket is limited
+	Verbena string        // the binary to measure
+	Dir     string        // directory for sockets and built programs; the path must be short for sockets
 	Scale   float64       // factor for the number of messages
-	Limit   time.Duration // limit for one measurement
-	Inside  []string      // prefix of commands for the service and its programs; empty: none
+	Limit   time.Duration // time limit for one measurement
+	Inside  []string      // prefix of commands for the service and its programs, or empty
 	Subnet  int           // part of the services' addresses, 127.9.Subnet.0
 
 	services  map[string]*service
-	link      *veth // nil: not created yet
+	link      *veth // nil until created
 	base      map[exchange]cost
 	port      int
 	kernelDev bool // kernelAddr has created a device
@@ -42,12 +43,13 @@ type service struct {
 	ended  chan struct{}
 }
 
-// The paths of a service between two programs.
+// The following constants are the paths of a service between two programs.
 const (
 	shortcut = "shortcut"
 	wire     = "wire"
-	launcher = "launcher" // accesses programs through their launchers, as required under Yama
-	// Two services, one for each program, over the loopback interface and over a veth pair.
+	launcher = "launcher" // the service accesses programs through their launchers, as required under Yama
+	// The following constants select two services, one for each program, over the loopback interface and over a
+	// veth pair.
 	between     = "wire, two services"
 	betweenVeth = "wire, two services, veth"
 )
@@ -57,13 +59,13 @@ func (e *Env) Service(ctx context.Context, path string) (*service, error) {
 	return e.serviceAt(ctx, path, path, e.Inside, "")
 }
 
-// serviceAt returns the service of a name and path, started with the prefix inside. Its devices have addresses of the
-// loopback interface, or rxe0 has addr.
+// serviceAt returns the service of a name and path, started with the prefix inside. The devices of the service have
+// addresses of the loopback interface, or rxe0 has addr.
 func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string, addr string) (*service, error) {
 	if s := e.services[name]; s != nil {
 		select {
 		case <-s.ended:
-			return nil, fmt.Errorf("service %s: ended: %s", name, tail(s.log.String()))
+			return nil, fmt.Errorf("service %s has ended: %s", name, tail(s.log.String()))
 		default:
 			return s, nil
 		}
@@ -94,7 +96,7 @@ func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string,
 	return s, nil
 }
 
-// side is the environment of one of two programs.
+// side is the environment of one of the two programs of a measurement.
 type side struct {
 	*service
 	addr string // address to connect to
@@ -126,8 +128,8 @@ func (e *Env) sides(ctx context.Context, path string) (server, client side, err 
 	return server, client, err
 }
 
-// veth is a pair of network namespaces connected by a veth pair, in a separate user namespace. They exist as long as
-// the processes that hold them.
+// veth is a pair of network namespaces connected by a veth pair, in a separate user namespace. The namespaces exist
+// as long as the processes that hold them.
 type veth struct {
 	holders [2]*exec.Cmd
 	inside  [2][]string // prefixes of commands for the namespaces
@@ -153,7 +155,7 @@ func (e *Env) newVeth(ctx context.Context) (v *veth, err error) {
 		v.holders[i] = c
 		pid := fmt.Sprint(c.Process.Pid)
 		v.inside[i] = []string{"nsenter", "--target", pid, "--user", "--preserve-credentials", "--net", "--"}
-		// Wait until the process sleeps, which means that it is in its namespaces.
+		// The loop waits until the process sleeps, which means that it is in its namespaces.
 		for ctx.Err() == nil {
 			if b, _ := os.ReadFile("/proc/" + pid + "/comm"); strings.TrimSpace(string(b)) == "sleep" {
 				break
@@ -196,7 +198,7 @@ func (v *veth) close() {
 func (e *Env) serve(ctx context.Context, inside []string, socket string, flags []string) (*service, error) {
 	argv := append([]string{e.Verbena, "serve", "--socket", socket}, flags...)
 	s := &service{socket: socket, inside: inside, ended: make(chan struct{})}
-	// Not bound to the context of the measurement, since the service outlives it.
+	// The service is not bound to the context of the measurement, because it outlives the measurement.
 	s.cmd = e.command(context.WithoutCancel(ctx), join(inside, argv)...)
 	s.cmd.Stderr = &s.log
 	if err := s.cmd.Start(); err != nil {
@@ -245,13 +247,13 @@ func (e *Env) Close() {
 	}
 }
 
-// count returns the number of operations to measure, if each takes about `each` microseconds.
+// count returns the number of operations to measure, if each operation takes about `each` microseconds.
 func (e *Env) count(each float64) int {
-	const exchange = 200_000 // microseconds
+	const exchange = 200_000 // in microseconds
 	return max(20, int(exchange/each*e.Scale))
 }
 
-// command returns a command in a separate process group. The whole group is killed when the context ends.
+// command returns a command in a separate process group. When the context ends, the whole group is killed.
 func (e *Env) command(ctx context.Context, argv ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -275,17 +277,17 @@ func (e *Env) output(ctx context.Context, argv ...string) (string, error) {
 // cost is the processor time of an exchange.
 type cost struct {
 	service, client, server time.Duration
-	sent, short             float64 // packets of all devices, and the part of them that took the shortcut
+	sent, short             float64 // packets of all devices, and how many of them took the shortcut
 }
 
 // pair runs server and client of a program, each under a separate `verbena run`, or both on the kernel's devices if
-// path is "". It returns the output of the client. The program takes its port after portFlag, and the client the
-// address.
+// path is "". It returns the output of the client. The program expects its port after portFlag, and the client also
+// expects the address.
 func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
 	return e.pairBy(ctx, path, e.run, portFlag, serverArgs, clientArgs)
 }
 
-// pairBy is like pair, for programs that are not started by `verbena run`.
+// pairBy is like pair, but for programs that `verbena run` does not start.
 func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, portFlag string, serverArgs,
 	clientArgs []string) (string, cost, error) {
 	var c cost
@@ -327,7 +329,7 @@ func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, p
 	err = client.Run()
 	if err != nil {
 		err = fmt.Errorf("client: %w", err)
-		select { // normally the server has ended before, and reports the reason
+		select { // normally the server has ended before and reports the reason
 		case <-time.After(200 * time.Millisecond):
 			cancel()
 			<-ended
@@ -352,7 +354,7 @@ func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, p
 	return cout.String(), c, nil
 }
 
-// knowing returns the prefix of a command that uses a side's service over its socket.
+// knowing returns the prefix of a command that accesses a side's service over its socket.
 func (e *Env) knowing(s side) []string {
 	return join(s.inside, []string{"env", "VERBENA_SOCKET=" + s.socket})
 }
@@ -362,10 +364,10 @@ func (e *Env) run(s side) []string {
 	return join(s.inside, []string{e.Verbena, "run", "--socket", s.socket, "--"})
 }
 
-// usage is the resource usage of services so far.
+// usage is the resource usage of services since their start.
 type usage struct {
 	cpu         time.Duration
-	sent, short float64 // see cost
+	sent, short float64 // as described at cost
 }
 
 func (e *Env) usage(ctx context.Context, sides ...side) (u usage, err error) {
@@ -388,7 +390,7 @@ func (e *Env) usage(ctx context.Context, sides ...side) (u usage, err error) {
 	return u, nil
 }
 
-// packets returns the number of packets that the devices of a service have sent, and the part of them that took the
+// packets returns the number of packets that the devices of a service have sent, and how many of them took the
 // shortcut.
 func (e *Env) packets(ctx context.Context, s *service) (sent, short float64, err error) {
 	out, err := e.output(ctx, join(s.inside, []string{e.Verbena, "stat", "show", "--json", "--socket", s.socket})...)
@@ -419,7 +421,7 @@ func used(c *exec.Cmd) time.Duration { return c.ProcessState.UserTime() + c.Proc
 
 // cpuTime returns the processor time of a process so far, including its ended threads.
 func cpuTime(pid int) (time.Duration, error) {
-	const scheduler = 2 // CPUCLOCK_SCHED: the clock of a process is ^pid<<3 | this
+	const scheduler = 2 // CPUCLOCK_SCHED; the clock of a process is ^pid<<3 | CPUCLOCK_SCHED
 	var ts unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &ts); err != nil {
 		return 0, fmt.Errorf("read the processor clock of process %d: %w", pid, err)
@@ -427,7 +429,7 @@ func cpuTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// freePort returns a port without a listener, each port only once.
+// freePort returns a port without a listener, and returns each port only once.
 func (e *Env) freePort() (int, error) {
 	for range 1000 {
 		if e.port == 0 {

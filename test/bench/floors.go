@@ -45,9 +45,9 @@ func (e *Env) build(ctx context.Context, root string) error {
 	return nil
 }
 
-// floor runs a floor program. Its last argument is the number of operations, each of which takes about `each`
-// microseconds. The value is the typical time if operations were timed individually, otherwise the mean; in
-// microseconds, times factor.
+// floor runs a floor program. The last argument of the program is the number of operations, each of which takes
+// about `each` microseconds. The value is the typical time if the program timed operations individually, and
+// otherwise the mean. It is in microseconds, times factor.
 func floor(factor, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		out, err := e.output(ctx, join([]string{e.program(argv[0])}, argv[1:], []string{strconv.Itoa(e.count(each))})...)

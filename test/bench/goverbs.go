@@ -17,7 +17,7 @@ type goTransport struct {
 	run func(ctx context.Context, e *Env, command string, args []string) (string, error)
 }
 
-// goTransports are measured side by side.
+// goTransports lists the transports to measure side by side.
 var goTransports = []goTransport{
 	{"embedded", func(ctx context.Context, e *Env, command string, args []string) (string, error) {
 		return e.output(ctx, join([]string{e.Verbena, command, "--embedded"}, args)...)
@@ -40,7 +40,7 @@ var goTransports = []goTransport{
 	}},
 }
 
-// goPhase holds the used fields of a phase in the commands' JSON.
+// goPhase contains the used fields of a phase in the commands' JSON.
 type goPhase struct {
 	Times struct {
 		Mean float64
@@ -56,7 +56,7 @@ type goResult struct {
 	Bandwidth goPhase
 }
 
-// take runs a command, and returns the sample that of extracts from its result.
+// take runs a command, and returns the sample that the function of extracts from its result.
 func (t goTransport) take(of func(*goResult) Sample, command string, args ...string) func(context.Context,
 	*Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
@@ -117,8 +117,8 @@ func ucx(test string, size int, each float64, of func(columns []float64) Sample)
 	}
 }
 
-// The columns of ucx_perftest: median, mean and overall time, bandwidth in MB/s of 2^20 bytes twice, messages per
-// second twice.
+// The columns of ucx_perftest are the median, mean and overall time, the bandwidth in MB/s of 2^20 bytes twice, and
+// the messages per second twice.
 func ucxLatency(v []float64) Sample   { return Sample{v[0], map[string]float64{exMean: v[1]}} }
 func ucxBandwidth(v []float64) Sample { return Sample{Value: v[4] * (1 << 20) / 1e6} }
 func ucxRate(v []float64) Sample      { return Sample{Value: v[6] / 1e3} }

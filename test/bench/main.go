@@ -1,14 +1,16 @@
-// Command bench measures the figures of docs/results/benchmarks.md. They are Verbena's time for a message, the floor of
-// the machine (the time of the shortest sequence of system calls for the same work, in C, below test/bench/floor), and
-// the times of alternatives for a user. Each round runs the measurements of a group one after the other, and a ratio
-// compares figures of one round. The output is Markdown; -json FILE writes all measurements.
+// Command bench measures the figures of docs/results/benchmarks.md. The figures are Verbena's time for a message,
+// the floor of the machine, and the times of alternatives for a user. The floor is the time of the shortest
+// sequence of system calls for the same work, in C (test/bench/floor). Each round runs the measurements of a group
+// one after another, and a ratio compares figures of one round. The output is Markdown. -json FILE writes all
+// measurements.
 //
 //	bench [-short] [-rounds N] [-run REGEXP] [-json FILE]   make bench
 //	bench -check                                            only check the floors
 //	bench -base BINARY                                      make bench-compare: two binaries, alternately
 //	bench -in-guest                                         make bench-guest: with the kernel's rxe, in a guest
 //
-// Exit status: 0; 1 if a measurement failed, or a floor is doubtful with -check; 2 for wrong usage.
+// The exit status is 0 on success. It is 1 if a measurement failed, or a floor is doubtful with -check. It is 2 for
+// wrong usage.
 package main
 
 import (
@@ -50,16 +52,16 @@ func main() {
 	flag.StringVar(&o.base, "base", "", "compare with this `binary`")
 	flag.StringVar(&o.baseName, "base-name", "base", "`name` of the base in the output")
 	flag.StringVar(&o.root, "root", ".", "`directory` of the module's source, for the floors")
-	flag.StringVar(&o.json, "json", "", "write everything that was measured to this `file`")
+	flag.StringVar(&o.json, "json", "", "write all measurements to this `file`")
 	flag.StringVar(&o.run, "run", ".",
-		"take the measurements only whose section/group/name matches this `regexp`, and their floors")
-	flag.IntVar(&o.rounds, "rounds", 0, "how often each figure is taken (default 5; with -short 3, with -base 15)")
-	flag.Float64Var(&o.scale, "scale", 1, "multiply the number of messages by this")
+		"take only measurements with a section/group/name that matches this `regexp`, and their floors")
+	flag.IntVar(&o.rounds, "rounds", 0, "number of rounds (default 5; with -short 3, with -base 15)")
+	flag.Float64Var(&o.scale, "scale", 1, "multiply the number of messages by this factor")
 	flag.DurationVar(&o.limit, "limit", limitOfOne, "limit the time of a single measurement")
-	flag.BoolVar(&o.short, "short", false, "take the short list: floors, some latencies and bandwidths, idle cost")
-	flag.BoolVar(&o.check, "check", false, "check the floors against each other only")
+	flag.BoolVar(&o.short, "short", false, "take only the short list: floors, some latencies and bandwidths, idle cost")
+	flag.BoolVar(&o.check, "check", false, "only check the floors against each other")
 	flag.BoolVar(&o.guest, "in-guest", false,
-		"compare with the kernel's rxe0 on this machine, with Verbena in a network namespace of its own")
+		"compare with the kernel's rxe0 on this machine, with Verbena in a separate network namespace")
 	flag.BoolVar(&o.list, "list", false, "list the measurements")
 	flag.Parse()
 	if flag.NArg() > 0 || o.rounds < 0 || o.scale <= 0 {
@@ -140,7 +142,7 @@ func (o options) do(ctx context.Context) error {
 	return err
 }
 
-// environment makes the Env of the binary, with the floors built. done ends its processes and removes its files.
+// environment makes the Env of the binary, with built floors. done ends its processes and removes its files.
 func (o options) environment(ctx context.Context) (env *Env, done func(), err error) {
 	dir, err := os.MkdirTemp("", "vbench")
 	if err != nil {
@@ -168,7 +170,8 @@ func (o options) environment(ctx context.Context) (env *Env, done func(), err er
 	}, nil
 }
 
-// separate makes a network namespace for Verbena, since the kernel's rxe uses port 4791 on all addresses of its own.
+// separate makes a network namespace for Verbena, because the kernel's rxe uses port 4791 on all addresses of its
+// own namespace.
 func (e *Env) separate(ctx context.Context) error {
 	const name = "vbench"
 	for _, argv := range [][]string{{"ip", "netns", "add", name}, {"ip", "-n", name, "link", "set", "lo", "up"}} {

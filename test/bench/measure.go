@@ -21,12 +21,12 @@ type Sample struct {
 type Measurement struct {
 	Name  string
 	Kind  Kind
-	Floor string // name of its floor in the same group, if any
-	Peer  string // name of the measurement in the same group to compare with, if any
+	Floor string // name of the measurement's floor in the same group, if any
+	Peer  string // name of the peer measurement in the same group, if any
 	Take  func(context.Context, *Env) (Sample, error)
 }
 
-// Group holds measurements that are compared with one another and therefore alternate.
+// Group is a list of measurements that are compared with one another and therefore alternate.
 type Group struct {
 	Name         string
 	Short        bool // included in a short run
@@ -39,7 +39,7 @@ type Section struct {
 	Title  string
 	Unit   string
 	Note   string
-	Floor  string   // heading of the ratios to floors; empty: "floor"
+	Floor  string   // heading of the ratios to floors; empty means "floor"
 	Peer   string   // heading of the ratios to peers
 	Extras []string // names of further columns, with units
 	Groups []Group

@@ -19,7 +19,7 @@ var (
 	perOperation = regexp.MustCompile(`\s([\d.]+) ns/op`)
 )
 
-// embedded runs ibpingpong, with both ends in one process. The value is half a round trip.
+// embedded runs ibpingpong, with both ends in one process. The value of embedded is half a round trip.
 func embedded(size int, overWire bool, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		addr := "127.9.200.1"
@@ -35,7 +35,7 @@ func embedded(size int, overWire bool, each float64) func(context.Context, *Env)
 	}
 }
 
-// loopback runs the benchmark of driver/loopback: one message of 64 bytes and its completions.
+// loopback runs the benchmark of driver/loopback, which sends one message of 64 bytes and polls its completions.
 func loopback(ctx context.Context, e *Env) (Sample, error) {
 	out, err := e.output(ctx, e.program("loopback"), "-test.run", "^$", "-test.bench", "^BenchmarkMessage$/^plain$",
 		"-test.benchtime", strconv.Itoa(e.count(0.2))+"x")
@@ -54,7 +54,8 @@ func single(out string, pattern *regexp.Regexp, factor float64) (Sample, error) 
 	return Sample{Value: v[0] * factor}, nil
 }
 
-// startUp measures the time of a program from start to end in milliseconds, without Verbena if path is "".
+// startUp measures the time of a program from start to end in milliseconds. If path is "", the program runs without
+// Verbena.
 func startUp(path string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		argv := program
@@ -68,7 +69,7 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 		var times []float64
 		for range max(2, int(10*e.Scale)) {
 			began := time.Now()
-			// ibv_devices fails without a device, as is the case without Verbena.
+			// ibv_devices fails without a device, which is the case without Verbena.
 			if _, err := e.output(ctx, argv...); err != nil && (path != "" || program[0] != "ibv_devices") {
 				return Sample{}, err
 			}
@@ -79,9 +80,9 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 	}
 }
 
-// idle measures the cost of an idle service: the processor time of two seconds, in milliseconds, memory and threads.
-// During the measurement the program runs. A line of output that begins with `ready` shows that it waits; nil: no
-// program.
+// idle measures the cost of an idle service: the processor time of two seconds in milliseconds, the memory and the
+// threads. During the measurement a program runs. A line of output that begins with `ready` shows that the program
+// waits. A nil program means no program.
 func idle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
 		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "idle"),
@@ -101,8 +102,8 @@ func idle(ready string, program ...string) func(context.Context, *Env) (Sample, 
 	}
 }
 
-// beside calls f when a program of the service has printed a line that begins with `ready`, and then ends the program.
-// It returns the earlier lines.
+// beside calls f when a program of the service has printed a line that begins with `ready`, and then ends the
+// program. It returns the earlier lines.
 func (e *Env) beside(ctx context.Context, s *service, ready string, program []string, f func() error) (lines []string,
 	err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -158,8 +159,8 @@ func (s *service) resting(ctx context.Context) (Sample, error) {
 		map[string]float64{exRSS: rss, exThreads: threads}}, err
 }
 
-// mix measures the bandwidth of WRITEs of all sizes: in random order on qps queue pairs, or ordered by size on one if
-// qps is 0.
+// mix measures the bandwidth of WRITEs of all sizes. They are in random order on qps queue pairs, or ordered by
+// size on one queue pair if qps is 0.
 func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	const bytes = (60*64 + 30*4096 + 9*65536 + 1<<20) / 100.0 // mean size of a message
 	return func(ctx context.Context, e *Env) (Sample, error) {
@@ -181,8 +182,8 @@ func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	}
 }
 
-// many measures the cost of operations next to idle queue pairs in a state, in a number of contexts. The value is the
-// time of a WRITE.
+// many measures the cost of operations next to idle queue pairs in a given state, in a number of contexts. The
+// value is the time of a WRITE.
 func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
 		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "many"),

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The names of further columns.
+// The following constants are the names of further columns.
 const (
 	exMean     = "mean"
 	exP99      = "p99"
@@ -24,7 +24,7 @@ const (
 	exNinetyth = "p90"
 	exOnPath   = "on its path, %" // part of the packets
 
-	// Columns of scale.c, by the names in its output.
+	// The following map has the columns of scale.c, by the names in its output.
 	exSend       = "send"
 	exCreate     = "create"
 	exConnect    = "connect"
@@ -33,7 +33,7 @@ const (
 	exDeregister = "deregister"
 	exIdle       = "ms in 2 s"
 
-	// Columns of cmtime; its "connect" is exConnect.
+	// The following map has the columns of cmtime, whose "connect" is exConnect.
 	exResolve    = "resolve"
 	exCreateQP   = "create QP"
 	exDisconnect = "disconnect"
@@ -42,11 +42,11 @@ const (
 // exchange is a run of a program of perftest, or of test/bench/floor/verbs.c.
 type exchange struct {
 	path    string // shortcut, wire, or "" for the kernel's device
-	tool    string // ib_send_lat etc.
+	tool    string // name of the tool, such as ib_send_lat
 	size    int
 	each    float64 // approximate time of a message or a round trip, in microseconds
-	qps     int     // 0: 1
-	two     bool    // client and server on two devices
+	qps     int     // number of queue pairs; 0 means 1
+	two     bool    // client and server use two devices
 	events  bool    // wait for events instead of polling
 	verbs   bool    // the tool is test/bench/floor/verbs.c, for inline data
 	inlined bool
@@ -90,14 +90,15 @@ func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 	return s, nil
 }
 
-// onPath returns the part of the packets that took the measured path, in percent. Less than 99 is an error.
+// onPath returns the part of the packets that took the measured path, in percent. A part of less than 99 percent is
+// an error.
 func (x exchange) onPath(c cost) (float64, error) {
 	part := 100 * c.short / c.sent
 	if x.path != shortcut {
 		part = 100 - part
 	}
 	if !(part >= 99) {
-		return part, fmt.Errorf("%.0f packets, of which %.0f took the shortcut: not a measurement of the %s", c.sent, c.short,
+		return part, fmt.Errorf("got %.0f packets and %.0f of them on the shortcut, want a measurement of the %s", c.sent, c.short,
 			x.path)
 	}
 	return part, nil
@@ -116,8 +117,8 @@ func (x exchange) figure(ctx context.Context, e *Env) (Sample, error) {
 func (x exchange) count(e *Env) int {
 	n := max(e.count(x.each)/max(1, x.qps), 2*least)
 	if x.qps > 1 {
-		// perftest also counts the last completion of each queue pair as cqMod messages. If that exceeds the number of
-		// messages, and the queue pairs are not equally fast, it stops polling too early.
+		// perftest also counts the last completion of each queue pair as cqMod messages. If that count exceeds the
+		// number of messages, and the queue pairs are not equally fast, perftest stops polling too early.
 		const cqMod = 100
 		n += cqMod - 1
 		n -= n % cqMod
@@ -125,8 +126,8 @@ func (x exchange) count(e *Env) int {
 	return n
 }
 
-// shortest returns the cost of the program with the minimum number of messages, which hardly depends on their size. It
-// is the median of three runs, once for each kind of exchange.
+// shortest returns the cost of the program with the minimum number of messages, which hardly depends on the size of
+// the messages. It is the median of three runs, and is measured once for each kind of exchange.
 func (x exchange) shortest(ctx context.Context, e *Env) (cost, error) {
 	x.size, x.each = 64, 0
 	if c, ok := e.base[x]; ok {
@@ -213,20 +214,22 @@ func columns(out string, line *regexp.Regexp) ([]float64, error) {
 	return v, nil
 }
 
-// parseLatency parses perftest's table: least, most, typical, mean, deviation, 99th and 99.9th percentile.
+// parseLatency parses perftest's table, which contains the least, most, typical and mean time, the deviation, and
+// the 99th and 99.9th percentile.
 func parseLatency(out string) (Sample, error) {
 	v, err := columns(out, latencyLine)
 	if err != nil {
 		return Sample{}, err
 	}
-	// seen on a busy machine: perftest itself measures the rate of the cycle counter
+	// This occurred on a busy machine, because perftest itself measures the rate of the cycle counter.
 	if math.IsNaN(v[2]) || math.IsInf(v[2], 0) {
-		return Sample{}, fmt.Errorf("perftest could not tell its clock's rate (is the machine busy?): %s", tail(out))
+		return Sample{}, fmt.Errorf("perftest could not measure its clock's rate (is the machine busy?): %s", tail(out))
 	}
 	return Sample{v[2], map[string]float64{exMean: v[3], exP99: v[5]}}, nil
 }
 
-// parseBandwidth parses perftest's table: peak and mean in Gb/s, and million messages per second.
+// parseBandwidth parses perftest's table, which contains the peak and mean in Gb/s, and million messages per
+// second.
 func parseBandwidth(out string) (Sample, error) {
 	v, err := columns(out, bandwidthLine)
 	if err != nil {
@@ -235,7 +238,7 @@ func parseBandwidth(out string) (Sample, error) {
 	return Sample{v[1] * 1000 / 8, map[string]float64{exRate: v[2] * 1000}}, nil
 }
 
-// fabric runs fi_pingpong, libfabric's ping-pong. Its processes wait for events.
+// fabric runs fi_pingpong, libfabric's ping-pong, with processes that wait for events.
 func fabric(provider, endpoint string, size int, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.count(each)), "-S",

@@ -81,7 +81,7 @@ func TestParse(t *testing.T) {
 	} {
 		got, err := c.got()
 		if err != nil || !same(got.Value, c.want.Value) || !maps.EqualFunc(got.Extras, c.want.Extras, same) {
-			t.Errorf("%s: got %+v, %v, want %+v", c.name, got, err, c.want)
+			t.Errorf("parse %s: got %+v and error %v, want %+v", c.name, got, err, c.want)
 		}
 	}
 }
@@ -115,12 +115,12 @@ func TestParseConnections(t *testing.T) {
 	got, err := parseConnections(connectionOutput)
 	want := map[string]float64{exResolve: 823.9, exCreateQP: 1438.88, exConnect: 171907.05, exDisconnect: 15679.66}
 	if err != nil || !same(got.Value, 174169.83) || !maps.EqualFunc(got.Extras, want, same) {
-		t.Errorf("got %+v, %v, want %v", got, err, want)
+		t.Errorf("parseConnections: got %+v and error %v, want %v", got, err, want)
 	}
 	for _, out := range []string{"event: RDMA_CM_EVENT_REJECTED, error: 8\n" + connectionOutput,
 		strings.Replace(connectionOutput, "504.51", "0.00", 1)} {
 		if got, err := parseConnections(out); err == nil {
-			t.Errorf("%s\ngot %+v, want an error", out, got)
+			t.Errorf("parseConnections of\n%s\ngot %+v, want an error", out, got)
 		}
 	}
 }
@@ -132,14 +132,14 @@ func TestTables(t *testing.T) {
 			seen := map[string]bool{}
 			for _, m := range g.Measurements {
 				if seen[m.Name] || m.Name == "" || m.Take == nil || m.Kind == "" {
-					t.Errorf("%s/%s/%s: duplicate name, no kind, or no measurement", s.Name, g.Name, m.Name)
+					t.Errorf("%s/%s/%s: got a duplicate name, no kind, or no measurement, want a unique name and both", s.Name, g.Name, m.Name)
 				}
 				seen[m.Name] = true
 			}
 			for _, m := range g.Measurements {
 				for _, other := range []string{m.Floor, m.Peer} {
 					if other != "" && !seen[other] {
-						t.Errorf("%s/%s/%s: no measurement %q to compare with", s.Name, g.Name, m.Name, other)
+						t.Errorf("%s/%s/%s: got no measurement %q to compare with, want one", s.Name, g.Name, m.Name, other)
 					}
 				}
 			}
@@ -151,7 +151,7 @@ func TestTables(t *testing.T) {
 	}
 	for _, c := range floorChecks {
 		if !floors[c.A] || !floors[c.B] || c.Want <= 0 || c.Within <= 1 {
-			t.Errorf("check %q: %q and %q must be floors, bounds above 0 and 1", c.Name, c.A, c.B)
+			t.Errorf("check %q: got %q, %q and their bounds, want two floors, and bounds above 0 and 1", c.Name, c.A, c.B)
 		}
 	}
 }
@@ -165,7 +165,7 @@ func TestServiceDoesNotStart(t *testing.T) {
 	defer e.Close()
 	_, err := exchange{path: shortcut, tool: "ib_send_lat", size: 64, each: 10}.take(context.Background(), e)
 	if err == nil || !strings.Contains(err.Error(), "the service does not start: address in use") {
-		t.Errorf("got %v, want the service's own error", err)
+		t.Errorf("start of the service: got %v, want the service's own error", err)
 	}
 }
 
@@ -179,8 +179,8 @@ func TestLimitEndsPrograms(t *testing.T) {
 	}
 	e := &Env{Dir: dir, Scale: 1, Limit: 300 * time.Millisecond}
 	_, err := e.limited(context.Background(), floor(1, 1, "hang"))
-	if err == nil || !strings.Contains(err.Error(), "not done within 300ms") {
-		t.Fatalf("got %v, want a time-out", err)
+	if err == nil || !strings.Contains(err.Error(), "not complete within 300ms") {
+		t.Fatalf("measurement: got %v, want a timeout", err)
 	}
 	pid, err := os.ReadFile(alive)
 	if err != nil {
@@ -204,17 +204,17 @@ func TestProcess(t *testing.T) {
 	}
 	after, err := cpuTime(os.Getpid())
 	if err != nil || after <= before || x == 0 {
-		t.Errorf("cpuTime: %v, then %v, %v; want more", before, after, err)
+		t.Errorf("cpuTime: got %v, then %v and error %v, want an increase", before, after, err)
 	}
 	rss, threads, err := memory(os.Getpid())
 	if err != nil || rss < 1 || rss > 1e5 || threads < 1 || threads > 1e4 {
-		t.Errorf("memory: got %v MB, %v threads, %v", rss, threads, err)
+		t.Errorf("memory: got %v MB, %v threads and error %v, want plausible values", rss, threads, err)
 	}
 }
 
 func same(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
 
-// TestOnPath tests that packets on another path than the measured one invalidate the measurement.
+// TestOnPath tests that packets on another path than the measured path invalidate the measurement.
 func TestOnPath(t *testing.T) {
 	for _, test := range []struct {
 		path        string
@@ -231,7 +231,7 @@ func TestOnPath(t *testing.T) {
 	} {
 		got, err := exchange{path: test.path}.onPath(cost{sent: test.sent, short: test.short})
 		if math.Abs(got-test.want) > 1e-9 || (err == nil) != test.ok {
-			t.Errorf("%s, %v of %v packets on the shortcut: got %v, %v", test.path, test.short, test.sent, got, err)
+			t.Errorf("onPath of %s with %v of %v packets on the shortcut: got %v and error %v", test.path, test.short, test.sent, got, err)
 		}
 	}
 	if _, err := (exchange{path: wire}).onPath(cost{}); err == nil {

@@ -54,7 +54,7 @@ func sampleReport() *Report {
 func TestReport(t *testing.T) {
 	r := sampleReport()
 	if n := doubtful(r.Checks); n != 1 || len(r.Checks) != 2 {
-		t.Errorf("checks: got %+v, want 2, with c / b doubtful", r.Checks)
+		t.Errorf("checks: got %+v, want 2 with c / b doubtful", r.Checks)
 	}
 	var md, js bytes.Buffer
 	r.Markdown(&md)
@@ -89,7 +89,7 @@ func TestJudgeNotMeasured(t *testing.T) {
 	r := []*SectionResult{{Name: "floors", Groups: []*GroupResult{{Series: []*Series{
 		{Name: "a", Values: values(-1)}, {Name: "b", Values: values(1)}}}}}}
 	if v := judge([]Check{{"a / b", "a", "b", 1, 2}}, r); len(v) != 1 || v[0].OK || v[0].Error != "not measured" {
-		t.Errorf("judge: got %+v, want one check, not measured", v)
+		t.Errorf("judge: got %+v, want one check that was not measured", v)
 	}
 }
 

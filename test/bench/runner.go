@@ -13,7 +13,7 @@ import (
 type Series struct {
 	Name   string               `json:"name"`
 	Kind   Kind                 `json:"kind"`
-	Values []*float64           `json:"values"` // one per round; null: not measured
+	Values []*float64           `json:"values"` // one value per round; null if not measured
 	Extras map[string][]float64 `json:"extras,omitempty"`
 	Errors []string             `json:"errors,omitempty"`
 
@@ -50,17 +50,18 @@ type SectionResult struct {
 type Runner struct {
 	Env    *Env
 	Rounds int
-	Log    io.Writer // progress messages
+	Log    io.Writer // output for progress messages
 
 	Complete int // number of complete rounds of Run
 }
 
-// attempts is the number of failures after which a measurement is given up.
+// attempts is the number of failures after which a measurement is not repeated any more.
 const attempts = 2
 
-// Run takes every measurement once in each round. The measurements of a group alternate, and each round begins with a
-// different one, so neither a drift of the machine nor the order favours one of them. A failed measurement is recorded,
-// and the others continue. So Run also returns results with the context's error.
+// Run takes every measurement once in each round. The measurements of a group alternate, and each round begins with
+// a different measurement. Neither a drift of the machine nor the order therefore favours a measurement. A failed
+// measurement is recorded, and the other measurements continue. Run therefore returns results together with the
+// context's error.
 func (r *Runner) Run(ctx context.Context, sections []Section) ([]*SectionResult, error) {
 	var results []*SectionResult
 	for _, s := range sections {
@@ -127,7 +128,7 @@ func (r *Runner) take(ctx context.Context, m Measurement, s *Series, round int) 
 
 // limited takes one figure within the time limit.
 func (e *Env) limited(ctx context.Context, take func(context.Context, *Env) (Sample, error)) (Sample, error) {
-	limited, cancel := context.WithTimeoutCause(ctx, e.Limit, fmt.Errorf("not done within %v", e.Limit))
+	limited, cancel := context.WithTimeoutCause(ctx, e.Limit, fmt.Errorf("not complete within %v", e.Limit))
 	defer cancel()
 	s, err := take(limited, e)
 	if err == nil && (math.IsNaN(s.Value) || math.IsInf(s.Value, 0)) {
@@ -184,7 +185,7 @@ func (s *Series) measured() []float64 {
 }
 
 // choose returns the sections with the measurements whose "section/group/measurement" matches, and the measurements
-// that they are compared with.
+// that these are compared with.
 func choose(sections []Section, pattern *regexp.Regexp, short bool) []Section {
 	var chosen []Section
 	for _, s := range sections {

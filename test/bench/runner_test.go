@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// fixed returns a measurement with given figures, and records that it was taken.
+// fixed returns a measurement with given figures, and records each call.
 func fixed(name string, taken *[]string, v ...float64) Measurement {
 	return Measurement{Name: name, Take: func(context.Context, *Env) (Sample, error) {
 		*taken = append(*taken, name)
@@ -38,9 +38,10 @@ func TestRunnerTakesInTurn(t *testing.T) {
 	a.Floor, a.Peer = "b", "c"
 	g := runFixed(t, 3, a, b, c)
 	if want := strings.Fields("a b c b c a c a b"); !slices.Equal(taken, want) {
-		t.Errorf("order: got %v, want %v (each round begins with another one)", taken, want)
+		t.Errorf("order: got %v, want %v (each round begins with another measurement)", taken, want)
 	}
-	// The ratios by round are 2, 5, 10. The ratio of the medians would be 5 as well, that of the ends 10 and 6.
+	// The ratios by round are 2, 5, 10. The ratio of the medians would also be 5, and the ratios of the first and
+	// the last values 10 and 6.
 	want := Summary{N: 3, Median: 5, Low: 2, High: 10, Q1: 3.5, Q3: 7.5}
 	if r := g.Series[0].Floor; r == nil || r.To != "b" || r.Summary != want {
 		t.Errorf("floor: got %+v, want b and %+v", r, want)
@@ -49,10 +50,10 @@ func TestRunnerTakesInTurn(t *testing.T) {
 		t.Errorf("peer: got %+v, want c and 15", r)
 	}
 	if g.Series[1].Floor != nil {
-		t.Errorf("b has no floor, got %+v", g.Series[1].Floor)
+		t.Errorf("floor of b: got %+v, want none", g.Series[1].Floor)
 	}
 	if got := g.Series[2].Extras["none"]; got != nil {
-		t.Errorf("extras that are no number: got %v, want none", got)
+		t.Errorf("extras that are not numbers: got %v, want none", got)
 	}
 	if got := g.Series[2].Extras["x"]; !slices.Equal(got, []float64{2, 2, 4}) {
 		t.Errorf("extras of c: got %v, want [2 2 4]", got)
@@ -74,21 +75,21 @@ func TestRunnerGoesOnAfterFailure(t *testing.T) {
 	}}
 	g := runFixed(t, 5, bad, nan, fixed("good", &taken, 4, 4, 4, 4, 4))
 	if calls != 3 {
-		t.Errorf("a measurement that fails is taken %d times, want 3: once well, then %d failures", calls, attempts)
+		t.Errorf("calls of a failing measurement: got %d, want 3: one success, then %d failures", calls, attempts)
 	}
 	if s := g.Series[0]; s.Summary.N != 1 || s.Floor == nil || s.Floor.Median != 2 || len(s.Errors) != 2 ||
 		s.Errors[0] != "round 2: broken" {
 		t.Errorf("bad: got %+v, floor %+v; want one figure, ratio 2, two errors", s, s.Floor)
 	}
 	if s := g.Series[1]; s.Summary.N != 0 || len(s.Errors) != attempts {
-		t.Errorf("NaN is a failure: got %+v", s)
+		t.Errorf("measurement of NaN: got %+v, want failures", s)
 	}
 	if s := g.Series[2]; s.Summary.N != 5 || len(s.Errors) != 0 {
 		t.Errorf("good: got %+v, want 5 figures", s)
 	}
 	if got := failures([]*SectionResult{{Name: "s", Groups: []*GroupResult{g}}}); len(got) != 4 ||
 		got[0] != "s/g/bad: round 2: broken" {
-		t.Errorf("failures: got %q", got)
+		t.Errorf("failures: got %q, want 4", got)
 	}
 }
 
@@ -102,8 +103,8 @@ func TestRunnerLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e := got[0].Groups[0].Series[0].Errors; len(e) != 1 || e[0] != "round 1: not done within 1ms: killed" {
-		t.Errorf("errors: got %q", e)
+	if e := got[0].Groups[0].Series[0].Errors; len(e) != 1 || e[0] != "round 1: not complete within 1ms: killed" {
+		t.Errorf("errors: got %q, want the timeout", e)
 	}
 }
 
@@ -123,7 +124,7 @@ func TestRunnerEnded(t *testing.T) {
 		t.Errorf("complete rounds: got %d, want 0", r.Complete)
 	}
 	if s := got[0].Groups[0].Series; s[0].Summary.N != 1 || len(s[1].Errors) != 0 {
-		t.Errorf("got %+v and %+v, want the figure that was taken, and no failure", s[0], s[1])
+		t.Errorf("series of an ended run: got %+v and %+v, want the one taken figure and no failure", s[0], s[1])
 	}
 }
 
@@ -159,6 +160,6 @@ func TestChoose(t *testing.T) {
 		}
 	}
 	if len(all[0].Groups[0].Measurements) != 3 {
-		t.Error("choose changed its argument")
+		t.Error("argument of choose: got a change, want none")
 	}
 }

@@ -15,7 +15,7 @@ type Summary struct {
 	Q3     float64 `json:"q3"`
 }
 
-// summarise returns the summary of v, or zero if there are no figures.
+// summarise returns the summary of v, or the zero Summary if there are no figures.
 func summarise(v []float64) Summary {
 	if len(v) == 0 {
 		return Summary{}
@@ -25,7 +25,7 @@ func summarise(v []float64) Summary {
 		Q3: quantile(s, 0.75)}
 }
 
-// quantile returns the q-quantile of sorted figures, interpolated between the two nearest.
+// quantile returns the q-quantile of sorted figures, interpolated between the two nearest figures.
 func quantile(sorted []float64, q float64) float64 {
 	at := q * float64(len(sorted)-1)
 	i := int(math.Floor(at))
@@ -35,13 +35,13 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// interval returns bounds of the median of the population with at least the given confidence, for any distribution. The
-// bounds are the kth smallest and kth largest figure, with the largest suitable k. ok is false if there are too few
-// figures.
+// interval returns bounds of the median of the population with at least the given confidence, for any distribution.
+// The bounds are the k-th smallest and k-th largest figure, with the largest suitable k. ok is false if there are
+// too few figures.
 func interval(v []float64, confidence float64) (low, high float64, ok bool) {
 	s := slices.Sorted(slices.Values(v))
-	// The median is below the kth smallest figure with the probability of fewer than k heads in len(s) throws, and above
-	// the kth largest with the same probability.
+	// The median is below the k-th smallest figure with the probability of fewer than k heads in len(s) coin
+	// tosses. It is above the k-th largest figure with the same probability.
 	term := math.Pow(0.5, float64(len(s)))
 	outside := 0.0
 	for k := 1; k <= len(s)/2; k++ {
@@ -54,7 +54,7 @@ func interval(v []float64, confidence float64) (low, high float64, ok bool) {
 	return low, high, ok
 }
 
-// ratios returns a/b for each round with both figures. Missing figures are NaN.
+// ratios returns a/b for each round with both figures. Missing figures yield NaN.
 func ratios(a, b []float64) []float64 {
 	var r []float64
 	for i := range min(len(a), len(b)) {

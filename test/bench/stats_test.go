@@ -24,7 +24,7 @@ func TestSummarise(t *testing.T) {
 	}
 	v := []float64{3, 1, 2}
 	if summarise(v); !slices.Equal(v, []float64{3, 1, 2}) {
-		t.Errorf("summarise sorted its argument: %v", v)
+		t.Errorf("argument of summarise: got %v, want no change", v)
 	}
 }
 
@@ -68,7 +68,8 @@ func TestInterval(t *testing.T) {
 				c.high, c.ok)
 		}
 	}
-	// At least 95 of 100 such intervals of samples from a known distribution contain its median.
+	// At least 95 of 100 such intervals of samples from a known distribution contain the median of the
+	// distribution.
 	random := rand.New(rand.NewPCG(1, 2))
 	held := 0
 	for range 1000 {

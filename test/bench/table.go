@@ -5,7 +5,8 @@ import (
 	"strconv"
 )
 
-// costs are approximate times of one operation by size, in microseconds. They determine the number of operations.
+// costs are approximate times of one operation by size, in microseconds. The times determine the number of
+// operations.
 type costs map[int]float64
 
 var (
@@ -13,7 +14,7 @@ var (
 	sizes     = []int{64, 4096, 65536, 1 << 20}
 
 	trapCosts      = costs{64: 11, 4096: 12, 65536: 25, 1 << 20: 220}
-	shortcutCosts  = costs{64: 25, 4096: 28, 65536: 60, 1 << 20: 900} // for a round trip; a message in a stream takes half
+	shortcutCosts  = costs{64: 25, 4096: 28, 65536: 60, 1 << 20: 900} // for a round trip; half for a message in a stream
 	wireCosts      = costs{64: 90, 4096: 100, 65536: 250, 1 << 20: 2500}
 	tcpCosts       = costs{64: 30, 4096: 40, 65536: 100, 1 << 20: 900}
 	fabricCosts    = costs{64: 80, 4096: 100, 65536: 150, 1 << 20: 1200}
@@ -191,7 +192,7 @@ func streamVariantSection() Section {
 			two, eight := plain, plain
 			two.two, eight.qps = true, 8
 			send := exchange{path: path, tool: "ib_send_bw", size: size, each: streamCosts[path][size]}
-			events := send // perftest waits only for events of SEND
+			events := send // perftest waits for events only with SEND
 			events.events = true
 			s.Groups = append(s.Groups, Group{Name: path + ", " + sizeNames[size], Measurements: []Measurement{
 				{Name: "WRITE", Kind: Ours, Take: plain.take},
@@ -205,8 +206,8 @@ func streamVariantSection() Section {
 	return s
 }
 
-// betweenSection measures two services that share only the network. The wait for events shows how a service performs
-// with a core that no program uses.
+// betweenSection measures two services that share only the network. The rows with events show how a service
+// performs with a core that no program uses.
 func betweenSection() Section {
 	s := Section{Name: "between", Title: "Between two services", Unit: "MB/s (10^6 bytes)", Floor: "UDP, CRC-32, Go",
 		Note: "Each program on a service of its own: over the loopback interface, and over a veth pair between two network namespaces (MTU 4200, " +

@@ -26,7 +26,7 @@ func pages(t *testing.T) (names []string) {
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/results/*.md", "examples/*/README.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(found) == 0 {
-			t.Fatalf("%s: %v", pattern, err)
+			t.Fatalf("glob %s: got error %v or no pages, want pages", pattern, err)
 		}
 		for _, f := range found {
 			rel, err := filepath.Rel(root, f)
@@ -45,7 +45,7 @@ func TestIndex(t *testing.T) {
 	for _, p := range pages(t) {
 		name, inDocs := strings.CutPrefix(p, "docs/")
 		if inDocs && name != "README.md" && !strings.Contains(index, "]("+name+")") {
-			t.Errorf("docs/README.md does not list %s", name)
+			t.Errorf("docs/README.md: got no entry for %s, want one", name)
 		}
 	}
 }
@@ -76,25 +76,25 @@ func TestLinks(t *testing.T) {
 				to = p
 			}
 			if _, err := os.Stat(filepath.Join(root, to)); err != nil {
-				t.Errorf("%s: %v", p, err)
+				t.Errorf("link in %s: got %v, want an existing file", p, err)
 				continue
 			}
 			if m[2] != "" && !anchors(read(t, to))[m[2]] {
-				t.Errorf("%s: %s has no heading #%s", p, to, m[2])
+				t.Errorf("link in %s: got no heading in %s for #%s, want one", p, to, m[2])
 			}
 		}
 	}
 }
 
-// TestPageShape checks that every page of docs begins with a sentence that names its readers, and ends with a link to
-// the next step. Every block must have a language.
+// TestPageShape checks that every page of docs begins with a sentence that names its readers, and ends with a link
+// to the next step. Every code block must have a language.
 func TestPageShape(t *testing.T) {
 	blockStart := regexp.MustCompile("(?m)^ *```(.*)\n(?s:.*?)\n *```$")
 	for _, p := range pages(t) {
 		text := read(t, p)
 		for _, m := range blockStart.FindAllStringSubmatch(text, -1) {
 			if m[1] == "" {
-				t.Errorf("%s has a block without a language", p)
+				t.Errorf("%s: got a block without a language, want one", p)
 			}
 		}
 		if filepath.Dir(p) != "docs" {
@@ -126,7 +126,7 @@ func TestWords(t *testing.T) {
 	}
 	for i := range len(words) - 1 {
 		if words[i] >= words[i+1] {
-			t.Errorf("%q comes before %q", words[i], words[i+1])
+			t.Errorf("order of words: got %q before %q, want alphabetical order", words[i], words[i+1])
 		}
 	}
 }

@@ -18,8 +18,8 @@ var (
 	testCommand = regexp.MustCompile(`(?m)^go test (.*) -run '(.*)'$`)
 )
 
-// TestPatches tests that the patches of the pages for contributors apply, and, without -short, that their tests pass in
-// an overlay of this tree. Each patch touches no more product files than its page states, and adds a new line.
+// TestPatches tests that the patches of the pages for contributors apply and, without -short, that their tests pass
+// in an overlay of this tree. Each patch touches no more product files than its page states, and adds a new line.
 func TestPatches(t *testing.T) {
 	for _, page := range []struct {
 		name    string
@@ -46,7 +46,7 @@ func TestPatches(t *testing.T) {
 				t.Errorf("files of the product: got %q, want %q", product, want)
 			}
 			if !strings.Contains(diff, page.adds) || strings.Contains(read(t, page.product[0]), page.adds) {
-				t.Errorf("the patch does not add %s to %s, or the file already has it", page.adds, page.product[0])
+				t.Errorf("addition of %s to %s: got none, or it exists already, want a new line", page.adds, page.product[0])
 			}
 			if !testing.Short() { // compiles most of the module
 				runPatched(t, overlay, command[1], command[2])
@@ -60,23 +60,23 @@ func runPatched(t *testing.T, overlay, packages, tests string) {
 	t.Helper()
 	args := []string{"test", "-v", "-vet=off", "-overlay=" + overlay, "-run=^(" + tests + ")$"}
 	if underRace() {
-		args = append(args, "-race") // packages are compiled already with -race
+		args = append(args, "-race") // packages are already compiled with -race
 	}
 	c := exec.Command("go", append(args, strings.Fields(packages)...)...)
 	c.Dir = root
 	out, err := c.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v: %v\n%s", c, err, out)
+		t.Fatalf("%v: got %v, want success:\n%s", c, err, out)
 	}
 	for name := range strings.SplitSeq(tests, "|") {
 		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
-			t.Errorf("test %s did not run:\n%s", name, out)
+			t.Errorf("test %s: got no run, want one:\n%s", name, out)
 		}
 	}
 }
 
-// patch applies a patch to copies of its files, in dir. patch returns the path of an overlay with these for the go
-// command, and the files other than tests.
+// patch applies a patch to copies of its files, in dir. It returns the path of an overlay with the copies for the
+// go command, and the names of the files other than tests.
 func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	t.Helper()
 	top, err := filepath.Abs(root)
@@ -106,10 +106,10 @@ func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	}
 	c := exec.Command("git", "apply", "--whitespace=error-all", "-")
 	c.Dir, c.Stdin = dir, strings.NewReader(diff)
-	// no repository, so paths are relative to dir
+	// There is no repository, so paths are relative to dir.
 	c.Env = append(os.Environ(), "GIT_CEILING_DIRECTORIES="+filepath.Dir(dir))
 	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("git apply: %v: renew the patch\n%s", err, out)
+		t.Fatalf("git apply: got %v, want success: renew the patch\n%s", err, out)
 	}
 	replace := map[string]string{}
 	for _, name := range files {
@@ -126,7 +126,7 @@ func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	return overlay, product
 }
 
-// underRace reports whether the race detector is on.
+// underRace reports whether the race detector is enabled.
 func underRace() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool {

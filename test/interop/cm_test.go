@@ -23,7 +23,7 @@ type cmTool struct {
 	service        string
 	server, client string
 	ips            []string
-	ends           bool // the server ends with its client
+	ends           bool // the server ends together with its client
 	refused        bool // the server must refuse the client
 }
 
@@ -38,8 +38,8 @@ var cmTools = []cmTool{
 	{"rping at a port without a listener", "RC", "", "rping -c -a ADDR -p 9999 -C 1", ipNames[:1], false, true},
 }
 
-// dialogues holds the output of the two sides of cmtalk for each transport. It is independent of which side is the
-// kernel.
+// dialogues holds the output of the two sides of cmtalk for each transport. The output does not depend on which
+// side is the kernel.
 var dialogues = map[string]struct{ space, active, passive string }{
 	"RC": {"tcp", `
 R RDMA_CM_EVENT_REJECTED status 28 data 0+148
@@ -151,7 +151,7 @@ func testCMCapture(t *testing.T) {
 	for line := range strings.Lines(string(out)) {
 		field := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if len(field) != 4 || field[1] != "" {
-			t.Errorf("malformed: %q", line)
+			t.Errorf("line of tshark: got the malformed %q", line)
 			continue
 		}
 		for _, p := range []*peer{kernelPeer, verbenaPeer} {
@@ -164,7 +164,7 @@ func testCMCapture(t *testing.T) {
 	for _, attribute := range []string{"0x0010", "0x0012", "0x0013", "0x0014", "0x0015", "0x0016", "0x0017", "0x0018"} {
 		for _, p := range []*peer{kernelPeer, verbenaPeer} {
 			if seen[p.name+" "+attribute] == 0 {
-				t.Errorf("%s: no message %s in the capture", p.name, attribute)
+				t.Errorf("%s: got no message %s in the capture, want one", p.name, attribute)
 			}
 		}
 	}
@@ -186,7 +186,7 @@ func extract(from, to string, which func(*frame) bool) error {
 		_ = w.WriteFileHeader(r.Snaplen(), r.LinkType())
 		for {
 			data, info, err := r.ReadPacketData()
-			if err != nil { // the guest is still writing: the last packet may be incomplete
+			if err != nil { // the guest is still writing, so the last packet may be incomplete
 				return
 			}
 			if f, ok := parseFrame(data); ok && which(f) {
@@ -218,8 +218,8 @@ func (tl *cmTool) run(r role, ip string) error {
 			return err
 		}
 	}
-	// There is no signal that a program in the guest listens. A client that connects too early is refused, and tries
-	// again.
+	// There is no signal that a program in the guest is listening. A client that connects too early is refused and
+	// tries again.
 	var stat int
 	var out string
 	for range 20 {
@@ -257,9 +257,9 @@ func (tl *cmTool) run(r role, ip string) error {
 	return nil
 }
 
-// ended reports whether a side ended without an error. Up to rdma-core 58 an rping that is done may report a failure,
-// because its main thread destroys the event channel while another thread is about to read it (fixed by rdma-core's
-// f3ae6534).
+// ended reports whether a side ended without an error. Up to rdma-core 58, an rping that is done may report a
+// failure. Its main thread destroys the event channel while another thread is about to read the channel (fixed by
+// rdma-core's f3ae6534).
 func (tl *cmTool) ended(stat int, out string) bool {
 	race := tl.what == "rping" && stat == 255 && strings.Contains(out, "DISCONNECT EVENT") &&
 		strings.Contains(out, "rdma_get_cm_event: Bad file descriptor") && !strings.Contains(out, "failed")

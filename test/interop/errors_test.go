@@ -13,17 +13,17 @@ type failure struct {
 	name    string
 	service string
 	options linkOptions
-	// receive is the length of a receive that the responder posts first; -1: none.
+	// receive is the length of a receive that the responder posts first, or -1 for none.
 	receive int
 	wr      func(*link) args
 	// prepare, if set, runs before the request.
 	prepare func(*link) error
-	// requester is the status of the request's completion. responder is the status of the completion of the receive, ""
-	// for none.
+	// requester is the status of the request's completion. responder is the status of the completion of the
+	// receive, or "" for none.
 	requester, responder string
 	// reqState and respState are the states of the queue pairs at the end.
 	reqState, respState string
-	// event is the event of the responder, "" for none.
+	// event is the event of the responder, or "" for none.
 	event string
 	// kernel holds the deviations of the kernel for each of its roles.
 	kernel map[string]departure
@@ -31,7 +31,7 @@ type failure struct {
 
 // departure overrides some of a failure's expectations.
 type departure struct {
-	requester, responder, respState string // "" keeps the expectation; "none" for no completion
+	requester, responder, respState string // "" keeps the expectation; "none" means no completion
 	why                             string
 }
 
@@ -60,7 +60,7 @@ var (
 	bufferLen = 8192 + guard + grhLen
 )
 
-// These are events of a responder (IBA volume 1, 11.6.3.2).
+// The following constants are events of a responder (IBA volume 1, 11.6.3.2).
 const (
 	accessEvent  = "QP_ACCESS_ERR"
 	requestEvent = "QP_REQ_ERR"
@@ -163,7 +163,7 @@ func badReceive(l *link) error {
 // destroyed destroys the responder's queue pair.
 func destroyed(l *link) error { return l.resp.call(nil, "close", args{"ids": []int{l.resp.qp.ID}}) }
 
-// testErrors tests that failures have the results of the specification on both sides.
+// testErrors tests that failures have the specified results on both sides.
 func testErrors(t *testing.T) {
 	for _, f := range failures {
 		for _, ip := range ipNames {
@@ -189,7 +189,7 @@ func testErrors(t *testing.T) {
 	}
 }
 
-// run posts the request and another one after it, and compares the results.
+// run posts the request and a second request after it, and compares the results.
 func (f *failure) run(l *link) error {
 	expect, notes := f.expected(l)
 	if f.prepare != nil {
@@ -295,7 +295,8 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// lateReceive posts the receive after the responder has refused the request, and checks that the retry is delivered.
+// lateReceive posts the receive after the responder has refused the request, and checks that the retry is
+// delivered.
 func lateReceive(r role, service, ip string) error {
 	l, err := newLink(r, service, ip, linkOptions{size: 8192})
 	if err != nil {
@@ -313,7 +314,7 @@ func lateReceive(r role, service, ip string) error {
 			return err
 		}
 		if got, err := l.req.poll(l.req.qp.SendCQ, 1, lossy/50); err != nil || len(got) > 0 {
-			return fmt.Errorf("%s: the SEND completed before the receive was posted: %v %v", l.req.name, got, err)
+			return fmt.Errorf("%s: SEND before the receive: got a completion %v and error %v, want none", l.req.name, got, err)
 		}
 		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, size)); err != nil {
 			return err

@@ -20,7 +20,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// These are the addresses on the TAP device, of the host and of the guest (guest/stage2 has the same).
+// The following constants are the addresses of the host and of the guest on the TAP device (guest/stage2 has the
+// same addresses).
 var (
 	ourIP   = map[string]string{"IPv4": "10.77.0.1", "IPv6": "fd77::1"}
 	guestIP = map[string]string{"IPv4": "10.77.0.2", "IPv6": "fd77::2"}
@@ -30,7 +31,7 @@ var (
 // inside marks a process in the network namespace.
 const inside = "VERBENA_INTEROP_INSIDE"
 
-// bootTime bounds the boot of the guest, including retries, on a slow and busy machine.
+// bootTime limits the boot of the guest, including retries, on a slow and busy machine.
 const bootTime = 7 * time.Minute
 
 var (
@@ -114,7 +115,7 @@ func enter() int {
 type lab struct {
 	dir      string
 	env      []string
-	verbena  string // the binary
+	verbena  string // path of the binary
 	programs []*program
 	start    time.Time
 	booted   time.Duration
@@ -158,7 +159,7 @@ func (p *program) stop(sig syscall.Signal) {
 		return
 	default:
 	}
-	if sig == syscall.SIGKILL { // includes the program, which a killed launcher does not end
+	if sig == syscall.SIGKILL { // includes the program, which the end of a killed launcher does not end
 		syscall.Kill(-p.cmd.Process.Pid, sig)
 	} else {
 		p.cmd.Process.Signal(sig)
@@ -199,7 +200,7 @@ func newLab() (*lab, error) {
 	l.env = append(os.Environ(), "VERBENA_SOCKET="+filepath.Join(l.dir, "sock"), "PYTHONDONTWRITEBYTECODE=1")
 	l.pcap = filepath.Join(l.dir, "wire.pcap")
 	for _, c := range []string{
-		// MTU 4096, and a burst of 1 MB
+		// The MTU is 4096, and a burst has 1 MB.
 		"link set lo up", "tuntap add tap0 mode tap", "link set tap0 mtu 4200 txqueuelen 10000",
 		"addr add 10.77.0.1/24 dev tap0", "addr add fd77::1/64 dev tap0 nodad", "link set tap0 up",
 	} {
@@ -245,7 +246,7 @@ func newLab() (*lab, error) {
 	kernelPeer.ip, kernelPeer.lab = guestIP, l
 	l.booted = time.Since(l.start)
 
-	// The TAP device now has a carrier and thus link-local addresses.
+	// The TAP device now has a carrier, and therefore link-local addresses.
 	serve, err := l.launch("service", l.verbena, "serve", "--link", "rxe0=tap0", "--no-loopback", "--seed", "1")
 	if err != nil {
 		return l, err
@@ -271,7 +272,7 @@ func (l *lab) awaitSocket(serve *program) error {
 		}
 		select {
 		case <-serve.done:
-			return fmt.Errorf("the service ended: %s", serve.out)
+			return fmt.Errorf("the service has ended: %s", serve.out)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -281,7 +282,7 @@ func (l *lab) awaitSocket(serve *program) error {
 func (l *lab) close(failed bool) {
 	for _, p := range []*peer{verbenaPeer, kernelPeer} {
 		if p != nil {
-			p.conn.Close() // the peer ends, and the guest with the peer
+			p.conn.Close() // the peer ends, and the guest ends with the peer
 		}
 	}
 	for i := len(l.programs) - 1; i >= 0; i-- {

@@ -29,7 +29,7 @@ type end struct {
 	srq int
 }
 
-// link is a pair of connected queue pairs. Queue pairs of UD know each other's address instead.
+// link is a pair of connected queue pairs. For UD, each queue pair knows the address of the peer instead.
 type link struct {
 	service   string
 	req, resp *end
@@ -37,24 +37,24 @@ type link struct {
 	seed      int
 }
 
-// linkOptions holds the options of a link. The comments name the defaults.
+// linkOptions holds the options of a link. The comments name the default values.
 type linkOptions struct {
-	mtu       int      // 1024
-	size      int      // size of the buffers, a little more than 1 MB
-	access    []string // rights of the responder's buffer; default everything
-	qpAccess  []string // rights of the responder's queue pair; default everything
-	timeout   int      // local ack timeout, as the exponent; 18, which is 1.07 s
-	retry     int      // 7
+	mtu       int      // default 1024
+	size      int      // size of the buffers; default slightly more than 1 MB
+	access    []string // rights of the responder's buffer; default all rights
+	qpAccess  []string // rights of the responder's queue pair; default all rights
+	timeout   int      // local ACK timeout as the exponent; default 18, which is 1.07 s
+	retry     int      // default 7
 	noRetry   bool     // retry is 0
-	rnrRetry  int      // 7, infinite
-	minRNR    int      // 12, which is 0.64 ms
-	srq       int      // size of the responder's shared receive queue; 0: none
+	rnrRetry  int      // default 7, which means infinite
+	minRNR    int      // default 12, which is 0.64 ms
+	srq       int      // size of the responder's shared receive queue; 0 means none
 	psn       int      // first PSN of the requester
-	hopLimit  int      // 64
+	hopLimit  int      // default 64
 	tclass    int
 	sge       int // maximum number of elements in a list
 	inline    int
-	connected string // side that goes to RTS: "" both, "requester"
+	connected string // side that goes to RTS; "" means both, "requester" means one
 }
 
 // everything lists all rights of a peer on a buffer.
@@ -67,7 +67,7 @@ const (
 	maxSize = 1 << 20
 )
 
-// or returns v, or otherwise if v is zero.
+// or returns v, or the second value if v is zero.
 func or[T comparable](v, otherwise T) T {
 	var zero T
 	if v == zero {
@@ -125,7 +125,7 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 			"psn": psn[e], "remote_psn": psn[other], "mtu": or(o.mtu, 1024), "timeout": or(o.timeout, 18), "retry": retry,
 			"rnr_retry": or(o.rnrRetry, 7), "min_rnr": or(o.minRNR, 12), "access": qpAccess, "qkey": qkey,
 			"hop_limit": or(o.hopLimit, 64), "traffic_class": o.tclass}
-		// The argument named timeout is the timeout of the queue pair, an int. call ignores it.
+		// The argument named timeout is the timeout of the queue pair, an int. Peer.call ignores it.
 		if err := e.call(nil, "connect", a); err != nil {
 			return nil, err
 		}
@@ -141,7 +141,7 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 	return l, nil
 }
 
-// recvTo returns the object that gets the responder's receives.
+// recvTo returns the object to which the responder's receives are posted.
 func (l *link) recvTo() int { return or(l.resp.srq, l.resp.qp.ID) }
 
 // headroom returns the number of bytes before the data in a receive of UD.
@@ -183,7 +183,7 @@ func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 	if imm != nil {
 		flags |= wcWithImm
 	}
-	// The kernel's rxe also reports a GRH on connected receives, contrary to the specification.
+	// Contrary to the specification, the kernel's rxe also reports a GRH on connected receives.
 	if l.resp.name == "kernel" && l.service != "UD" {
 		c.Flags &^= wcGRH
 	}
@@ -207,13 +207,13 @@ func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 // ntohl converts the immediate data of ibv_wc from network order.
 func ntohl(v uint32) uint32 { return v<<24 | v>>24 | v<<8&0xff0000 | v>>8&0xff00 }
 
-// noteRepeat logs the repeat of a message of an unreliable service, for tools/verdict to count.
+// noteRepeat logs the repetition of a message of an unreliable service, which tools/verdict counts.
 func (l *link) noteRepeat(op string) {
 	fmt.Printf("repeat: %s %s from %s to %s was lost\n", l.service, op, l.req.name, l.resp.name)
 }
 
-// Unreliable services may lose a message on a busy machine. These constants bound the repeats and the wait for each
-// message.
+// Unreliable services may lose a message on a busy machine. The following constants limit the repetitions and the
+// wait for each message.
 const (
 	repeats = 6
 	lossy   = 3 * time.Second

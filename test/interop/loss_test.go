@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// disturbance is a disturbance of packets: a fault rule for the packets of Verbena, and a netem rule for the packets of
-// the kernel.
+// disturbance is a disturbance of packets. It consists of a fault rule for the packets of Verbena, and a netem rule
+// for the packets of the kernel.
 type disturbance struct {
 	name  string
 	rule  []string // flags of `verbena fault add`
@@ -42,7 +42,7 @@ func (d disturbance) apply(by *peer) (undo func() error, err error) {
 
 // applyTC applies the queueing discipline d.netem to the kernel's packets.
 func (d disturbance) applyTC(by *peer) (undo func() error, err error) {
-	// The rule selects only RoCEv2, because the connection to the peers must not be disturbed.
+	// The rule selects only RoCEv2, because it must not disturb the connection to the peers.
 	undo = func() error {
 		_, err := by.sh("tc qdisc del dev eth0 root")
 		return err
@@ -64,7 +64,7 @@ func testLoss(t *testing.T) {
 		for _, d := range disturbances {
 			undo, err := d.apply(by)
 			if err != nil {
-				t.Errorf("disturb the packets of %s: %v", by.name, err)
+				t.Errorf("disturb the packets of %s: got %v, want success", by.name, err)
 				continue
 			}
 			for _, service := range allServices {
@@ -89,14 +89,14 @@ func testLoss(t *testing.T) {
 				}
 			}
 			if err := undo(); err != nil {
-				t.Errorf("stop the disturbance of the packets of %s: %v", by.name, err)
+				t.Errorf("stop the disturbance of the packets of %s: got %v, want success", by.name, err)
 			}
 		}
 	}
 }
 
-// reliable transfers 64 KB messages of each operation. It also adds to a counter, to check that each atomic operation
-// ran once.
+// reliable transfers 64 KB messages of each operation. It also adds to a counter, to check that each atomic
+// operation ran once.
 func (l *link) reliable() error {
 	const size = 65536
 	for _, op := range []string{"SEND", "WRITE", "READ", "WRITE_IMM"} {
@@ -115,7 +115,7 @@ func (l *link) reliable() error {
 			return err
 		}
 		if got != i {
-			return fmt.Errorf("%s: fetch and add number %d: got %d", l.req.name, i, got)
+			return fmt.Errorf("%s: fetch and add number %d: got %d, want %d", l.req.name, i, got, i)
 		}
 	}
 	if err := l.resp.want64("the counter", l.resp.buf, 64, 20); err != nil {
@@ -124,8 +124,8 @@ func (l *link) reliable() error {
 	return outstanding(l)
 }
 
-// unreliable sends numbered messages. Each message that arrives must be complete, must equal a sent one, and must be in
-// order.
+// unreliable sends numbered messages. Each message that arrives must be complete, must equal a sent message, and
+// must be in order.
 func (l *link) unreliable() error {
 	const n = 40
 	size, at := 3000, l.headroom()
@@ -160,10 +160,10 @@ func (l *link) unreliable() error {
 	for i, c := range got {
 		number := int(ntohl(c.Imm))
 		if c.Status != "SUCCESS" || c.ID != i || c.Len != size+at || number < 0 || number >= n {
-			return fmt.Errorf("%s: receive %d: got %+v", l.resp.name, i, c)
+			return fmt.Errorf("%s: receive %d: got %+v, want a complete message", l.resp.name, i, c)
 		}
 		if l.service == "UC" && number <= last {
-			return fmt.Errorf("%s: message %d arrived after message %d", l.resp.name, number, last)
+			return fmt.Errorf("%s: got message %d after message %d, want messages in order", l.resp.name, number, last)
 		}
 		last = number
 		if err := l.resp.check(l.resp.buf, i*(size+at)+at, size, 200+number); err != nil {
@@ -171,7 +171,7 @@ func (l *link) unreliable() error {
 		}
 	}
 	if len(got) < n/4 {
-		return fmt.Errorf("%s: only %d of %d messages arrived", l.resp.name, len(got), n)
+		return fmt.Errorf("%s: got %d of %d messages, want at least a quarter", l.resp.name, len(got), n)
 	}
 	return nil
 }

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// nlAttr is an attribute as printed by netlink.py: type, nested, length, and the value in hexadecimal digits or the
-// nested attributes.
+// nlAttr is an attribute as printed by netlink.py. It has a type, the nested flag, a length, and the value in
+// hexadecimal digits or the nested attributes.
 type nlAttr struct {
 	kind   int
 	nested bool
@@ -44,21 +44,21 @@ type nlAnswer struct {
 	}
 }
 
-// These are the attributes that the comparison names (enum rdma_nldev_attr).
+// The following map has the attributes that the comparison names (enum rdma_nldev_attr).
 const (
 	nlPID      = 28
 	nlKernName = 29
 )
 
-// nlVaries lists the attributes with values that depend on a device, a process or an object.
+// nlVaries lists the attributes whose values depend on a device, a process or an object.
 var nlVaries = map[int]bool{
 	1: true, 5: true, 6: true, 7: true, 8: true, 18: true, 21: true, 22: true, 23: true, 24: true, nlPID: true,
 	33: true, 34: true, 42: true, 43: true, 44: true, 45: true, 50: true, 51: true, 60: true, 61: true, 62: true,
 	63: true, 64: true, 72: true, 83: true,
 }
 
-// nlDifferences lists the expected differences with their reasons. "-" marks facts that only the kernel's answers
-// contain, and "+" facts that only Verbena's answers contain. The kernel is Linux 6.1.
+// nlDifferences lists the expected differences with their reasons. "-" marks facts of only the kernel's answers,
+// and "+" marks facts of only Verbena's answers. The kernel is Linux 6.1.
 var nlDifferences = []struct{ pattern, why string }{
 	{`^- chardev umad[:/]|^\+ chardev umad: ENOTSUP$`, "there is no umad"},
 	{`^\+ get( one)?/101 = 01$`, "NAME_ASSIGN_TYPE is younger than the kernel"},
@@ -70,8 +70,8 @@ var nlDifferences = []struct{ pattern, why string }{
 	{`^[-+] rough: a family without operations `, "Verbena has no ib_sa; kernels without it exist, too"},
 }
 
-// facts reports the facts of an answer's attributes. For objects it reports only those of programs, because the kernel
-// has some objects of its own. An attribute marked as nested has flag 1.
+// facts reports the facts of an answer's attributes. For objects, facts reports only the objects of programs,
+// because the kernel has some objects of its own. An attribute marked as nested has flag 1.
 func (a *nlAnswer) facts(what string, add func(string)) {
 	if a.Error != "" {
 		add(what + ": " + a.Error)
@@ -111,8 +111,8 @@ func nlFacts(path string, list []nlAttr, add func(string)) {
 	}
 }
 
-// testNetlink compares the NETLINK_RDMA answers of the two devices attribute by attribute, while programs have objects
-// on them. It also compares the reactions of the sockets to invalid requests.
+// testNetlink compares the NETLINK_RDMA answers of the two devices attribute by attribute, while programs have
+// objects on the devices. testNetlink also compares the reactions of the sockets to invalid requests.
 func testNetlink(t *testing.T) {
 	script, err := filepath.Abs("netlink.py")
 	if err != nil {
@@ -144,11 +144,11 @@ func testNetlink(t *testing.T) {
 			stop(time.Millisecond)
 		}
 		if err != nil {
-			t.Fatalf("%s: %v\n%s", p.name, err, out)
+			t.Fatalf("netlink.py on %s: got %v, want success:\n%s", p.name, err, out)
 		}
 		var all map[string]json.RawMessage
 		if err := json.Unmarshal([]byte(out), &all); err != nil {
-			t.Fatalf("%s: %v\n%s", p.name, err, out)
+			t.Fatalf("JSON of netlink.py on %s: got %v, want success:\n%s", p.name, err, out)
 		}
 		for what, raw := range all {
 			add := func(s string) { facts[s] = true }
@@ -167,7 +167,7 @@ func testNetlink(t *testing.T) {
 				}
 			default:
 				if err := json.Unmarshal(raw, &lines); err != nil {
-					t.Fatalf("%s: %s: %v", p.name, raw, err)
+					t.Fatalf("JSON of an answer on %s: %s: got %v, want success", p.name, raw, err)
 				}
 				for _, l := range lines {
 					add("rough: " + l)
@@ -194,7 +194,7 @@ func testNetlink(t *testing.T) {
 		i := slices.IndexFunc(nlDifferences,
 			func(x struct{ pattern, why string }) bool { return regexp.MustCompile(x.pattern).MatchString(d) })
 		if i < 0 {
-			t.Errorf("a difference without a reason: %s", d)
+			t.Errorf("difference without a reason: got %s, want none", d)
 			continue
 		}
 		explained[i]++
@@ -202,7 +202,7 @@ func testNetlink(t *testing.T) {
 	for i, x := range nlDifferences {
 		t.Logf("%d differences: %s", explained[i], x.why)
 		if explained[i] == 0 {
-			t.Errorf("this difference no longer exists: %s", x.pattern)
+			t.Errorf("difference %s: got none, want one, or remove its entry", x.pattern)
 		}
 	}
 }

@@ -27,7 +27,8 @@ var (
 	rc                = []string{"RC"}
 )
 
-// These are the sizes of messages at a path MTU of 1024: none, one byte, around a packet, several packets, 1 MB.
+// The following constants are the sizes of messages at a path MTU of 1024: none, one byte, around a packet, several
+// packets, and 1 MB.
 var (
 	sizes   = []int{0, 1, 7, 1023, 1024, 1025, 4096, 65537, maxSize}
 	sizesUD = []int{0, 1, 7, 1023, 1024, 1025, 4096}
@@ -85,14 +86,14 @@ func testOperations(t *testing.T) {
 	}
 }
 
-// domains opens an XRC domain on both sides, which fails on a device without XRC.
+// domains opens an XRC domain on both sides. The open fails on a device without XRC.
 func domains(r role) error {
 	for _, p := range []*peer{r.req(), r.resp()} {
 		if err := p.call(nil, "xrcd", nil); err != nil {
 			return err
 		}
 	}
-	return errors.New("both sides have XRC domains now, and this test has no transfer for them: write it")
+	return errors.New("both sides now have XRC domains, but this test has no transfer for them: add one")
 }
 
 // capability reports whether both sides support an operation that Linux has had since 6.2 (enum
@@ -108,7 +109,7 @@ func capability(name string, bits uint64) func(*link) error {
 				return &callError{p.name, name, "", syscall.EOPNOTSUPP}
 			}
 		}
-		return errors.New("both sides have " + name + " now, and this test has no transfer for it: write it")
+		return errors.New("both sides have " + name + " now, but this test has no transfer for it: add one")
 	}
 }
 
@@ -167,8 +168,8 @@ func (l *link) transfer(op string, size int) error {
 	return to.untouched(to.buf, at+size, guard)
 }
 
-// deliver posts the work request and waits for both completions. It posts the request again if the service may lose
-// messages and lost this one.
+// deliver posts the work request and waits for both completions. If the service may lose messages and lost this
+// message, deliver posts the request again.
 func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes bool) error {
 	for try := 1; ; try++ {
 		if err := l.post(wr); err != nil {
@@ -185,7 +186,7 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 			if l.service == "RC" {
 				return nil
 			}
-			err := l.resp.awaitData(l.resp.buf, size, seed, wait) // UC: only the memory shows the arrival
+			err := l.resp.awaitData(l.resp.buf, size, seed, wait) // for UC, only the memory shows the arrival
 			if err == nil || try == repeats {
 				return err
 			}
@@ -197,12 +198,12 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 		case err != nil:
 			return err
 		case len(got) == 0 && (l.service == "RC" || try == repeats):
-			return fmt.Errorf("%s: no completion of the receive", l.resp.name)
+			return fmt.Errorf("%s: receive: got no completion, want one", l.resp.name)
 		case len(got) == 0:
 			l.noteRepeat(op)
 			continue
 		case got[0].Status != "SUCCESS" || got[0].ID != seed:
-			return fmt.Errorf("%s: the receive completed with %s, wr_id %d, want SUCCESS, %d", l.resp.name, got[0].Status,
+			return fmt.Errorf("%s: receive: got %s and wr_id %d, want SUCCESS and %d", l.resp.name, got[0].Status,
 				got[0].ID, seed)
 		}
 		want := "RECV"
@@ -270,7 +271,7 @@ func scattered(l *link) error {
 		*s.to = append(*s.to, part...)
 	}
 	if !bytes.Equal(want, got) {
-		return errors.New("the data differ")
+		return errors.New("gathered data: got other bytes, want the sent bytes")
 	}
 	return nil
 }
@@ -284,7 +285,7 @@ func (p *peer) read(m mr, off, n int) ([]byte, error) {
 	return hex.DecodeString(s)
 }
 
-// outstanding posts fifty messages at once, of which only the last is signalled. All must arrive in order.
+// outstanding posts fifty messages at once, of which only the last is signalled. All messages must arrive in order.
 func outstanding(l *link) error {
 	const n, size = 50, 3000
 	for i := range n {
@@ -317,7 +318,7 @@ func outstanding(l *link) error {
 	}
 	for i, c := range got {
 		if c.Status != "SUCCESS" || c.ID != i || c.Len != size {
-			return fmt.Errorf("%s: receive %d: got %+v", l.resp.name, i, c)
+			return fmt.Errorf("%s: receive %d: got %+v, want success", l.resp.name, i, c)
 		}
 		if err := l.resp.check(l.resp.buf, i*size, size, 100+i); err != nil {
 			return err
@@ -351,7 +352,7 @@ func fenced(l *link) error {
 	}
 	for i, c := range got {
 		if c.Status != "SUCCESS" || c.ID != i {
-			return fmt.Errorf("%s: completion %d: got %+v", l.req.name, i, c)
+			return fmt.Errorf("%s: completion %d: got %+v, want success", l.req.name, i, c)
 		}
 	}
 	if len(got) != n+1 {
@@ -418,7 +419,7 @@ func fetchAdd(l *link) error {
 	return l.resp.want64("the value", l.resp.buf, 64, value)
 }
 
-// sharedLimit tests that the event arrives once, when the queue falls below its limit.
+// sharedLimit tests that the event arrives once, when the number of receives in the queue falls below the limit.
 func sharedLimit(l *link) error {
 	for i := range 6 {
 		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, 64)); err != nil {
@@ -447,7 +448,7 @@ func sharedLimit(l *link) error {
 			return err
 		}
 		if events != want {
-			return fmt.Errorf("%s: %d events SRQ_LIMIT_REACHED with %d receives left and a limit of 4, want %d", l.resp.name,
+			return fmt.Errorf("%s: got %d events SRQ_LIMIT_REACHED with %d receives and a limit of 4, want %d", l.resp.name,
 				events, 5-i, want)
 		}
 	}
@@ -471,8 +472,8 @@ func (p *peer) events(n int, kind string) (int, error) {
 	return count, err
 }
 
-// grh tests that the receiver of a datagram finds the IP header in the 40 bytes before the data. An IPv4 header is in
-// the last 20 of them.
+// grh tests that the receiver of a datagram finds the IP header in the 40 bytes before the data. An IPv4 header is
+// in the last 20 of these bytes.
 func grh(l *link) error {
 	if err := l.transfer("SEND", 500); err != nil {
 		return err
@@ -490,7 +491,7 @@ func grh(l *link) error {
 	}
 	if s, d := netip.MustParseAddr(l.req.gid).AsSlice(), netip.MustParseAddr(l.resp.gid).AsSlice(); !bytes.Equal(src, s) ||
 		!bytes.Equal(dst, d) {
-		return fmt.Errorf("%s: addresses %x to %x, want %x to %x", l.resp.name, src, dst, s, d)
+		return fmt.Errorf("%s: GRH: got addresses %x to %x, want %x to %x", l.resp.name, src, dst, s, d)
 	}
 	want := byte(33)
 	if l.req.name == "kernel" {
@@ -548,7 +549,7 @@ func multicast(l *link) error {
 			}
 		}
 		if len(got) == 0 {
-			return fmt.Errorf("%s: no datagram arrived at group %s", l.resp.name, group)
+			return fmt.Errorf("%s: got no datagram of group %s, want one", l.resp.name, group)
 		}
 		if err := l.wantWC(got[0], "RECV", size, nil); err != nil {
 			return err
@@ -569,7 +570,7 @@ func multicast(l *link) error {
 	}
 	got, err := l.resp.poll(l.resp.qp.RecvCQ, 1, 300*time.Millisecond)
 	if err == nil && len(got) > 0 {
-		err = fmt.Errorf("%s: a datagram arrived after the queue pair had left the group", l.resp.name)
+		err = fmt.Errorf("%s: got a datagram after the detach from the group, want none", l.resp.name)
 	}
 	return err
 }
@@ -662,7 +663,7 @@ func windowType1(l *link) error {
 		return err
 	}
 	if first == second {
-		return fmt.Errorf("%s: the second bind returned the same R_Key %#x", l.resp.name, first)
+		return fmt.Errorf("%s: second bind: got the same R_Key %#x, want another one", l.resp.name, first)
 	}
 	if err := l.usable(second); err != nil {
 		return err
@@ -731,7 +732,7 @@ func sendInvalidate(l *link) error {
 		}
 		if c.Flags&^wcGRH != flag && l.resp.name == "kernel" || c.Flags != flag && l.resp.name != "kernel" || c.Imm != key ||
 			c.Len != size {
-			return fmt.Errorf("%s: the receive has flags %#x, length %d and invalidated R_Key %#x, want %#x, %d and %#x",
+			return fmt.Errorf("%s: receive: got flags %#x, length %d and invalidated R_Key %#x, want %#x, %d and %#x",
 				l.resp.name,
 				c.Flags, c.Len, c.Imm, flag, size, key)
 		}

@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// peer is one side; see peer.py.
+// peer is one side of the test, which runs peer.py.
 type peer struct {
 	name string // "kernel" or "Verbena"
 	lab  *lab
-	ip   map[string]string // keys: "IPv4" and "IPv6"
+	ip   map[string]string // addresses by the keys "IPv4" and "IPv6"
 	conn net.Conn
 	in   *bufio.Reader
 	dead error
@@ -77,7 +77,7 @@ func unsupported(err error) bool {
 	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EPROTONOSUPPORT)
 }
 
-// callTime bounds a call, in addition to the requested wait of the method.
+// callTime limits a call, in addition to the requested wait of the method.
 const callTime = 2 * time.Minute
 
 // call runs a method and stores its result in out, unless out is nil.
@@ -163,7 +163,7 @@ func (p *peer) check(m mr, off, n, seed int) error {
 		return err
 	}
 	if diff != nil {
-		return fmt.Errorf("%s: data differ, the first of %d bytes at offset %d", p.name, n, *diff)
+		return fmt.Errorf("%s: buffer: got a difference in %d bytes at offset %d, want the pattern", p.name, n, *diff)
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (p *peer) untouched(m mr, off, n int) error {
 		return err
 	}
 	if !zero {
-		return fmt.Errorf("%s: bytes %d to %d of the buffer have changed", p.name, off, off+n)
+		return fmt.Errorf("%s: bytes %d to %d of the buffer: got a change, want zeros", p.name, off, off+n)
 	}
 	return nil
 }
@@ -259,7 +259,7 @@ func (p *peer) send(q qp, a args) (rkey uint32, err error) {
 	return r.RKey, err
 }
 
-// These are flags of completions (enum ibv_wc_flags).
+// The following constants are flags of completions (enum ibv_wc_flags).
 const (
 	wcGRH        = 1 << 0
 	wcWithImm    = 1 << 1
@@ -284,7 +284,7 @@ func (p *peer) poll(cq, n int, timeout time.Duration) (got []wc, err error) {
 	return got, err
 }
 
-// timeout bounds the time of a completion that must arrive, on a slow machine.
+// timeout limits the time of a completion that must arrive, on a slow machine.
 const timeout = 30 * time.Second
 
 // complete waits for one completion and checks its status.
@@ -294,9 +294,9 @@ func (p *peer) complete(what string, cq, id int, statuses ...string) (wc, error)
 	case err != nil:
 		return wc{}, err
 	case len(got) == 0:
-		return wc{}, fmt.Errorf("%s: no completion of the %s", p.name, what)
+		return wc{}, fmt.Errorf("%s: %s: got no completion, want one", p.name, what)
 	case !slices.Contains(statuses, got[0].Status):
-		return got[0], fmt.Errorf("%s: the %s completed with %s, want %s", p.name, what, got[0].Status,
+		return got[0], fmt.Errorf("%s: %s: got status %s, want %s", p.name, what, got[0].Status,
 			strings.Join(statuses, " or "))
 	case got[0].ID != id:
 		return got[0], fmt.Errorf("%s: %s: got wr_id %d, want %d", p.name, what, got[0].ID, id)

@@ -15,7 +15,7 @@ import (
 type tool struct {
 	program string
 	service string
-	args    string // GID stands for the index of the GID
+	args    string // GID represents the index of the GID
 }
 
 const (
@@ -47,7 +47,7 @@ var tools = []tool{
 	{"ib_atomic_bw", "RC", "-d rxe0 -x GID -F -n 100 -A CMP_AND_SWAP"},
 }
 
-// toolTime bounds the time of a program.
+// toolTime limits the time of a program.
 const toolTime = 60 * time.Second
 
 // testPrograms runs the programs of rdma-core and perftest between the two sides.

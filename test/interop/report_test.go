@@ -23,13 +23,13 @@ type cell struct {
 	Service   string  `json:"service"`
 	Role      string  `json:"role"`
 	IP        string  `json:"ip"`
-	Result    string  `json:"result"` // pass, note (pass, but see the reason), none (unsupported by one side), FAIL
+	Result    string  `json:"result"` // pass, note (pass with a reason to read), none (unsupported by one side), or FAIL
 	Reason    string  `json:"reason,omitempty"`
 	Seconds   float64 `json:"seconds"`
 }
 
-// deviation is a deviation of the kernel from the expectation of a row. It makes the cell a note instead of a failure.
-// A cell that returns no deviation although one was expected has a wrong table, and fails.
+// deviation is a deviation of the kernel from the expectation of a row. It makes the cell a note instead of a
+// failure. A cell that returns no deviation, although the table lists one, fails, because the table is wrong.
 type deviation struct{ text string }
 
 func (d *deviation) Error() string { return d.text }
@@ -40,7 +40,7 @@ type report struct {
 	facts []fact
 }
 
-// fact is a line of a table of figures: a comparison or count, and its result.
+// fact is a line of a table of figures. It is a comparison or count, with its result.
 type fact struct {
 	Section string   `json:"section"`
 	Columns []string `json:"columns"`
@@ -48,7 +48,8 @@ type fact struct {
 
 var results report
 
-// someIPs returns the IP versions for a cell: both when a report is written, otherwise one selected by the name.
+// someIPs returns the IP versions for a cell. These are both versions when a report is written, and otherwise one
+// version selected by the name.
 func someIPs(name ...string) []string {
 	if os.Getenv("INTEROP_DOC") != "" {
 		return ipNames
@@ -67,7 +68,7 @@ func runCell(t *testing.T, c cell, do func() error) {
 		start := time.Now()
 		for _, p := range []*peer{verbenaPeer, kernelPeer} {
 			if err := p.call(nil, "reset", nil); err != nil {
-				t.Errorf("before the cell: %v", err)
+				t.Errorf("reset before the cell: got %v, want success", err)
 			}
 		}
 		err := do()
@@ -88,7 +89,7 @@ func runCell(t *testing.T, c cell, do func() error) {
 		results.cells = append(results.cells, c)
 	})
 	if verbenaPeer.dead != nil || kernelPeer.dead != nil {
-		t.Fatal("the connection to a peer is lost")
+		t.Fatal("connections to the peers: got a lost one, want both")
 	}
 	if n := results.count()["FAIL"]; n > tooMany {
 		t.Fatalf("stop after %d failed cells", n)

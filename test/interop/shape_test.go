@@ -11,12 +11,12 @@ import (
 	"testing"
 )
 
-// shape is a limit or delay on a link's packets: by Verbena's link set, and by tc(8) for the kernel.
+// shape is a limit or delay on a link's packets, set by Verbena's link set, or by tc(8) for the kernel.
 type shape struct {
 	name string
 	link []string
 	tc   string
-	want float64 // Mbit/s, or milliseconds
+	want float64 // in Mbit/s or milliseconds
 	rate bool
 }
 
@@ -27,8 +27,8 @@ var shapes = []shape{
 	{"50 ms", []string{"--delay", "50ms"}, "netem limit 100000 delay 50ms", 50, false},
 }
 
-// testShapes measures requested rates and delays of Verbena, and of the kernel's rxe with tc. SHAPES=1 enables it. CI
-// omits it, because the results depend on time.
+// testShapes measures requested rates and delays of Verbena, and of the kernel's rxe with tc. SHAPES=1 enables it.
+// CI omits testShapes, because its results depend on time.
 func testShapes(t *testing.T) {
 	if os.Getenv("SHAPES") == "" {
 		t.Skip("SHAPES is not set")
@@ -44,7 +44,7 @@ func testShapes(t *testing.T) {
 		for _, s := range shapes {
 			undo, err := s.apply(by)
 			if err != nil {
-				t.Fatalf("%s: %s: %v", by.name, s.name, err)
+				t.Fatalf("%s: set %s: got %v, want success", by.name, s.name, err)
 			}
 			var got []float64
 			for range 3 {
@@ -55,7 +55,7 @@ func testShapes(t *testing.T) {
 					v -= base
 				}
 				if err != nil {
-					t.Errorf("%s: %s: %v", by.name, s.name, err)
+					t.Errorf("%s: measure %s: got %v, want success", by.name, s.name, err)
 					continue
 				}
 				got = append(got, v)
@@ -88,8 +88,8 @@ func (s shape) apply(by *peer) (undo func() error, err error) {
 // perftestRow matches the row of figures below the row of titles.
 var perftestRow = regexp.MustCompile(`(?m)^ *[0-9]+ +[0-9]+ +([0-9.]+) +([0-9.]+) +([0-9.]+)`)
 
-// measureRate returns the rate of arrival in Mbit/s on the wire: the payload, with the headers of each packet of 4096
-// bytes.
+// measureRate returns the rate of arrival in Mbit/s on the wire, which is the payload with the headers of each
+// packet of 4096 bytes.
 func measureRate(r role, port *int) (float64, error) {
 	*port++
 	out, err := tool{program: "ib_write_bw", service: "RC",
@@ -102,7 +102,7 @@ func measureRate(r role, port *int) (float64, error) {
 		return 0, fmt.Errorf("no figures in %s", lastLines(out))
 	}
 	average, err := strconv.ParseFloat(m[2], 64)
-	const payload, headers = 4096, 20 + 8 + 12 + 4 // and 16 more for the RETH in one packet of 16
+	const payload, headers = 4096, 20 + 8 + 12 + 4 // one packet of 16 has 16 more bytes for the RETH
 	return average * 1000 * (payload + headers + 1) / payload, err
 }
 
@@ -119,6 +119,6 @@ func measureLatency(r role, port *int) (float64, error) {
 	if m == nil {
 		return 0, fmt.Errorf("no figures in %s", lastLines(out))
 	}
-	half, err := strconv.ParseFloat(m[3], 64) // #bytes #iterations t_min t_max t_typical, in microseconds
+	half, err := strconv.ParseFloat(m[3], 64) // columns: bytes, iterations, t_min, t_max, t_typical, in microseconds
 	return 2 * half / 1000, err
 }

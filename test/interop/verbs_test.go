@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// kernelLacks lists the abilities in the tests of package verbs that the rxe of Linux 6.1 lacks; see
-// docs/deviations.md. The rxe does not loop its multicast packets back to its own queue pairs.
+// kernelLacks lists the abilities in the tests of package verbs that the rxe of Linux 6.1 lacks
+// (docs/deviations.md). The rxe does not loop its multicast packets back to its own queue pairs.
 var kernelLacks = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window", "local protection error",
 	"event of an access error"}
 
@@ -51,15 +51,15 @@ func testCommands(t *testing.T) {
 	}
 }
 
-// testVerbs runs the tests of packages verbs and cm on the kernel's device: the Go library on /dev/infiniband of Linux.
-// No test is skipped.
+// testVerbs runs the tests of packages verbs and cm on the kernel's device, with the Go library on /dev/infiniband
+// of Linux. No test is skipped.
 func testVerbs(t *testing.T) {
 	c := cell{Section: "verbs", Operation: "packages verbs and cm on /dev/infiniband", Service: "RC, UC, UD",
 		Role: kernelPeer.name, IP: "IPv4"}
 	runCell(t, c, func() error {
 		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" + strings.Join(kernelLacks, ","),
 			"VERBS_ADDR=" + guestIP["IPv4"],
-			theLab.program("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these tests are for Verbena only
+			theLab.program("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these tests are only for Verbena
 		if err != nil {
 			return err
 		}

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// walkDifferences lists the permitted differences of a walk through librdmacm, each with its reason. An entry matches
-// the first differing line in the kernel and in Verbena. The kernel is Linux 6.1.
+// walkDifferences lists the permitted differences of a walk through librdmacm, each with its reason. An entry
+// matches the first line in which the kernel and Verbena differ. The kernel is Linux 6.1.
 var walkDifferences = []struct{ kernel, verbena, why string }{
 	{`^walk \d+ failed: status`, ``, "the kernel's calls hang, for more than a minute"},
 	{` timeout 19 `, ` timeout 17 `, "newer kernels expect packets to live 67 ms, this one 268 ms"},
@@ -29,7 +29,7 @@ var walkDifferences = []struct{ kernel, verbena, why string }{
 		"the errno of a call that another thread of the library's has made meanwhile"},
 }
 
-// testWalks runs random sequences of librdmacm calls (testdata/cmwalk.c) on both sides, each with itself. It runs WALKS
+// testWalks runs random sequences of librdmacm calls (testdata/cmwalk.c) on each side separately. It runs WALKS
 // sequences (default 150) from WALK_FIRST (default 1) on. The result of each call and each event must be the same,
 // except for walkDifferences.
 func testWalks(t *testing.T) {
@@ -58,7 +58,7 @@ func testWalks(t *testing.T) {
 			case nothing:
 				same++
 			case unexplained:
-				t.Errorf("walk %d: unexpected difference: %s", seed, how)
+				t.Errorf("walk %d: got an unexpected difference: %s", seed, how)
 			default:
 				reasons[why]++
 			}
@@ -75,8 +75,8 @@ const (
 	unexplained = -2
 )
 
-// differ compares a walk of the kernel with a walk of Verbena. It returns the index of the reason for their difference,
-// or nothing, or unexplained.
+// differ compares a walk of the kernel with a walk of Verbena. It returns the index of the reason for their
+// difference, or a constant for no difference or an unexplained one.
 func differ(k, v []string) (why int, how string) {
 	k, v = ordered(k), ordered(v)
 	i := 0

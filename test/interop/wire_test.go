@@ -23,13 +23,14 @@ import (
 // frame is a RoCEv2 packet of the capture.
 type frame struct {
 	from         string // "kernel" or "Verbena"
-	ip, udp      []byte // from the header on
+	ip, udp      []byte // bytes from the header on
 	packet       roce.Packet
 	v4           bool
-	knownSources []uint32 // QPNs that send to this packet's destination, by the links of the tests
+	knownSources []uint32 // QPNs that send to this packet's destination, according to the links of the tests
 }
 
-// property is a row of the comparison: the values of a field from both sides. why explains a permitted difference.
+// property is a row of the comparison, with the values of a field from both sides. why explains a permitted
+// difference.
 type property struct {
 	name string
 	of   func(*frame) (value string, applies bool)
@@ -166,7 +167,7 @@ func testWire(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !icrc.OK() || icrc.Unchecked > 0 {
-		t.Errorf("%v, %d not checked; bad frames: %v", icrc, icrc.Unchecked, icrc.BadFrames)
+		t.Errorf("ICRCs: got %v, %d unchecked and bad frames %v, want only good frames", icrc, icrc.Unchecked, icrc.BadFrames)
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		t.Fatal(err)
@@ -201,7 +202,7 @@ func testWire(t *testing.T) {
 			remark = p.why
 			if p.why == "" {
 				remark = "FAIL"
-				t.Errorf("%s: kernel %s, Verbena %s, want equal values", p.name, k, v)
+				t.Errorf("%s: got %s from the kernel and %s from Verbena, want equal values", p.name, k, v)
 			}
 		}
 		results.facts = append(results.facts, fact{"The wire", []string{p.name, k, v, remark}})
@@ -243,7 +244,7 @@ func readFrames(r io.Reader) (func(yield func(*frame) bool), error) {
 	return func(yield func(*frame) bool) {
 		for {
 			data, _, err := in.ReadPacketData()
-			if errors.Is(err, io.EOF) || err != nil { // the guest is still writing: the last packet may be incomplete
+			if errors.Is(err, io.EOF) || err != nil { // the guest is still writing, so the last packet may be incomplete
 				return
 			}
 			if f, ok := parseFrame(data); ok && !yield(f) {

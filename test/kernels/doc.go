@@ -1,5 +1,6 @@
 // Package kernels runs programs under `verbena run` on the kernels of Debian's releases in QEMU, and records the
-// results. `make kernels` runs them and writes testdata/kernels.json, which is the source of docs/results/kernels.md.
+// results. `make kernels` runs the programs and writes testdata/kernels.json, which is the source of
+// docs/results/kernels.md.
 package kernels
 
 import (
@@ -10,10 +11,10 @@ import (
 
 // Record holds the results on one kernel.
 type Record struct {
-	Suite   string            // release of Debian
-	Kernel  string            // its release, such as 6.1.0-56-amd64
-	Lacks   []string          // features, in the order of `verbena version --kernel`
-	Results map[string]string // keys: "USER PROGRAM"; values: "ok", or the failure
+	Suite   string            // Debian release
+	Kernel  string            // kernel release, such as 6.1.0-56-amd64
+	Lacks   []string          // missing features, in the order of `verbena version --kernel`
+	Results map[string]string // results by "USER PROGRAM"; a result is "ok" or the failure
 }
 
 // users and programs list the combinations that run on each kernel.

@@ -13,11 +13,11 @@ import (
 	"testing"
 )
 
-// suites lists the releases of Debian whose kernels are tested, from the oldest on.
+// suites lists the releases of Debian whose kernels are tested, beginning with the oldest.
 const suites = "bullseye bookworm bookworm-backports trixie sid"
 
-// script runs in the guest as root. $1 is the binary, and $2 a program of test/rawverbs. The rxe module of the kernel
-// holds UDP port 4791 until the script removes the module.
+// The guest runs script as root. $1 is the binary, and $2 is a program of test/rawverbs. The rxe module of the
+// kernel holds UDP port 4791 until the script removes the module.
 const script = `
 echo "kernel: $(uname -r)"
 rmmod rdma_rxe 2>/dev/null
@@ -76,7 +76,7 @@ done
 func TestKernels(t *testing.T) {
 	verbena := os.Getenv("VERBENA")
 	if verbena == "" {
-		t.Fatal("VERBENA must be the path of the binary: use make kernels")
+		t.Fatal("VERBENA: got no path of the binary, want one: use make kernels")
 	}
 	raw := filepath.Join(t.TempDir(), "rawverbs")
 	for dir := filepath.Dir(raw); dir != "/" && dir != os.TempDir(); dir = filepath.Dir(dir) {
@@ -85,7 +85,7 @@ func TestKernels(t *testing.T) {
 	build := exec.Command("go", "build", "-o", raw, "verbena/test/rawverbs")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("build: got %v, want success:\n%s", err, out)
 	}
 	chosen := os.Getenv("SUITES")
 	if chosen == "" {
@@ -102,7 +102,7 @@ func TestKernels(t *testing.T) {
 			r := parse(suite, string(out))
 			for _, user := range users {
 				for _, p := range r.failed(user) {
-					t.Errorf("%s as %s: %s", p, user, r.Results[user+" "+p])
+					t.Errorf("%s as %s: got %s, want ok", p, user, r.Results[user+" "+p])
 				}
 			}
 			if err := record(r); err != nil {

@@ -55,11 +55,11 @@ func TestTable(t *testing.T) {
 		delete(lacked, f.Name)
 	}
 	for l := range lacked {
-		t.Errorf("%s: unknown feature %q: run make kernels", recorded, l)
+		t.Errorf("%s: got the unknown feature %q, want a known one: run make kernels", recorded, l)
 	}
 	gendoc.Check(t, "../../docs/results/kernels.md", "kernels", b.String())
 	if len(list) == 0 || slices.ContainsFunc(list, func(r Record) bool { return r.Kernel == "" }) {
-		t.Errorf("%s has no kernels", recorded)
+		t.Errorf("%s: got no kernels, or one without a name, want some", recorded)
 	}
 }
 
@@ -68,9 +68,9 @@ func TestParse(t *testing.T) {
 		"noise\nkernel: 7.0\nlacks: short slices\nresult: root rping = ok\r\nresult: nobody rping = exit code 1: a = b\n")
 	if r.Kernel != "7.0" || !slices.Equal(r.Lacks, []string{"short slices"}) || r.Results["root rping"] != "ok" ||
 		r.Results["nobody rping"] != "exit code 1: a = b" {
-		t.Errorf("got %+v", r)
+		t.Errorf("parse: got %+v, want kernel 7.0 and its results", r)
 	}
 	if f := r.failed("root"); len(f) != len(programs)-1 || slices.Contains(f, "rping") {
-		t.Errorf("got %v", f)
+		t.Errorf("failed: got %v, want all but rping", f)
 	}
 }

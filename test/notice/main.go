@@ -25,7 +25,7 @@ const head = `Verbena's binaries contain the Go standard library and the modules
 This file is made by: go run ./test/notice > packaging/NOTICE
 `
 
-// notice returns the file without versions, which are in go.mod.
+// notice returns the content of the file. It contains no versions, because go.mod has them.
 func notice() (string, error) {
 	out, err := exec.Command("go", "list", "-deps", "-f",
 		"{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}",

@@ -17,11 +17,11 @@ func TestNotice(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Error("NOTICE is out of date: go run ./test/notice > packaging/NOTICE")
+		t.Error("NOTICE: got an outdated file, want the current dependencies: go run ./test/notice > packaging/NOTICE")
 	}
 	for _, m := range []string{"github.com/alecthomas/kong", "golang.org/x/sys", "Redistribution and use"} {
 		if !strings.Contains(want, m) {
-			t.Errorf("NOTICE has no %q", m)
+			t.Errorf("NOTICE: got no %q, want it", m)
 		}
 	}
 }

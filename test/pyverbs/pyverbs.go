@@ -1,9 +1,9 @@
-// Package pyverbs holds the recorded results of rdma-core's own tests on Verbena and on the kernel's rxe, and the
-// reasons why tests do not pass.
+// Package pyverbs contains the recorded results of rdma-core's own tests on Verbena and on the kernel's rxe, and
+// the reasons for which tests do not pass.
 //
-// The program run runs the tests. verbena.txt and kernel.txt are its output, under `verbena run` and in a guest with
-// the kernel's rxe. reasons.txt holds the reasons. A test of this package writes the comparison in docs/verbs.md and
-// docs/results/verbs.md.
+// The program run runs the tests. verbena.txt and kernel.txt are its output, under `verbena run` and in a guest
+// with the kernel's rxe. reasons.txt contains the reasons. A test of this package writes the comparison in
+// docs/verbs.md and docs/results/verbs.md.
 package pyverbs
 
 import (
@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// These are the outcomes of a test.
+// The following constants are the outcomes of a test.
 const (
 	OK      = "ok"
 	Skipped = "skipped"
@@ -45,7 +45,7 @@ func Parse(r io.Reader) (Results, error) {
 		name, rest, _ := strings.Cut(line, " ")
 		outcome, text, _ := strings.Cut(rest, " ")
 		if !slices.Contains([]string{OK, Skipped, Failed, Error}, outcome) {
-			return nil, fmt.Errorf("invalid line %q", line)
+			return nil, fmt.Errorf("malformed line %q", line)
 		}
 		results[name] = Result{outcome, text}
 	}
@@ -145,13 +145,13 @@ func (rs Reasons) Unused() (unused []string) {
 // noHugePages matches the message of a test that could pass on another machine.
 var noHugePages = regexp.MustCompile(`^There are no huge pages`)
 
-// Complaints lists the faults in results: a test that passed when it was recorded and no longer passes, a test that is
-// missing, a test that fails, and a skipped test without a reason.
+// Complaints lists the faults in results. A fault is a test that passed when recorded and does not pass now, a
+// missing test, a failing test, or a skipped test without a reason.
 func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
 	complain := func(format string, args ...any) { complaints = append(complaints, fmt.Sprintf(format, args...)) }
 	for _, name := range recorded.Names() {
 		if _, ok := got[name]; !ok {
-			complain("%s: did not run", name)
+			complain("%s: got no run, want one", name)
 		}
 	}
 	for _, name := range got.Names() {
@@ -159,11 +159,11 @@ func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
 		switch {
 		case r.Outcome == OK:
 		case recorded[name].Outcome == OK && !noHugePages.MatchString(r.Text):
-			complain("%s: %s, want ok as recorded: %s", name, r.Outcome, r.Text)
+			complain("%s: got %s, want ok as recorded: %s", name, r.Outcome, r.Text)
 		case r.Outcome != Skipped:
 			complain("%s: %s: %s", name, r.Outcome, r.Text)
 		case reasons.Why(r.Text) == "":
-			complain("%s: %s without a reason in reasons.txt: %s", name, r.Outcome, r.Text)
+			complain("%s: got %s without a reason in reasons.txt: %s", name, r.Outcome, r.Text)
 		}
 	}
 	return complaints

@@ -49,26 +49,26 @@ func TestComparison(t *testing.T) {
 		why := ""
 		if r.Outcome != OK {
 			if why = reasons.Why(r.Text); why == "" || r.Outcome != Skipped {
-				t.Errorf("%s: %s, reason %q: %s", name, r.Outcome, why, r.Text)
+				t.Errorf("%s: got %s and reason %q, want a skipped test with a reason: %s", name, r.Outcome, why, r.Text)
 			}
 		}
 		if k.Outcome == "" {
-			t.Errorf("%s is not in kernel.txt", name)
+			t.Errorf("%s: got no line in kernel.txt, want one", name)
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.TrimPrefix(name, "tests."), mark(r), mark(k), why)
 	}
 	for _, name := range kernel.Names() {
 		if _, ok := ours[name]; !ok {
-			t.Errorf("%s is not in verbena.txt", name)
+			t.Errorf("%s: got no line in verbena.txt, want one", name)
 		}
 	}
 	gendoc.Check(t, results, "tests", b.String())
 	reasons.Why("There are no huge pages") // depends on the machine
 	for _, says := range reasons.Unused() {
-		t.Errorf("reasons.txt: no test has the message %q", says)
+		t.Errorf("reasons.txt: got no test with the message %q, want one", says)
 	}
 	if ours.Count(OK) <= kernel.Count(OK) {
-		t.Errorf("got %d passing tests, want more than on the kernel's rxe", ours.Count(OK))
+		t.Errorf("passing tests: got %d, want more than on the kernel's rxe", ours.Count(OK))
 	}
 }
 
@@ -98,15 +98,15 @@ func TestComplaints(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c := Complaints(got, recorded, reasons); len(c) != test.want {
-			t.Errorf("%s: %q", test.name, c)
+			t.Errorf("Complaints with %s: got %q, want another number", test.name, c)
 		}
 	}
 	if c := Complaints(Results{"tests.a": {OK, ""}, "tests.n": {Failed, ""}}, recorded, reasons); len(c) != 3 {
-		t.Errorf("two missing tests and a new failing one: got %q", c)
+		t.Errorf("Complaints with two missing tests and a new failing test: got %q, want 3", c)
 	}
 	for _, bad := range []string{"", "tests.a great\n", "tests.a\n"} {
 		if r, err := Parse(strings.NewReader(bad)); err == nil {
-			t.Errorf("%q: %v", bad, r)
+			t.Errorf("Parse(%q): got %v, want an error", bad, r)
 		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 // cmFile is an open rdma_cm file.
 type cmFile struct {
 	fd  int
-	mem []byte // a command, and the answer in the next page
+	mem []byte // a command, and the response in the next page
 }
 
 func openCM() (*cmFile, error) {
@@ -109,7 +109,7 @@ func (f *cmFile) expect(typ uint32) (ucm.EventResp, error) {
 	return e, err
 }
 
-// These are events (enum rdma_cm_event_type).
+// The following constants are events (enum rdma_cm_event_type).
 const (
 	addrResolved   = 0
 	routeResolved  = 2
@@ -123,7 +123,7 @@ func params(qpn uint32) ucm.ConnParam {
 	return ucm.ConnParam{QPNum: qpn, ResponderResources: 1, InitiatorDepth: 1, RetryCount: 7, RNRRetryCount: 7, Valid: 1}
 }
 
-// routed returns an ID with a route.
+// routed returns an ID with a resolved route.
 func (f *cmFile) routed(a netip.AddrPort) (uint32, error) {
 	id, err := f.create(spaceTCP, 1)
 	if err == nil {
@@ -173,7 +173,7 @@ func newCMPair(port string) (*cmPair, error) {
 	return c, err
 }
 
-// connect connects the two IDs, as far as the connection manager knows. The queue pairs do not change their states.
+// connect connects the two IDs for the connection manager. connect does not change the states of the queue pairs.
 func (c *cmPair) connect() error {
 	id, err := c.active.routed(c.addr)
 	if err != nil {
@@ -228,7 +228,7 @@ func cmNeighbour(port string) error {
 	fmt.Println("ready")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		began := time.Now()
-		// Each round needs new queue pairs, because the number of a connected one is in timewait.
+		// Each round needs new queue pairs, because the number of a connected queue pair is in timewait.
 		for i := range c.qps {
 			if c.qps[i], err = c.unmapped(uapi.QPTRC, 1); err != nil {
 				return err
@@ -251,7 +251,7 @@ func cmNeighbour(port string) error {
 	return nil
 }
 
-// cmKeeper keeps a connection, and prints its state for each line of input.
+// cmKeeper keeps a connection, and prints the state of the connection for each line of input.
 func cmKeeper(port string) error {
 	c, err := newCMPair(port)
 	if err != nil {
@@ -260,7 +260,7 @@ func cmKeeper(port string) error {
 	if err := c.connect(); err != nil {
 		return err
 	}
-	// Events of the active end go to a separate file, and not to the listener's file, which takes no requests.
+	// Events of the active end go to a separate file, and not to the listener's file, which accepts no requests.
 	own, err := openCM()
 	if err != nil {
 		return err
@@ -288,7 +288,7 @@ func cmKeeper(port string) error {
 	return nil
 }
 
-// page maps a file, to get memory that does not answer.
+// page maps a file, to get memory that blocks access.
 func page(path string) ([]byte, error) {
 	fd, err := syscall.Open(path, syscall.O_RDWR, 0)
 	if err != nil {
@@ -298,7 +298,7 @@ func page(path string) ([]byte, error) {
 }
 
 // cmStall blocks a call of the service on a page. The page holds the "command", the "response" of a command, the
-// returned "event" or the value of an "option". With "pipe" this thread reads from the descriptor into the page.
+// returned "event" or the value of an "option". With "pipe", this thread reads from the descriptor into the page.
 func cmStall(what, path string) error {
 	p, err := page(path)
 	if err != nil {
@@ -338,13 +338,13 @@ func cmStall(what, path string) error {
 		}()
 		_, err = syscall.Read(f.fd, p[:1])
 	default:
-		return errors.New("no such stall")
+		return errors.New("unknown kind of stall")
 	}
 	fmt.Println(what, err)
 	return nil
 }
 
-// cmFill makes objects of the connection manager until it is refused or has the given number.
+// cmFill makes objects of the connection manager until it is refused an object or has made the given number.
 func cmFill(kind, number string) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
@@ -394,13 +394,13 @@ func cmFill(kind, number string) error {
 			}
 		case "netlink":
 			_, err = syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
-		case "failures", "unread": // for one ID, or eight for each; no program takes these events
+		case "failures", "unread": // for one ID, or eight events for each ID; no program reads these events
 			var c uint32
 			if made == 0 || kind == "unread" && made%8 == 0 {
 				id, err = f.create(spaceTCP, 1)
 			}
 			c = id
-			for try := 0; err == nil; try++ { // until the previous one has failed
+			for try := 0; err == nil; try++ { // until the previous request has failed
 				if err = f.resolve(c, netip.MustParseAddrPort("240.0.0.1:1")); err == nil {
 					break
 				}
@@ -410,7 +410,7 @@ func cmFill(kind, number string) error {
 				}
 			}
 		default:
-			return fmt.Errorf("no kind %q", kind)
+			return fmt.Errorf("unknown kind %q", kind)
 		}
 	}
 	if err != nil {
@@ -424,7 +424,7 @@ func cmFill(kind, number string) error {
 	return nil
 }
 
-// cmClaim connects to an address and claims a queue pair as its own.
+// cmClaim connects to an address, and claims another program's queue pair as its own.
 func cmClaim(to, number string) error {
 	a, err := netip.ParseAddrPort(to)
 	if err != nil {
@@ -448,7 +448,7 @@ func cmClaim(to, number string) error {
 	return nil
 }
 
-// cmIntrude tries commands on IDs and memberships of others, and prints the commands that succeed.
+// cmIntrude tries commands on IDs and memberships of other programs, and prints the commands that succeed.
 func cmIntrude(most string) error {
 	n, err := strconv.Atoi(most)
 	if err != nil {
@@ -528,7 +528,7 @@ func nlAttr(typ uint16, payload []byte) []byte {
 	return b
 }
 
-// These are commands and attributes of NLDEV.
+// The following constants are commands and attributes of NLDEV.
 const (
 	nlNewLink, nlDelLink        = 3, 4
 	nlQPGet, nlCMIDGet          = 10, 11
@@ -616,7 +616,7 @@ func give(path string, fd int) error {
 // hello is the private data by which cmServe recognises cmCall.
 const hello = "hello"
 
-// cmServe accepts requests with the right private data until its input ends, and rejects all others.
+// cmServe accepts requests with the right private data until its input ends, and rejects all other requests.
 func cmServe(port string) error {
 	c, err := newCMPair(port)
 	if err != nil {
@@ -659,7 +659,7 @@ func cmServe(port string) error {
 	}
 }
 
-// cmCall connects to cmServe, and retries while it is rejected.
+// cmCall connects to cmServe, and retries while cmServe rejects it.
 func cmCall(to string) error {
 	a, err := netip.ParseAddrPort(to)
 	if err != nil {
@@ -708,8 +708,7 @@ func cmGive(path string) error {
 	return give(path, f.fd)
 }
 
-// cmUse listens on a path, and issues a command on the received file, under a descriptor number for which commands are
-// trapped.
+// cmUse listens on a path. It issues a command on the received file, at a descriptor number with trapped commands.
 func cmUse(path string) error {
 	own, err := openCM()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // device is an open device file.
 type device struct {
 	fd   int
-	mem  []byte // commands, responses and data
+	mem  []byte // memory for commands, responses and data
 	next int
 	gid  [16]byte
 	maps [][]byte // mapped queues
@@ -58,7 +58,8 @@ func open(name string) (*device, error) {
 // data returns the part of mem that commands do not use.
 func (d *device) data() []byte { return d.mem[memSize-dataSize:] }
 
-// command writes a plain command with the given tail, and returns the response and the driver's part.
+// command writes a plain command with the given tail, and returns the response and the driver's part of the
+// response.
 func command[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte,
 	err error) {
 	n := uapi.SizeOf[Resp]()
@@ -142,7 +143,7 @@ func (d *device) mapped(b []byte) ([]byte, error) {
 	return m, err
 }
 
-// close ends the context. It unmaps the queues, which would keep the file open.
+// close ends the context, and unmaps the queues, because mapped queues would keep the file open.
 func (d *device) close() {
 	for _, m := range d.maps {
 		_ = syscall.Munmap(m)

@@ -95,8 +95,9 @@ func (p *pair) joinGroup() error {
 	return silent(p.device, uapi.CmdAttachMcast, uapi.AttachMcast{QPHandle: p.datagrams, GID: gid})
 }
 
-// fill makes objects of a kind until it is refused one or has the number. "all" makes objects of all kinds in random
-// order until each kind is refused. fill prints the counts, and keeps the objects until its input ends.
+// fill makes objects of a kind until it is refused an object or has made the given number. "all" makes objects of
+// all kinds in random order until each kind is refused. It prints the counts, and keeps the objects until its input
+// ends.
 func fill(kind, number string) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
@@ -114,7 +115,7 @@ func fill(kind, number string) error {
 	left := slices.Clone(makers)
 	if kind != "all" {
 		if left = slices.DeleteFunc(left, func(m maker) bool { return m.kind != kind }); len(left) == 0 {
-			return fmt.Errorf("no kind %q", kind)
+			return fmt.Errorf("unknown kind %q", kind)
 		}
 	}
 	have := map[string]int{}

@@ -10,8 +10,8 @@ import (
 	"verbena/uapi"
 )
 
-// hoard makes objects, uses them, and destroys a few, until it is killed. It ignores errors, which come from a device
-// that is removed or from reached limits.
+// hoard makes objects, uses them, and destroys a few, until it is killed. It ignores errors, which come from a
+// removed device or from reached limits.
 func hoard(seed string) error {
 	n, err := strconv.ParseUint(seed, 10, 64)
 	if err != nil {

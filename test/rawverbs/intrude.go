@@ -13,7 +13,7 @@ import (
 	"verbena/uapi"
 )
 
-// belongings holds the numbers of one program's objects, for another program to try.
+// belongings holds the numbers of one program's objects, which another program tries to use.
 type belongings struct {
 	PID                int
 	PD, CQ, MR, AH     uint32
@@ -69,7 +69,7 @@ func reveal() error {
 		}
 		for i, c := range p.data() {
 			if c != 0 && (i >= len(in.Text()) && i < 4096 || i >= 4096+len(in.Text())) {
-				return fmt.Errorf("byte %d of the memory has changed to %#x", i, c)
+				return fmt.Errorf("byte %d of the memory: got %#x, want no change", i, c)
 			}
 		}
 		fmt.Println("ok")
@@ -98,7 +98,7 @@ func intrude(text string) error {
 			fmt.Println("succeeded:", what)
 		}
 	}
-	// These use the handles with a context that has no objects.
+	// The following attempts use the handles with a context that has no objects.
 	for _, h := range []uint32{b.PD, b.CQ, b.MR, b.AH, b.QPs[0], b.QPs[1], b.ChannelCQ, b.QueuePairDatagrams} {
 		name := func(s string) string { return fmt.Sprintf("%s of handle %d", s, h) }
 		try(name("DEALLOC_PD"), silent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}))
@@ -149,18 +149,18 @@ func intrude(text string) error {
 		_, _, err := command[uapi.CreateQPResp](d, uapi.CmdOpenQP, uapi.OpenQP{QPN: n, QPType: uapi.QPTXRCTgt}, nil, 32)
 		try(fmt.Sprintf("OPEN_QP of number %d", n), err)
 	}
-	// These use descriptors with numbers that belong to this program or are unused.
+	// The following attempts use descriptors with numbers that belong to this program or are unused.
 	for _, fd := range []int{b.Chan, b.FD + 1000} {
 		_, err := d.createCQ(4, fd)
 		try(fmt.Sprintf("CREATE_CQ with channel %d", fd), err)
 	}
 	for _, offset := range b.Queues {
 		if m, err := d.mapped(uapi.AppendTo(nil, &uapi.MMInfo{Offset: offset, Size: 4096})); err == nil {
-			// The offset maps a file of this program, or nothing.
-			try(fmt.Sprintf("mmap at %#x, of something that is not nothing", offset), touch(m))
+			// The offset maps a file of this program, or no memory.
+			try(fmt.Sprintf("mmap at %#x with content", offset), touch(m))
 		}
 	}
-	// These bypass the device and access the other process's memory and files.
+	// The following attempts bypass the device and access the other process's memory and files.
 	if fd, err := syscall.Open(fmt.Sprintf("/proc/%d/fd/%d", b.PID, b.FD), syscall.O_RDWR, 0); err == nil {
 		try("open of their device through /proc", nil)
 		syscall.Close(fd)
@@ -176,11 +176,11 @@ func intrude(text string) error {
 	return nil
 }
 
-// touch checks whether a mapping holds any data, and whether it has any memory behind it.
+// touch checks whether a mapping contains any data, and whether there is any memory behind the mapping.
 func touch(m []byte) (err error) {
 	defer func() {
 		if recover() != nil {
-			err = errors.New("nothing behind it")
+			err = errors.New("no memory behind the mapping")
 		}
 	}()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))

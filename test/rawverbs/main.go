@@ -1,5 +1,5 @@
-// Command rawverbs is an RDMA program without libibverbs and without a C library. It uses the kernel's ABI by system
-// calls. The end-to-end tests run it where a program must start quickly.
+// Command rawverbs is an RDMA program without libibverbs and without a C library. Command rawverbs uses the
+// kernel's ABI by system calls. The end-to-end tests use rawverbs where a program must start quickly.
 //
 //	rawverbs transfer         sends a message between two of its queue pairs; prints "ok"
 //	rawverbs reveal           makes objects and prints their numbers; sends a message for each line of input
@@ -98,8 +98,8 @@ type pair struct {
 	mr     uapi.RegMRResp
 	qps    [2]uapi.CreateQPResp
 
-	datagrams uint32 // handle of a queue pair in groups
-	groups    int    // number of groups that it has joined
+	datagrams uint32 // handle of a datagram queue pair in multicast groups
+	groups    int    // number of groups that the queue pair has joined
 }
 
 func newPair() (*pair, error) {

@@ -1,9 +1,10 @@
-// Package rdmacore holds the results of the programs of several versions of rdma-core, and of their pyverbs tests, on
+// Package rdmacore contains the results of the programs and pyverbs tests of several versions of rdma-core, on
 // Verbena and on the Linux kernel's rxe, and the reasons for failures.
 //
-// The script record runs them in root file systems of the distributions with these versions, and writes the files
-// VERSION.verbena.txt and VERSION.kernel.txt. It runs the files programs and test/pyverbs/run there. reasons.txt holds
-// the reasons. A test of this package makes the comparison in docs/results/verbs.md.
+// The script record runs the programs in root file systems of the distributions with these versions, and writes the
+// files VERSION.verbena.txt and VERSION.kernel.txt. The script runs the files programs and test/pyverbs/run in
+// these file systems. reasons.txt contains the reasons. A test of this package makes the comparison in
+// docs/results/verbs.md.
 package rdmacore
 
 import (
@@ -27,7 +28,7 @@ type Record struct {
 	On           string // Verbena, or the kernel's version
 	Kernel       bool
 	Programs     []Item
-	Tests        []Item // tests of pyverbs
+	Tests        []Item // results of pyverbs tests
 }
 
 // Item is a program with its options, or a test of pyverbs.
@@ -52,7 +53,7 @@ func count(items []Item, outcomes ...string) (n int) {
 //go:embed *.txt
 var files embed.FS
 
-// Records reads the records, sorted by version, those of Verbena first.
+// Records reads the records, sorted by version, with the records of Verbena first.
 func Records() (all []Record, err error) {
 	names, err := fs.Glob(files, "*.*.txt")
 	if err != nil {
@@ -68,7 +69,7 @@ func Records() (all []Record, err error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		if want := strings.HasSuffix(name, ".kernel.txt"); r.Kernel != want {
-			return nil, fmt.Errorf("%s: record of %s, want the system in the name of the file", name, r.On)
+			return nil, fmt.Errorf("%s: got a record of %s, want the system in the name of the file", name, r.On)
 		}
 		all = append(all, *r)
 	}
@@ -87,8 +88,8 @@ func (r *Record) rank() int {
 	return 0
 }
 
-// parse reads a record. The first line holds the version, the distribution and the tested system. A line for each
-// program and the output of test/pyverbs/run follow.
+// parse reads a record. The first line holds the version, the distribution and the tested system. The following
+// lines have the results of the programs, and then the output of test/pyverbs/run.
 func parse(text string) (*Record, error) {
 	first, rest, _ := strings.Cut(text, "\n")
 	head := strings.Split(strings.TrimPrefix(first, "# "), " | ")
@@ -122,7 +123,7 @@ func parse(text string) (*Record, error) {
 
 // Reason explains why items fail.
 type Reason struct {
-	says *regexp.Regexp // matches name and text, with ": " between them
+	says *regexp.Regexp // expression for name and text, with ": " between them
 	why  string
 	used bool
 }
@@ -151,11 +152,11 @@ func Reasons() (all []*Reason, err error) {
 	return all, nil
 }
 
-// Failure is a reason and the items that fail for it.
+// Failure is a reason and the items that fail for this reason.
 type Failure struct {
 	Why             string
 	Items           []string
-	Verbena, Kernel []string // versions, as the documentation shows them
+	Verbena, Kernel []string // versions, in the form used in the documentation
 }
 
 // Failures groups the failing items by reason, in the order of the reasons. Unexplained lists the items without a

@@ -38,11 +38,11 @@ func TestTable(t *testing.T) {
 
 	failures, unexplained := Failures(records, reasons)
 	for _, u := range unexplained {
-		t.Errorf("no reason in reasons.txt: %s", u)
+		t.Errorf("item %s: got no reason in reasons.txt, want one", u)
 	}
 	for _, x := range reasons {
 		if !x.used {
-			t.Errorf("reasons.txt: no item matches %q", x.says)
+			t.Errorf("reasons.txt: got no item that matches %q, want one", x.says)
 		}
 	}
 	b.Reset()
@@ -61,8 +61,8 @@ func TestTable(t *testing.T) {
 	gendoc.Check(t, results, "version failures", b.String())
 }
 
-// TestRanges tests that there are versions of each kind: with extended completion queues that count wrongly, without
-// them, and the newest.
+// TestRanges tests that there are versions of each kind: with extended completion queues that count wrongly,
+// without extended completion queues, and the newest versions.
 func TestRanges(t *testing.T) {
 	records, err := Records()
 	if err != nil {
@@ -73,7 +73,7 @@ func TestRanges(t *testing.T) {
 			if !slices.ContainsFunc(records, func(r Record) bool {
 				return r.number() >= kind.from && r.number() < kind.below && r.Kernel == kernel
 			}) {
-				t.Errorf("no record of a version from %g to below %g (kernel: %v)", kind.from, kind.below, kernel)
+				t.Errorf("records of versions from %g to below %g (kernel: %v): got none, want one", kind.from, kind.below, kernel)
 			}
 		}
 	}
@@ -88,12 +88,12 @@ func TestParse(t *testing.T) {
 	if r.Version != "44.0" || r.Distribution != "Debian 12" || r.Kernel || len(r.Programs) != 2 || len(r.Tests) != 2 ||
 		r.Programs[0] != (Item{"ib_x -e", pyverbs.Failed, "server: exit status 1: no | word"}) ||
 		r.Tests[1] != (Item{"b", pyverbs.Error, "what | how"}) {
-		t.Errorf("got %+v", r)
+		t.Errorf("parse: got %+v, want the values of the record", r)
 	}
 	for _, bad := range []string{"", "# 44.0\ntests.a ok\n", "# 4 | D | V\ntests.a ok\n",
 		"# 4 | D | V\nib_x | great |\ntests.a ok\n", "# 4 | D | V\nib_x | ok |\n"} {
 		if r, err := parse(bad); err == nil {
-			t.Errorf("%q: got %+v, want an error", bad, r)
+			t.Errorf("parse(%q): got %+v, want an error", bad, r)
 		}
 	}
 }

@@ -52,8 +52,8 @@ type world struct {
 	d   rdmanet.Dialer
 }
 
-// over runs a test with connections established over TCP, and by the connection manager. The test returns the number of
-// bytes that it has transferred. The device's counters must show at least as many.
+// over runs a test with connections established over TCP, and then by the connection manager. The test returns the
+// number of bytes that it has transferred. The device's counters must show at least as many bytes.
 func over(t *testing.T, f func(*testing.T, *world) (payload int)) {
 	t.Parallel()
 	for _, x := range []struct {
@@ -66,7 +66,7 @@ func over(t *testing.T, f func(*testing.T, *world) (payload int)) {
 			before := w.dev.Stats()["sent_pkts"]
 			payload := f(t, w)
 			if n := w.dev.Stats()["sent_pkts"] - before; n*mtu < uint64(payload) {
-				t.Errorf("the device has sent %d packets, too few for %d bytes", n, payload)
+				t.Errorf("packets of the device: got %d, want enough for %d bytes", n, payload)
 			}
 		})
 	}
@@ -95,7 +95,7 @@ func newWorld(t *testing.T, useCM bool) *world {
 		Manager: func() (*cm.Manager, error) { return stack.ConnectionManager(nil) },
 	}}
 	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM, Failed: func(a net.Addr, err error) {
-		t.Errorf("set-up with %v: %v", a, err)
+		t.Errorf("connection set-up with %v: got %v, want success", a, err)
 	}}
 	w.l, err = lc.Listen(context.Background(), "rdma", "127.0.0.1:0")
 	must(t, err)
@@ -158,10 +158,10 @@ func TestHTTP(t *testing.T) {
 							got, err := io.ReadAll(resp.Body)
 							resp.Body.Close()
 							if err != nil || !bytes.Equal(got, want) {
-								t.Errorf("got %d bytes, %v, want %d", len(got), err, len(want))
+								t.Errorf("response: got %d bytes and error %v, want %d", len(got), err, len(want))
 							}
 							if two := resp.Header.Get("Version") == "HTTP/2.0"; two != x.two {
-								t.Errorf("got %s", resp.Header.Get("Version"))
+								t.Errorf("HTTP version: got %s, want the other one", resp.Header.Get("Version"))
 							}
 						}
 					})
@@ -210,7 +210,7 @@ func TestGRPC(t *testing.T) {
 		var served sync.WaitGroup
 		served.Go(func() {
 			if err := srv.Serve(w.l); err != nil {
-				t.Errorf("Serve: %v", err)
+				t.Errorf("Serve: got %v, want success", err)
 			}
 		})
 		defer served.Wait()
@@ -228,7 +228,7 @@ func TestGRPC(t *testing.T) {
 		for range calls {
 			got, err := client.UnaryCall(ctx, &pb.SimpleRequest{Payload: &pb.Payload{Body: want}})
 			if err != nil || !bytes.Equal(got.Payload.Body, want) {
-				t.Fatalf("UnaryCall: got error %v, or wrong bytes", err)
+				t.Fatalf("UnaryCall: got error %v or wrong bytes, want success", err)
 			}
 		}
 		var wg sync.WaitGroup
@@ -244,7 +244,7 @@ func TestGRPC(t *testing.T) {
 					}
 					var got *pb.StreamingOutputCallResponse
 					if got, err = s.Recv(); err == nil && !bytes.Equal(got.Payload.Body, want[:size/10]) {
-						t.Error("FullDuplexCall: got wrong bytes")
+						t.Error("FullDuplexCall: got wrong bytes, want the sent bytes")
 					}
 				}
 				if err == nil {
@@ -256,7 +256,7 @@ func TestGRPC(t *testing.T) {
 					}
 				}
 				if err != nil {
-					t.Errorf("FullDuplexCall: %v", err)
+					t.Errorf("FullDuplexCall: got %v, want success", err)
 				}
 			})
 		}
@@ -295,9 +295,10 @@ func TestYamux(t *testing.T) {
 			for {
 				x, err := s.AcceptStream()
 				if err != nil {
-					// The client has closed the connection. This end may still have a frame to send, which is no longer needed.
+					// The client has closed the connection. This end may still have a frame to send, which is not
+					// needed any more.
 					if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EPIPE) {
-						t.Errorf("AcceptStream: %v", err)
+						t.Errorf("AcceptStream: got %v, want EOF or EPIPE", err)
 					}
 					return
 				}
@@ -325,12 +326,12 @@ func TestYamux(t *testing.T) {
 				var writing sync.WaitGroup
 				writing.Go(func() {
 					if _, err := x.Write(want); err != nil {
-						t.Errorf("Write: %v", err)
+						t.Errorf("Write: got %v, want success", err)
 					}
 				})
 				got := make([]byte, size)
 				if _, err := io.ReadFull(x, got); err != nil || !bytes.Equal(got, want) {
-					t.Errorf("Read: got error %v, or wrong bytes", err)
+					t.Errorf("Read: got error %v or wrong bytes, want success", err)
 				}
 				writing.Wait()
 				_ = x.Close()

@@ -18,8 +18,8 @@ import (
 // version is the version of the recipes and of the release made for the tests.
 const version = "0.1.0"
 
-// TestReproducible tests that two builds of a commit are identical in every byte, in different directories, time zones
-// and locales.
+// TestReproducible tests that two builds of a commit are identical in every byte, in different directories, time
+// zones and locales.
 func TestReproducible(t *testing.T) {
 	needs(t)
 	if os.Getenv("RELEASE_DIST") != "" {
@@ -32,7 +32,7 @@ func TestReproducible(t *testing.T) {
 	script := `mkdir -p "$1" && cd ` + root + ` && git ls-files -z --cached --others --exclude-standard |
 		while IFS= read -r -d '' f; do [ ! -e "$f" ] || printf '%s\0' "$f"; done | tar -c --null -T - | tar -x -C "$1"`
 	if out, err := exec.Command("bash", "-c", script, "sh", checkout).CombinedOutput(); err != nil {
-		t.Fatalf("copy the tree: %v\n%s", err, out)
+		t.Fatalf("copy the tree: got %v, want success:\n%s", err, out)
 	}
 	t.Setenv("TZ", "Asia/Tokyo")
 	t.Setenv("LC_ALL", "C.UTF-8")
@@ -52,7 +52,7 @@ func TestReproducible(t *testing.T) {
 		return all
 	}
 	if a, b := names(first), names(second); !slices.Equal(a, b) || len(a) < 10 {
-		t.Errorf("two builds: got the files %v and %v, want equal ones", a, b)
+		t.Errorf("two builds: got the files %v and %v, want equal names", a, b)
 	}
 	for _, name := range names(first) {
 		a, err := os.ReadFile(filepath.Join(first, name))
@@ -64,7 +64,7 @@ func TestReproducible(t *testing.T) {
 			t.Fatal(err)
 		}
 		if sha256.Sum256(a) != sha256.Sum256(b) {
-			t.Errorf("%s differs", name)
+			t.Errorf("%s: got different bytes in two builds, want equal bytes", name)
 		}
 	}
 }
@@ -77,28 +77,28 @@ func TestContents(t *testing.T) {
 	c := exec.Command("sha256sum", "-c", "SHA256SUMS")
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil || strings.Count(string(out), ": OK") < 9 {
-		t.Errorf("sha256sum: %v\n%s", err, out)
+		t.Errorf("sha256sum: got %v, want success:\n%s", err, out)
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
 		to := t.TempDir()
 		archive := fmt.Sprintf("%s/verbena-%s-linux-%s.tar.gz", dir, version, arch)
 		if out, err := exec.Command("tar", "-xzf", archive, "--strip-components=1", "-C", to).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			t.Fatalf("tar: got %v, want success:\n%s", err, out)
 		}
 		for _, name := range []string{"verbena", "LICENSE", "NOTICE", "README.md", "SECURITY.md", "completions/verbena.bash",
 			"completions/_verbena",
 			"completions/verbena.fish", "man/man1/verbena.1", "man/man1/verbena-run.1", "systemd/verbena.service"} {
 			if info, err := os.Stat(filepath.Join(to, name)); err != nil || info.Size() == 0 {
-				t.Errorf("%s: %s: %v", arch, name, err)
+				t.Errorf("%s: file %s: got error %v or no content, want a file", arch, name, err)
 			}
 		}
 		out, err := exec.Command("go", "version", "-m", filepath.Join(to, "verbena")).CombinedOutput()
 		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			t.Fatalf("strings: got %v, want success:\n%s", err, out)
 		}
 		wants(t, string(out), "CGO_ENABLED=0", "GOARCH="+arch, `-trimpath=true`)
 		if here, _ := filepath.Abs(root); strings.Contains(string(out), here) {
-			t.Errorf("%s: the binary contains the build directory:\n%s", arch, out)
+			t.Errorf("%s: binary: got the build directory in it, want none:\n%s", arch, out)
 		}
 		var bom struct {
 			BomFormat  string
@@ -120,16 +120,16 @@ func TestContents(t *testing.T) {
 		}
 		for _, want := range []string{"github.com/alecthomas/kong", "golang.org/x/sys", "std"} {
 			if !slices.Contains(names, want) {
-				t.Errorf("the list of modules lacks %s: %v", want, names)
+				t.Errorf("list of modules: got no %s, want it: %v", want, names)
 			}
 		}
 		if bom.BomFormat != "CycloneDX" || bom.Metadata.Component.Version != "v"+version {
-			t.Errorf("metadata of the list of modules: got %+v", bom.Metadata)
+			t.Errorf("metadata of the list of modules: got %+v, want CycloneDX and the version", bom.Metadata)
 		}
 		if arch == goArch() {
 			out, err := exec.Command(filepath.Join(to, "verbena"), "version").CombinedOutput()
 			if err != nil || !strings.HasPrefix(string(out), "verbena v"+version+" (") {
-				t.Errorf("verbena version: %v, %q", err, out)
+				t.Errorf("verbena version: got error %v and %q, want the version", err, out)
 			}
 		}
 	}
@@ -140,8 +140,8 @@ func goArch() string {
 	return strings.TrimSpace(string(out))
 }
 
-// TestDebian tests that the package installs on a bare Debian. Programs run there as root and as another user, also as
-// in a Docker container.
+// TestDebian tests that the package installs on a bare Debian. Programs run in it as root and as another user, and
+// also as in a Docker container.
 func TestDebian(t *testing.T) {
 	for name, suite := range suites {
 		t.Run(name, func(t *testing.T) {
@@ -161,12 +161,13 @@ func TestDebian(t *testing.T) {
 					} else {
 						wants(t, status, `^Seccomp:\s0`)
 					}
-					// The recipe runs in a separate shell, because the first process in a container is also another program.
+					// The recipe runs in a separate shell, because the first process in a container is also another
+					// program.
 					wants(t, in.ok(t, "bash", "-e", "-c", firstMinute(t)+"\nwait\n"), "8192000 bytes in", "1000 iters in")
 					out := in.ok(t, "verbena", "run", "--", "dup")
 					wants(t, out, "^dup, alloc_pd: ok", "^dup3, alloc_pd: ok", "^F_DUPFD_CLOEXEC, alloc_pd: ok",
 						"^alloc_pd after close: ok")
-					if strings.Contains(kind, "docker") { // without it the profile would not be the one of Docker
+					if strings.Contains(kind, "docker") { // without it, the profile would not be Docker's profile
 						wants(t, out, "^pidfd_getfd here: operation not permitted")
 					} else {
 						wants(t, out, "^pidfd_getfd here: <nil>")
@@ -178,8 +179,8 @@ func TestDebian(t *testing.T) {
 	}
 }
 
-// TestRPM tests the package for Fedora and its relatives, which has the same files. systemd creates the group of the
-// unit.
+// TestRPM tests the package for Fedora and related distributions, which contains the same files. systemd creates
+// the group of the unit.
 func TestRPM(t *testing.T) {
 	needs(t)
 	rpm, err := exec.LookPath("rpm")
@@ -188,7 +189,7 @@ func TestRPM(t *testing.T) {
 	}
 	out, err := exec.Command(rpm, "-qpl", filepath.Join(dist(t), "verbena-"+version+"-1.x86_64.rpm")).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("rpm: got %v, want success:\n%s", err, out)
 	}
 	wants(t, string(out), "^/usr/bin/verbena$", "^/usr/share/licenses/verbena/LICENSE$",
 		"^/usr/share/man/man1/verbena-run.1.gz$",
@@ -201,7 +202,7 @@ func TestImage(t *testing.T) {
 	needs(t)
 	dir, config := unpack(t)
 	if config.Architecture != goArch() {
-		t.Errorf("architecture %s", config.Architecture)
+		t.Errorf("architecture: got %s, want that of this machine", config.Architecture)
 	}
 	b := over(t, dir).with("-docker", "-bind", tool(t, "dup")+":/usr/local/bin/dup")
 	run := func(args ...string) []string { return append(slices.Clone(config.Config.Entrypoint), args...) }
@@ -211,14 +212,14 @@ func TestImage(t *testing.T) {
 		wants(t, in.ok(t, run("verbena", "version")...), "^verbena v"+version)
 		wants(t, in.ok(t, run("dup")...), "^dup, alloc_pd: ok")
 		wants(t, in.ok(t, run("--trace", "--", "ibv_devinfo", "-l")...), "1 HCA found", "newfstatat")
-		minute := strings.ReplaceAll(firstMinute(t), "verbena run -- ", "") // the whole recipe runs under one `run` already
+		minute := strings.ReplaceAll(firstMinute(t), "verbena run -- ", "") // the whole recipe already runs under one `run`
 		wants(t, in.ok(t, run("bash", "-e", "-c", minute+"\nwait\n")...), "8192000 bytes in")
 		c := in.command(t, run("sh", "-c", "exit 7")...)
 		if err := c.Run(); c.ProcessState.ExitCode() != 7 {
-			t.Errorf("exit 7: %v", err)
+			t.Errorf("exit code: got %v, want 7", err)
 		}
 	}
-	// `docker stop` sends SIGTERM to the first process, and the program gets the signal.
+	// `docker stop` sends SIGTERM to the first process, which passes the signal to the program.
 	c := b.command(t, run("sh", "-c", "trap 'echo stopped; exit 0' TERM; echo begun; sleep 60 & wait")...)
 	var out output
 	c.Stdout, c.Stderr = &out, &out
@@ -234,17 +235,17 @@ func TestImage(t *testing.T) {
 	}
 	first, err := strconv.Atoi(strings.TrimSpace(string(children)))
 	if err != nil {
-		t.Fatalf("children %q: %v", children, err)
+		t.Fatalf("children: got %q and error %v, want the program", children, err)
 	}
 	if err := syscall.Kill(first, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Wait(); err != nil || !strings.Contains(out.String(), "stopped") {
-		t.Errorf("SIGTERM: %v\n%s", err, out.String())
+		t.Errorf("end after SIGTERM: got %v, want success and stopped:\n%s", err, out.String())
 	}
 }
 
-// threads returns the numbers of a process's threads.
+// threads returns the thread IDs of a process.
 func threads(pid int) map[int]bool {
 	all := map[int]bool{}
 	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -261,7 +262,7 @@ func await(t *testing.T, condition func() bool, log *output) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("the condition is still false:\n%s", log)
+			t.Fatalf("condition: got false until the timeout, want true:\n%s", log)
 		}
 	}
 }

@@ -30,9 +30,9 @@ func needs(t *testing.T) {
 	t.Helper()
 	switch {
 	case testing.Short():
-		t.Skip("with -short only the recipes are read")
+		t.Skip("with -short, the tests only read the recipes")
 	case os.Getuid() != 0:
-		t.Skip("needs root, for chroots and mounts")
+		t.Skip("needs root for chroots and mounts")
 	}
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		t.Skip("needs mmdebstrap: apt-get install mmdebstrap")
@@ -82,7 +82,7 @@ func tool(t *testing.T, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// epoch returns the time of the commit of this tree, which is the time of the releases made by the tests.
+// epoch returns the time of this tree's commit. The releases made by the tests have the same time.
 var epoch = sync.OnceValues(func() (string, error) {
 	out, err := exec.Command("git", "-C", root, "log", "-1", "--format=%ct").Output()
 	return strings.TrimSpace(string(out)), err
@@ -139,7 +139,7 @@ func dist(t *testing.T) string {
 	return dir
 }
 
-// debian returns a bare Debian. Its cache holds the packages that the tests install.
+// debian returns the root directory of a bare Debian. A cache holds the packages that the tests install.
 func debian(t *testing.T, suite string) string {
 	t.Helper()
 	cache := os.Getenv("RELEASE_CACHE")
@@ -166,7 +166,7 @@ func debian(t *testing.T, suite string) string {
 		args = append(args, mirror)
 	}
 	if out, err := exec.Command("mmdebstrap", args...).CombinedOutput(); err != nil {
-		t.Fatalf("mmdebstrap: %v\n%s", err, out)
+		t.Fatalf("mmdebstrap: got %v, want success:\n%s", err, out)
 	}
 	if err := os.Rename(part, dir); err != nil {
 		t.Fatal(err)
@@ -196,27 +196,27 @@ func over(t *testing.T, lower string) *box {
 	}
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", lower, dir, dir)
 	if err := syscall.Mount("overlay", merged, "overlay", 0, options); err != nil {
-		t.Fatalf("mount an overlay: %v", err)
+		t.Fatalf("mount an overlay: got %v, want success", err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(merged, syscall.MNT_DETACH); err != nil {
-			t.Errorf("unmount %s: %v", merged, err)
+			t.Errorf("unmount %s: got %v, want success", merged, err)
 		}
 	})
 	return &box{dir: merged}
 }
 
-// with returns the same box with more flags of contain.
+// with returns the same box with additional flags of contain.
 func (b *box) with(flags ...string) *box {
 	return &box{dir: b.dir, args: append(append([]string{}, b.args...), flags...)}
 }
 
-// bare returns a box with Debian only. /release holds the artefacts.
+// bare returns a box that contains only Debian. /release contains the artefacts.
 func bare(t *testing.T, suite string) *box {
 	return over(t, debian(t, suite)).with("-bind", dist(t)+":/release", "-bind", tool(t, "dup")+":/usr/local/bin/dup")
 }
 
-// installed returns a bare box after the installation of the package by apt-get.
+// installed returns a bare box in which apt-get has installed the package.
 func installed(t *testing.T, suite string) *box {
 	t.Helper()
 	b := bare(t, suite)
@@ -225,10 +225,10 @@ func installed(t *testing.T, suite string) *box {
 	return b
 }
 
-// limit bounds the time of a program in a box.
+// limit limits the time of a program in a box.
 const limit = 2 * time.Minute
 
-// command prepares a program in the box.
+// command prepares a program to run in the box.
 func (b *box) command(t *testing.T, argv ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -248,17 +248,17 @@ func (b *box) ok(t *testing.T, argv ...string) string {
 		if len(out) > 4000 {
 			out = out[len(out)-4000:]
 		}
-		t.Fatalf("%q: %v\n%s", argv, err, out)
+		t.Fatalf("%q: got %v, want success:\n%s", argv, err, out)
 	}
 	return string(out)
 }
 
-// wants fails the test unless the text matches the expressions.
+// wants makes the test fail unless the text matches the expressions.
 func wants(t *testing.T, text string, expressions ...string) {
 	t.Helper()
 	for _, e := range expressions {
 		if !regexp.MustCompile("(?m)" + e).MatchString(text) {
-			t.Errorf("no match for %q in\n%s", e, text)
+			t.Errorf("output: got no match for %q, want one:\n%s", e, text)
 		}
 	}
 }
@@ -278,7 +278,7 @@ func firstMinute(t *testing.T) string {
 	t.Helper()
 	m := minuteBlock.FindStringSubmatch(read(t, "README.md"))
 	if m == nil {
-		t.Fatal(`README.md has no recipe below "In one minute"`)
+		t.Fatal(`README.md: got no recipe below "In one minute", want one`)
 	}
 	return m[1]
 }
@@ -288,13 +288,13 @@ func unpack(t *testing.T) (dir string, config imageConfig) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dist(t), "*-image-*.tar"))
 	if err != nil || len(found) != 1 {
-		t.Fatalf("images: %v, %v", found, err)
+		t.Fatalf("images: got %v and error %v, want one", found, err)
 	}
 	archive := t.TempDir()
 	untar := func(file, to string) {
 		t.Helper()
 		if out, err := exec.Command("tar", "-xf", file, "-C", to, "--numeric-owner").CombinedOutput(); err != nil {
-			t.Fatalf("tar: %v\n%s", err, out)
+			t.Fatalf("tar: got %v, want success:\n%s", err, out)
 		}
 	}
 	untar(found[0], archive)
@@ -338,13 +338,13 @@ type imageConfig struct {
 	Config       struct{ Entrypoint, Cmd, Env []string }
 }
 
-// linkNetworks makes two network namespaces joined by a bridge, with 10.50.0.1 and 10.50.0.2.
+// linkNetworks makes two network namespaces, joined by a bridge, with the addresses 10.50.0.1 and 10.50.0.2.
 func linkNetworks(t *testing.T, names [2]string) {
 	t.Helper()
 	ip := func(args ...string) {
 		t.Helper()
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
+			t.Fatalf("ip %s: got %v, want success:\n%s", strings.Join(args, " "), err, out)
 		}
 	}
 	hub := names[0] + "-hub"

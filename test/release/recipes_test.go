@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestPlaces tests that the recipes name the places of packaging/project.env, and a single version.
+// TestPlaces tests that the recipes contain the addresses of packaging/project.env, and a single version.
 func TestPlaces(t *testing.T) {
 	project := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^([A-Z_]+)="?(.*?)"?$`).FindAllStringSubmatch(
@@ -52,27 +52,27 @@ func TestPlaces(t *testing.T) {
 		text := read(t, name)
 		for _, u := range url.FindAllString(text, -1) {
 			if seen++; u != project["REPOSITORY"] {
-				t.Errorf("%s: address %s, want that of REPOSITORY, %s", name, u, project["REPOSITORY"])
+				t.Errorf("%s: address: got %s, want that of REPOSITORY, %s", name, u, project["REPOSITORY"])
 			}
 		}
 		for _, m := range image.FindAllStringSubmatch(text, -1) {
 			if seen++; m[0] != project["IMAGE"]+":"+version {
-				t.Errorf("%s: image %s, want %s:%s", name, m[0], project["IMAGE"], version)
+				t.Errorf("%s: image: got %s, want %s:%s", name, m[0], project["IMAGE"], version)
 			}
 		}
 		for _, m := range uses.FindAllStringSubmatch(text, -1) {
 			if seen++; "https://github.com/"+m[1] != project["REPOSITORY"] || m[2] != version {
-				t.Errorf("%s: %s: wrong repository or version", name, m[0])
+				t.Errorf("%s: got %s, want the repository and version of the project", name, m[0])
 			}
 		}
 		for _, m := range versions.FindAllStringSubmatch(text, -1) {
 			if seen++; m[1] != version {
-				t.Errorf("%s: version %s, want %s", name, m[1], version)
+				t.Errorf("%s: version: got %s, want %s", name, m[1], version)
 			}
 		}
 	}
 	if seen < 15 {
-		t.Errorf("got %d addresses, want at least 15", seen)
+		t.Errorf("addresses: got %d, want at least 15", seen)
 	}
 }
 
@@ -92,17 +92,17 @@ type action struct {
 func readAction(t *testing.T, name string) (a action) {
 	t.Helper()
 	if err := yaml.UnmarshalStrict([]byte(read(t, "recipes/"+name+"/action.yml")), &a); err != nil {
-		t.Fatalf("%s: %v", name, err)
+		t.Fatalf("parse %s: got %v, want success", name, err)
 	}
 	if a.Name == "" || a.Description == "" || a.Runs.Using != "composite" {
-		t.Errorf("%s: %+v", name, a)
+		t.Errorf("%s: got %+v, want a composite action with a description", name, a)
 	}
 	for _, s := range a.Runs.Steps {
 		if s.Run != "" && (s.Shell != "bash" || strings.Contains(s.Run, "${{")) {
-			t.Errorf("%s: step %s: shell %q: pass values by env, not as text of the script", name, s.Name, s.Shell)
+			t.Errorf("%s: step %s: got shell %q or a value in the script, want bash, and values passed by env", name, s.Name, s.Shell)
 		}
 		if s.Run == "" && s.Uses == "" {
-			t.Errorf("%s: step %s has no action", name, s.Name)
+			t.Errorf("%s: step %s: got no action, want one", name, s.Name)
 		}
 	}
 	return a
@@ -110,8 +110,8 @@ func readAction(t *testing.T, name string) (a action) {
 
 var expression = regexp.MustCompile(`\$\{\{ *([a-z_.]+) *\}\}`)
 
-// script returns the work of a GitHub runner for the action. Each step runs in a new shell, with the inputs, and with
-// the additions of earlier steps to the environment and the path.
+// script returns the commands that a GitHub runner executes for the action. Each step runs in a new shell, with the
+// inputs, and with earlier steps' additions to the environment and the path.
 func (a *action) script(t *testing.T, inputs map[string]string) string {
 	t.Helper()
 	value := func(text string) string {
@@ -125,7 +125,7 @@ func (a *action) script(t *testing.T, inputs map[string]string) string {
 			}
 			input, ok := a.Inputs[strings.TrimPrefix(name, "inputs.")]
 			if !ok {
-				t.Errorf("%s: %s is not an input", a.Name, name)
+				t.Errorf("%s: got the unknown input %s, want a declared one", a.Name, name)
 			}
 			if v, ok := inputs[strings.TrimPrefix(name, "inputs.")]; ok {
 				return v
@@ -156,21 +156,21 @@ func TestActionsAreWellFormed(t *testing.T) {
 	pinned := regexp.MustCompile(`^[\w-]+/[\w-]+@[0-9a-f]{40}$`)
 	for _, s := range append(setup.Runs.Steps, report.Runs.Steps...) {
 		if s.Uses != "" && !pinned.MatchString(s.Uses) {
-			t.Errorf("step %s: got version %s, want the digest of a commit", s.Name, s.Uses)
+			t.Errorf("step %s: version: got %s, want the digest of a commit", s.Name, s.Uses)
 		}
 	}
 	for _, name := range []string{"setup-verbena", "report-verbena"} {
 		for line := range strings.Lines(read(t, "recipes/"+name+"/action.yml")) {
 			if text := strings.TrimSpace(line); strings.HasPrefix(text, "uses:") &&
 				!regexp.MustCompile(` # v\d+\.\d+\.\d+$`).MatchString(text) {
-				t.Errorf("%s: %s: no version as a comment", name, text)
+				t.Errorf("%s: %s: got no version as a comment, want one", name, text)
 			}
 		}
 	}
 	last := report.Runs.Steps[len(report.Runs.Steps)-1]
 	if !strings.HasPrefix(last.Uses, "actions/upload-artifact@") ||
 		last.With["path"] != "${{ runner.temp }}/verbena/report" {
-		t.Errorf("the last step of the report is %+v", last)
+		t.Errorf("last step of the report: got %+v, want the upload of an artefact", last)
 	}
 }
 
@@ -184,7 +184,7 @@ func digestOf(t *testing.T, name string) string {
 	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
-// archiveDigests returns the file digests of an action that knows the release of the tests.
+// archiveDigests returns the file of digests for an action that uses the release of the tests.
 func archiveDigests(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("verbena-%s-linux-%s.tar.gz", version, goArch())
@@ -252,7 +252,7 @@ func TestActionVerifies(t *testing.T) {
 				"GITHUB_PATH="+filepath.Join(temp, "path"))
 			out, err := run.CombinedOutput()
 			if (err == nil) != c.ok || !strings.Contains(string(out), c.says) {
-				t.Errorf("got %v, want success: %v, with %q in the output\n%s", err, c.ok, c.says, out)
+				t.Errorf("action: got %v, want success: %v, with %q in the output\n%s", err, c.ok, c.says, out)
 			}
 			if _, err := os.Stat(filepath.Join(temp, "verbena", "verbena")); (err == nil) != c.ok {
 				t.Errorf("unpacked archive: got %v, want %v", err == nil, c.ok)
@@ -261,7 +261,7 @@ func TestActionVerifies(t *testing.T) {
 	}
 }
 
-// TestVuln tests that scripts/vuln distinguishes known vulnerabilities from a failure to get an answer, and names the
+// TestVuln tests that scripts/vuln distinguishes known vulnerabilities from a missing answer, and names the
 // requirement for an answer.
 func TestVuln(t *testing.T) {
 	for _, c := range []struct {
@@ -294,7 +294,7 @@ func TestActions(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := bare(t, "bookworm").with("-bind", action+":/action")
-	b.ok(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // preinstalled on runners
+	b.ok(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // preinstalled on GitHub's runners
 	url := map[string]string{"url": "file:///release", "serve": "--link rxe0=127.0.0.1 --wire"}
 	job := "\nset -a; . /tmp/env; set +a; PATH=$(cat /tmp/path):$PATH\n"
 	script := setup.script(t, url) + job + firstMinute(t) + "\nwait $!\n" + report.script(t, nil) + `
@@ -327,7 +327,7 @@ func (b *box) fails(t *testing.T, argv ...string) string {
 	return string(out)
 }
 
-// TestGitLab runs the job of GitLab's recipe line by line, as its runner does.
+// TestGitLab runs the job of GitLab's recipe line by line, like GitLab's runner.
 func TestGitLab(t *testing.T) {
 	type job struct {
 		Variables    map[string]string
@@ -345,11 +345,11 @@ func TestGitLab(t *testing.T) {
 	j, ok := file[".verbena"]
 	if !ok || len(file) != 1 || len(j.BeforeScript) == 0 || len(j.AfterScript) == 0 ||
 		!slices.Equal(j.Artifacts.Paths, []string{"verbena/"}) {
-		t.Fatalf("got %+v", file)
+		t.Fatalf("recipe: got %+v, want one job with all scripts", file)
 	}
 	needs(t)
 	if j.Variables["VERBENA_SHA256"] != "" {
-		t.Error("the recipe contains a digest, want an empty variable")
+		t.Error("VERBENA_SHA256 in the recipe: got a digest, want an empty value")
 	}
 	j.Variables["VERBENA_URL"] = "file:///release"
 	j.Variables["VERBENA_SHA256"] = digestOf(t, fmt.Sprintf("verbena_%s_%s.deb", version, goArch()))
@@ -377,14 +377,14 @@ func instructions(t *testing.T, text string) (all [][2]string) {
 		switch name {
 		case "FROM", "ARG", "RUN", "CMD", "ENTRYPOINT":
 		default:
-			t.Errorf("instruction %s is not supported by this test", name)
+			t.Errorf("instruction: got %s, want one that this test supports", name)
 		}
 		all = append(all, [2]string{name, rest})
 	}
 	return all
 }
 
-// TestDockerfile runs the commands of the Dockerfile, and then its program as Docker does.
+// TestDockerfile runs the commands of the Dockerfile, and then its program, in the same way as Docker.
 func TestDockerfile(t *testing.T) {
 	var run, arguments string
 	var entry, cmd []string
@@ -393,7 +393,7 @@ func TestDockerfile(t *testing.T) {
 		switch i[0] {
 		case "FROM":
 			if i[1] != "debian:trixie-slim" {
-				t.Errorf("FROM %s: want Debian trixie, the base of the test", i[1])
+				t.Errorf("FROM: got %s, want Debian trixie, the base of the test", i[1])
 			}
 		case "ARG":
 			arguments += i[1] + "\n"
@@ -405,11 +405,11 @@ func TestDockerfile(t *testing.T) {
 			err = json.Unmarshal([]byte(i[1]), &entry)
 		}
 		if err != nil {
-			t.Errorf("%v: %v", i, err)
+			t.Errorf("instruction %v: got %v, want success", i, err)
 		}
 	}
 	if run == "" || len(entry) == 0 || len(cmd) == 0 {
-		t.Fatalf("RUN %q, ENTRYPOINT %q, CMD %q", run, entry, cmd)
+		t.Fatalf("Dockerfile: got RUN %q, ENTRYPOINT %q and CMD %q, want all three", run, entry, cmd)
 	}
 	needs(t)
 	b := bare(t, "trixie")
@@ -420,7 +420,8 @@ func TestDockerfile(t *testing.T) {
 	}
 }
 
-// TestCompose runs the two containers of the compose file on the image, in two network namespaces joined by a bridge.
+// TestCompose runs the two containers of the compose file on the image, in two network namespaces joined by a
+// bridge.
 func TestCompose(t *testing.T) {
 	p, err := loader.LoadWithContext(t.Context(),
 		types.ConfigDetails{WorkingDir: t.TempDir(), Environment: types.Mapping{},
@@ -432,7 +433,7 @@ func TestCompose(t *testing.T) {
 	server, client := p.Services["server"], p.Services["client"]
 	if len(p.Services) != 2 || client.DependsOn["server"].Condition != types.ServiceConditionHealthy ||
 		server.HealthCheck == nil {
-		t.Fatalf("services %v", p.ServiceNames())
+		t.Fatalf("services: got %v, want a server and a client that waits for it", p.ServiceNames())
 	}
 	needs(t)
 	dir, config := unpack(t)
@@ -452,27 +453,27 @@ func TestCompose(t *testing.T) {
 	}
 	check := server.HealthCheck
 	if len(check.Test) < 2 || check.Test[0] != "CMD" {
-		t.Fatalf("health check %q", check.Test)
+		t.Fatalf("health check: got %q, want a CMD", check.Test)
 	}
 	healthy := false
 	for range int(*check.Retries) {
-		// in the network of the server, as with docker exec
+		// The check runs in the network of the server, as with docker exec.
 		if healthy = s.command(t, check.Test[1:]...).Run() == nil; healthy {
 			break
 		}
 		time.Sleep(time.Duration(*check.Interval))
 	}
 	if !healthy {
-		t.Fatalf("wait for the server to listen: timed out:\n%s", out.String())
+		t.Fatalf("wait for the server to listen: got a timeout, want a listener:\n%s", out.String())
 	}
 	wants(t, container(names[1]).ok(t, append(slices.Clone(config.Config.Entrypoint), client.Command...)...),
 		"8192000 bytes in", `GID ::ffff:10\.50\.0\.1`)
 	if err := c.Wait(); err != nil {
-		t.Errorf("the server: %v\n%s", err, out.String())
+		t.Errorf("server: got %v, want success:\n%s", err, out.String())
 	}
 }
 
-// manifests returns the objects of a file by kind. It decodes each strictly, as its API does.
+// manifests returns the objects of a file by kind. It decodes each object strictly, like the object's API.
 func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.Job) {
 	t.Helper()
 	for _, text := range strings.Split(read(t, file), "\n---\n") {
@@ -487,16 +488,17 @@ func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.
 		case "Job":
 			err = decode(text, &job)
 		default:
-			t.Errorf("%s: kind %q is not supported by this test", file, kind.Kind)
+			t.Errorf("%s: got kind %q, want one that this test supports", file, kind.Kind)
 		}
 		if err != nil {
-			t.Errorf("%s: %s: %v", file, kind.Kind, err)
+			t.Errorf("%s: decode %s: got %v, want success", file, kind.Kind, err)
 		}
 	}
 	return daemon, job
 }
 
-// decode decodes an object as the API server does with strict field validation. The case of names matters.
+// decode decodes an object in the same way as the API server with strict field validation. The case of field names
+// matters.
 func decode(text string, v any) error {
 	b, err := yaml.YAMLToJSONStrict([]byte(text))
 	if err != nil {
@@ -509,7 +511,7 @@ func decode(text string, v any) error {
 func TestKubernetesManifests(t *testing.T) {
 	daemon, job := manifests(t, "recipes/kubernetes.yaml")
 	if daemon.APIVersion != "apps/v1" || job.APIVersion != "batch/v1" {
-		t.Errorf("API versions %s and %s", daemon.APIVersion, job.APIVersion)
+		t.Errorf("API versions: got %s and %s, want apps/v1 and batch/v1", daemon.APIVersion, job.APIVersion)
 	}
 	for _, spec := range []corev1.PodSpec{daemon.Spec.Template.Spec, job.Spec.Template.Spec} {
 		volumes := map[string]bool{}
@@ -519,7 +521,7 @@ func TestKubernetesManifests(t *testing.T) {
 		for _, c := range append(spec.InitContainers, spec.Containers...) {
 			for _, m := range c.VolumeMounts {
 				if !volumes[m.Name] {
-					t.Errorf("container %s mounts %s, which is not a volume of its pod", c.Name, m.Name)
+					t.Errorf("mount of container %s: got %s, want a volume of its pod", c.Name, m.Name)
 				}
 			}
 		}
@@ -527,13 +529,13 @@ func TestKubernetesManifests(t *testing.T) {
 	labels := daemon.Spec.Template.Labels
 	for k, v := range daemon.Spec.Selector.MatchLabels {
 		if labels[k] != v {
-			t.Errorf("the label %s=%s of the selector is missing in the pods", k, v)
+			t.Errorf("label %s=%s of the selector: got none in the pods, want one", k, v)
 		}
 	}
 }
 
-// TestKubernetesMounts tests that pods get the directory of the socket read-only, and no privileges. Only the service
-// may write there.
+// TestKubernetesMounts tests that pods get the directory of the socket read-only, and no privileges. Only the
+// service may write to that directory.
 func TestKubernetesMounts(t *testing.T) {
 	daemon, job := manifests(t, "recipes/kubernetes.yaml")
 	pod := job.Spec.Template.Spec
@@ -544,12 +546,12 @@ func TestKubernetesMounts(t *testing.T) {
 		}
 	}
 	if len(shared) == 0 {
-		t.Fatal("the pod does not mount a directory of the node")
+		t.Fatal("mounts of the pod: got no directory of the node, want one")
 	}
 	for _, c := range append(pod.InitContainers, pod.Containers...) {
 		for _, m := range c.VolumeMounts {
 			if shared[m.Name] && !m.ReadOnly {
-				t.Errorf("container %s mounts %s of the node writable: it could replace the socket", c.Name, m.MountPath)
+				t.Errorf("container %s: mount %s of the node: got a writable one, want a read-only one, because the container could replace the socket", c.Name, m.MountPath)
 			}
 		}
 	}
@@ -557,42 +559,42 @@ func TestKubernetesMounts(t *testing.T) {
 	if s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot || s.AllowPrivilegeEscalation == nil ||
 		*s.AllowPrivilegeEscalation ||
 		s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
-		t.Errorf("the pod's program has rights that it does not need: %+v", s)
+		t.Errorf("security context of the pod's program: got %+v, want no unneeded rights", s)
 	}
 	service := daemon.Spec.Template.Spec
 	if service.Containers[0].Resources.Limits.Memory().IsZero() || service.PriorityClassName != "system-node-critical" {
-		t.Error("the service has no memory limit, or is not a node-critical pod, so the OOM killer would select it first")
+		t.Error("service: got no memory limit or no node-critical priority, want both against the OOM killer")
 	}
 	for _, need := range []string{"hostPath", "privileged", "read-only", "runAsUser"} {
 		head, _, _ := strings.Cut(read(t, "recipes/kubernetes.yaml"), "\napiVersion")
 		if !strings.Contains(head, need) {
-			t.Errorf("the comment in recipes/kubernetes.yaml lacks the requirement %s", need)
+			t.Errorf("comment in recipes/kubernetes.yaml: got no requirement %s, want it", need)
 		}
 	}
 }
 
-// TestBounds tests that the unit limits the resources of users, and is not the first process that the kernel kills when
-// memory is short. The recipe for Compose needs no privileges and mounts nothing.
+// TestBounds tests that the unit limits the resources of users, and is not the first process that the kernel kills
+// when memory is short. The recipe for Compose must need no privileges and no mounts.
 func TestBounds(t *testing.T) {
 	unit := read(t, "packaging/verbena.service")
 	for _, want := range []string{"MemoryMax", "TasksMax", "OOMScoreAdjust"} {
 		if !regexp.MustCompile(`(?m)^` + want + `=`).MatchString(unit) {
-			t.Errorf("packaging/verbena.service has no %s=", want)
+			t.Errorf("packaging/verbena.service: got no %s=, want one", want)
 		}
 	}
 	if regexp.MustCompile(`(?m)^(privileged|volumes|cap_add|security_opt|pid|ipc|network_mode):`).MatchString(
 		regexp.MustCompile(`(?m)^ +`).ReplaceAllString(read(t, "recipes/compose.yaml"), "")) {
-		t.Error("recipes/compose.yaml takes rights of the host")
+		t.Error("recipes/compose.yaml: got rights of the host, want none")
 	}
 }
 
-// TestKubernetes runs the service of the DaemonSet, and a pod with its own processes and files that uses the service.
-// It takes commands, capabilities and mounts from the manifests.
+// TestKubernetes runs the service of the DaemonSet, and a pod with its own processes and files that uses the
+// service. TestKubernetes takes commands, capabilities and mounts from the manifests.
 func TestKubernetes(t *testing.T) {
 	needs(t)
 	daemon, job := manifests(t, "recipes/kubernetes.yaml")
 	dir, config := unpack(t)
-	host := map[string]string{} // volumes, by name
+	host := map[string]string{} // volumes by name
 	node := t.TempDir()
 	volume := func(v corev1.Volume) string {
 		if v.HostPath != nil {
@@ -602,7 +604,7 @@ func TestKubernetes(t *testing.T) {
 	}
 	os.Chmod(filepath.Dir(node), 0o755)
 	os.Chmod(node, 0o755)
-	// This is the network of a kubelet, which runs all containers.
+	// This network namespace represents the network of a kubelet, which runs all containers.
 	const network = "verbena-rel-node"
 	linkNetworks(t, [2]string{network, network + "2"})
 	container := func(spec corev1.PodSpec, c corev1.Container) (*box, []string) {
@@ -664,7 +666,7 @@ func TestKubernetes(t *testing.T) {
 		b, argv := container(pod, pod.Containers[0])
 		out, err := b.with(flags...).command(t, argv...).CombinedOutput()
 		if err != nil || !regexp.MustCompile(`hca_id:\s+rxe0`).Match(out) {
-			t.Errorf("%v: %v\n%s\nthe service:\n%s", flags, err, out, log.String())
+			t.Errorf("%v: got error %v or no device, want rxe0:\n%s\nthe service:\n%s", flags, err, out, log.String())
 			continue
 		}
 		minute := append(argv[:len(argv)-1:len(argv)-1], "bash", "-e", "-c",
@@ -673,6 +675,6 @@ func TestKubernetes(t *testing.T) {
 		wants(t, b.with(flags...).ok(t, minute...), "8192000 bytes in")
 	}
 	if out, err := exec.Command("ip", "netns", "list").Output(); err == nil && !strings.Contains(string(out), network) {
-		t.Errorf("the network has disappeared:\n%s", out)
+		t.Errorf("network namespace: got none, want it:\n%s", out)
 	}
 }

@@ -52,7 +52,7 @@ func privateData(w *suite.CMWorld) {
 	}
 }
 
-// refusalData tests that the data of a refusal arrives complete, independent of the data of the request.
+// refusalData tests that the data of a rejection arrives complete, regardless of the data of the request.
 func refusalData(w *suite.CMWorld) {
 	l, at := w.Listen()
 	defer l.Close()
@@ -72,22 +72,22 @@ func refusalData(w *suite.CMWorld) {
 	}
 }
 
-// portInUse tests the errors for a port that another listener holds: EADDRINUSE at the same address, and EADDRNOTAVAIL
-// if one of the two listens on all addresses.
+// portInUse tests the errors for a port that another listener uses. The error is EADDRINUSE at the same address,
+// and EADDRNOTAVAIL if one of the two listens on all addresses.
 func portInUse(w *suite.CMWorld) {
 	l, at := w.Listen()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {
-		w.Errorf("the same address: got %v, want EADDRINUSE", err)
+		w.Errorf("Listen at the same address: got %v, want EADDRINUSE", err)
 	}
 	all := netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
 	if _, err := w.Manager.Listen(all, 0); !errors.Is(err, syscall.EADDRNOTAVAIL) {
-		w.Errorf("all addresses: got %v, want EADDRNOTAVAIL", err)
+		w.Errorf("Listen at all addresses: got %v, want EADDRNOTAVAIL", err)
 	}
 	w.Must(l.Close())
 	l, err := w.Manager.Listen(all, 0)
 	w.Must(err)
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRNOTAVAIL) {
-		w.Errorf("one address, after all addresses: got %v, want EADDRNOTAVAIL", err)
+		w.Errorf("Listen at one address, after all addresses: got %v, want EADDRNOTAVAIL", err)
 	}
 	w.Must(l.Close())
 	l, err = w.Manager.Listen(at, 0) // the port is free at once
@@ -104,19 +104,20 @@ func sourceAddress(w *suite.CMWorld) {
 		c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at, Source: netip.AddrPortFrom(w.Addr, 0)})
 		w.Must(err)
 		if c.LocalAddr().Addr() != w.Addr || c.LocalAddr().Port() == 0 {
-			w.Errorf("got %v, want a port of %v", c.LocalAddr(), w.Addr)
+			w.Errorf("local address: got %v, want a port of %v", c.LocalAddr(), w.Addr)
 		}
 		conns = append(conns, c)
 	}
 	if conns[0].LocalAddr() == conns[1].LocalAddr() {
-		w.Errorf("both connections have port %d, want different ports", conns[0].LocalAddr().Port())
+		w.Errorf("ports of the connections: got %d for both, want different ports", conns[0].LocalAddr().Port())
 	}
 	for _, c := range conns {
 		w.Must(c.Close())
 	}
 }
 
-// answeredTwice tests that a request is answered only once. A second answer fails and does not change the connection.
+// answeredTwice tests that a request is answered only once. A second answer fails and does not change the
+// connection.
 func answeredTwice(w *suite.CMWorld) {
 	l, at := w.Listen()
 	defer l.Close()
@@ -142,7 +143,7 @@ func answeredTwice(w *suite.CMWorld) {
 			w.Errorf("Reject after Accept: got %v, want EINVAL", err)
 		}
 		if _, err := r.Accept(passive.QP, cm.Param{}, nil); !errors.Is(err, syscall.EINVAL) {
-			w.Errorf("Accept again: got %v, want EINVAL", err)
+			w.Errorf("second Accept: got %v, want EINVAL", err)
 		}
 		done <- c
 	}()

@@ -47,7 +47,7 @@ func keys(w *suite.World) {
 	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8),
 		Remote: verbs.Remote{Addr: local.Addr(), RKey: local.LKey()}},
 		verbs.RemoteAccessError)
-	// A READ into memory without LocalWrite is invalid, too.
+	// A READ into memory without LocalWrite is also invalid.
 	c, d := w.Pair(verbs.QPInit{})
 	mine, err := c.PD.Alloc(4096, verbs.RemoteRead)
 	w.Must(err)
@@ -94,8 +94,8 @@ func windowKeys(w *suite.World) {
 		verbs.RemoteAccessError)
 }
 
-// windowRound binds a window, sends the key to the peer with a fence, waits for an access by the peer, and invalidates
-// the window. The window is free again afterwards.
+// windowRound binds a window, sends the key to the peer with a fence, waits for an access by the peer, and
+// invalidates the window. Afterwards the window can be bound again.
 func windowRound(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
@@ -122,20 +122,20 @@ func windowRound(w *suite.World) {
 		a.OK(5)
 		a.OK(6)
 		if wc := b.OK(4); wc.Flags&verbs.WithInvalidate == 0 || wc.Key != key {
-			w.Errorf("got %+v, want key %#x invalidated", wc, key)
+			w.Errorf("completion: got %+v, want key %#x invalidated", wc, key)
 		}
 		w.Same(b.MR.Bytes()[4096:4196], want)
 		if err := b.MR.Close(); err == nil && i < 4 {
 			b.MR, err = b.PD.Alloc(memory, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.BindWindows)
 			w.Must(err)
 		} else if err != nil {
-			w.Errorf("Close of the region after the invalidation: %v", err)
+			w.Errorf("Close of the region after the invalidation: got %v, want success", err)
 		}
 	}
 }
 
-// windowRefused tests that a window can have no right that its region lacks, and no memory outside the region. A region
-// with a window cannot be deregistered.
+// windowRefused tests that a window can have no right that its region lacks, and no memory outside the region. A
+// region with a window cannot be deregistered.
 func windowRefused(w *suite.World) {
 	for name, x := range map[string]struct {
 		region verbs.Access
@@ -145,7 +145,7 @@ func windowRefused(w *suite.World) {
 		"a region without BindWindows": {verbs.LocalWrite, 0, 64, verbs.RemoteRead},
 		"writing without LocalWrite":   {verbs.BindWindows, 0, 64, verbs.RemoteWrite},
 		"atomics without LocalWrite":   {verbs.BindWindows, 0, 64, verbs.RemoteAtomic},
-		"a byte too many":              {verbs.LocalWrite | verbs.BindWindows, 4095, 2, verbs.RemoteRead},
+		"one byte beyond the region":   {verbs.LocalWrite | verbs.BindWindows, 4095, 2, verbs.RemoteRead},
 		"a range that begins outside":  {verbs.LocalWrite | verbs.BindWindows, 5000, 1, verbs.RemoteRead},
 	} {
 		e, _ := w.Pair(verbs.QPInit{})
@@ -189,12 +189,12 @@ func domains(w *suite.World) {
 	ev, err := w.Device.NextEvent(w.Soon())
 	w.Must(err)
 	if ev.Type != verbs.EventQPAccessError || ev.QP != b.QP {
-		w.Errorf("got %+v, want %v of the target", ev, verbs.EventQPAccessError)
+		w.Errorf("event: got %+v, want %v of the target", ev, verbs.EventQPAccessError)
 	}
 }
 
-// groups tests that a queue pair receives a group's datagrams once, even if it attached twice. A second detach is an
-// error, and so is an address that is not a group.
+// groups tests that a queue pair receives a group's datagrams once, even if it attached twice. A second detach is
+// an error, and so is an address that is not a group.
 func groups(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	group := verbs.GID{10: 0xff, 11: 0xff, 12: 239, 13: 7, 14: 8, 15: 9}
@@ -212,7 +212,7 @@ func groups(w *suite.World) {
 	a.OK(3)
 	b.OK(0)
 	if n, _ := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 {
-		w.Error("got the datagram twice after two Attach calls, want it once")
+		w.Error("datagram after two Attach calls: got it twice, want it once")
 	}
 	w.Must(b.QP.Detach(group))
 	if err := b.QP.Detach(group); !errors.Is(err, syscall.EINVAL) {
@@ -222,7 +222,7 @@ func groups(w *suite.World) {
 		w.Errorf("Detach of another group: got %v, want EINVAL", err)
 	}
 	if err := b.QP.Attach(g.GID); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("Attach to an address that is no group: got %v, want EINVAL", err)
+		w.Errorf("Attach to an address that is not a group: got %v, want EINVAL", err)
 	}
 	rc := w.End(verbs.QPInit{})
 	if err := rc.QP.Attach(group); !errors.Is(err, syscall.EINVAL) {
@@ -251,6 +251,6 @@ func qkeys(w *suite.World) {
 	send(2, to.QKey+1, 7)
 	send(3, 0xffffffff, 8)
 	if wc := b.OK(1); wc.ByteLen != suite.GRH+8 {
-		w.Errorf("got %d bytes, want the datagram of 8", wc.ByteLen)
+		w.Errorf("receive: got %d bytes, want the datagram of 8", wc.ByteLen)
 	}
 }

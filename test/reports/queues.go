@@ -17,7 +17,7 @@ func shared(w *suite.World, wrs int) (a, b *suite.End, srq *verbs.SRQ) {
 	srq, err := b.PD.CreateSRQ(wrs, 1)
 	w.Must(err)
 	w.Must(b.QP.Close())
-	// the queue pair ignores these sizes
+	// The queue pair ignores these sizes.
 	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, SRQ: srq, RecvWRs: 1 << 30, RecvSGEs: 1 << 30})
 	w.Must(err)
 	connect(w, a, b, nil)
@@ -37,14 +37,14 @@ func lastReceive(w *suite.World) {
 	ev, err := w.Device.NextEvent(w.Soon())
 	w.Must(err)
 	if ev.Type != verbs.EventLastWQE || ev.QP != b.QP {
-		w.Errorf("got %+v, want %v of the queue pair", ev, verbs.EventLastWQE)
+		w.Errorf("event: got %+v, want %v of the queue pair", ev, verbs.EventLastWQE)
 	}
 	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
 	noEvent(w)
 	if n, err := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
-		w.Errorf("got %d completions, %v: want none: the receives belong to the shared queue", n, err)
+		w.Errorf("completions: got %d and error %v, want none, because the receives belong to the shared queue", n, err)
 	}
-	// Another queue pair uses them.
+	// Another queue pair uses the remaining receives.
 	c := w.End(verbs.QPInit{})
 	w.Must(c.QP.Close())
 	c.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: c.CQ, SRQ: srq})
@@ -65,7 +65,7 @@ func noEvent(w *suite.World) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
 	if ev, err := w.Device.NextEvent(ctx); err == nil {
-		w.Errorf("got %+v, want no event", ev)
+		w.Errorf("event: got %+v, want none", ev)
 	}
 }
 
@@ -87,9 +87,9 @@ func limitOnce(w *suite.World) {
 		w.Must(srq.SetLimit(4))
 		w.Must(srq.Resize(100))
 		if got, err := srq.Query(); err != nil || got.Limit != 4 || got.MaxWR < 100 {
-			w.Errorf("got %+v, %v, want limit 4 and at least 100", got, err)
+			w.Errorf("shared receive queue: got %+v and error %v, want limit 4 and at least 100", got, err)
 		}
-		send() // 4 are left, which is not below the limit
+		send() // 4 receives remain, which is not below the limit
 		noEvent(w)
 		send()
 		ev, err := w.Device.NextEvent(w.Soon())
@@ -98,7 +98,7 @@ func limitOnce(w *suite.World) {
 			w.Errorf("got %+v, want %v", ev, verbs.EventSRQLimit)
 		}
 		if got, err := srq.Query(); err != nil || got.Limit != 0 {
-			w.Errorf("after the event: got limit %d, %v, want 0", got.Limit, err)
+			w.Errorf("limit after the event: got %d and error %v, want 0", got.Limit, err)
 		}
 		send()
 		noEvent(w)
@@ -112,8 +112,8 @@ func limitOnce(w *suite.World) {
 	}
 }
 
-// armed tests that arming reports later completions and not present ones. A failed request counts as solicited,
-// independent of its flags.
+// armed tests that arming reports later completions, and does not report present completions. A failed request
+// counts as solicited, regardless of its flags.
 func armed(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	ch, err := w.Device.CreateChannel()
@@ -144,7 +144,7 @@ func armed(w *suite.World) {
 	drop := func() {
 		w.Helper()
 		if n, err := cq.Poll(make([]verbs.WC, 16)); n == 0 || err != nil {
-			w.Errorf("Poll: got %d, %v, want a completion", n, err)
+			w.Errorf("Poll: got %d and error %v, want a completion", n, err)
 		}
 	}
 	for i := range 10 {
@@ -156,7 +156,7 @@ func armed(w *suite.World) {
 	send(0)
 	event("the next completion", true)
 	send(0)
-	event("one more without arming", false)
+	event("another completion without arming", false)
 	drop()
 	w.Must(cq.Arm(true))
 	send(0)
@@ -164,9 +164,9 @@ func armed(w *suite.World) {
 	send(verbs.Solicited)
 	event("a solicited completion", true)
 	w.Must(cq.Arm(false))
-	w.Must(cq.Arm(true)) // does not replace the first
+	w.Must(cq.Arm(true)) // does not replace the first request
 	send(0)
-	event("armed for all, then for solicited ones", true)
+	event("armed for all, then for solicited completions", true)
 	drop()
 	w.Must(cq.Arm(true))
 	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
@@ -176,16 +176,16 @@ func armed(w *suite.World) {
 	w.Must(ch.Close())
 }
 
-// exact tests that a completion queue holds as many entries as it reports. One more entry breaks the queue and raises
-// an event.
+// exact tests that a completion queue can hold as many entries as it reports. One more entry overflows the queue
+// and raises an event.
 func exact(w *suite.World) {
 	d, err := w.Device.Query()
 	w.Must(err)
 	if _, err := w.Device.CreateCQ(d.MaxCQE+1, nil); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("a queue longer than the device's limit: got %v, want EINVAL", err)
+		w.Errorf("CreateCQ beyond the device's limit: got %v, want EINVAL", err)
 	}
 	if _, err := w.Device.CreateCQ(0, nil); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("a queue without entries: got %v, want EINVAL", err)
+		w.Errorf("CreateCQ without entries: got %v, want EINVAL", err)
 	}
 	for _, asked := range []int{1, 2, 7, 8, 100} {
 		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
@@ -193,7 +193,7 @@ func exact(w *suite.World) {
 		w.Must(err)
 		n := cq.Entries()
 		if n < asked {
-			w.Errorf("CreateCQ with %d entries: got %d", asked, n)
+			w.Errorf("CreateCQ with %d entries: got %d, want at least as many", asked, n)
 		}
 		w.Must(b.QP.Close())
 		b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq, RecvWRs: n + 1})
@@ -210,7 +210,7 @@ func exact(w *suite.World) {
 		wcs := make([]verbs.WC, n+1)
 		got, err := cq.Poll(wcs)
 		if got != n || err != nil {
-			w.Errorf("a queue of %d entries: got %d completions, %v", n, got, err)
+			w.Errorf("completion queue of %d entries: got %d completions and error %v, want all", n, got, err)
 		}
 		for i := range got {
 			if wcs[i].ID != uint64(i) || wcs[i].Status != verbs.Success {
@@ -236,7 +236,7 @@ func overrun(w *suite.World) {
 	ev, err := w.Device.NextEvent(w.Soon())
 	w.Must(err)
 	if ev.Type != verbs.EventCQError || ev.CQ != cq {
-		w.Errorf("got %+v, want %v of the queue", ev, verbs.EventCQError)
+		w.Errorf("event: got %+v, want %v of the queue", ev, verbs.EventCQError)
 	}
 }
 
@@ -266,7 +266,7 @@ func resizeFull(w *suite.World) {
 		}
 		for i := range wcs {
 			if wcs[i].ID != next {
-				w.Fatalf("got work request %d, want %d", wcs[i].ID, next)
+				w.Fatalf("completion: got work request %d, want %d", wcs[i].ID, next)
 			}
 			next++
 		}
@@ -276,7 +276,7 @@ func resizeFull(w *suite.World) {
 	send(40) // wraps around the ring
 	w.Must(cq.Resize(1000))
 	if n := cq.Entries(); n < 1000 {
-		w.Errorf("Resize to 1000 entries: got %d", n)
+		w.Errorf("Resize to 1000 entries: got %d, want at least 1000", n)
 	}
 	send(50)
 	take(60)
@@ -308,7 +308,7 @@ func whichQueue(w *suite.World) {
 	a.OK(2)
 	var wc [2]verbs.WC
 	if n, err := recv.Poll(wc[:]); n != 1 || err != nil || wc[0].ID != 1 {
-		w.Errorf("got %d completions, %+v, %v, want the one of the receive", n, wc[0], err)
+		w.Errorf("CQ of the receive queue: got %d completions, %+v and error %v, want the completion of the receive", n, wc[0], err)
 	}
 	if err := recv.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close of a CQ in use: got %v, want EBUSY", err)

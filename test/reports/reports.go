@@ -1,10 +1,10 @@
-// Package reports holds small programs made from reports in public trackers: of rdma-core, of RDMA programs, and of
-// drivers of other devices. Each program repeats the failing operation and checks for the correct value. README.md
-// describes the fault for each report, and the source of the correct value.
+// Package reports contains small programs made from reports in public trackers of rdma-core, of RDMA programs, and
+// of drivers of other devices. Each program repeats the failing operation and checks for the correct value.
+// README.md describes the fault for each report, and the source of the correct value.
 //
-// A report is one entry of the table that [All] returns. Its program runs on every transport of package verbs, as the
-// tests of package suite do. Entries with a case of test/e2e/testdata/reports.c need the C library; the end-to-end
-// tests run them.
+// A report is one entry of the table that [All] returns. The program of a report runs on every transport of package
+// verbs, like the tests of package suite. Entries with a case of test/e2e/testdata/reports.c need the C library, so
+// the end-to-end tests run them.
 package reports
 
 import (
@@ -24,13 +24,13 @@ type Report struct {
 	// manual page, a function of Linux, or a statement of the maintainers.
 	Clause string
 
-	// Exactly one of these fields is set. It is the program.
+	// Exactly one of the following fields is set. That field is the program.
 	Verbs func(*suite.World)
 	CM    func(*suite.CMWorld)
-	C     string // a case of test/e2e/testdata/reports.c
+	C     string // name of a case of test/e2e/testdata/reports.c
 }
 
-// memory is the size of an End's memory in bytes. Ten of them are below the limit of locked memory.
+// memory is the size of an End's memory in bytes. The memory of ten Ends is below the limit of locked memory.
 const memory = 64 << 10
 
 // Run runs the programs of package verbs. Programs without a connection manager run in parallel, because some wait for

@@ -52,15 +52,15 @@ func TestLog(t *testing.T) {
 			}
 		}
 		if n != 1 || r.Kind == "" || r.Clause == "" {
-			t.Errorf("%s has %d programs, kind %q and clause %q", r.ID, n, r.Kind, r.Clause)
+			t.Errorf("%s: got %d programs, kind %q and clause %q, want one program, a kind and a clause", r.ID, n, r.Kind, r.Clause)
 		}
 		if row := r.ID + " " + r.URL; rows[row] {
 			delete(rows, row)
 		} else {
-			t.Errorf("README.md has no row for %s", row)
+			t.Errorf("README.md: got no row for %s, want one", row)
 		}
 	}
 	for row := range rows {
-		t.Errorf("README.md has a row for %s, which is not in the table", row)
+		t.Errorf("README.md: got a row for %s, want only rows of the table", row)
 	}
 }

@@ -25,7 +25,7 @@ func failed(e *suite.End, wr verbs.SendWR, want verbs.Status) {
 }
 
 // zeroBytes tests that a request of no bytes accesses no memory, so its keys are not checked. The peer still
-// acknowledges it, as for a keep-alive.
+// acknowledges the request, as for a keep-alive.
 func zeroBytes(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	nowhere := verbs.Remote{Addr: 0, RKey: 0}
@@ -33,22 +33,22 @@ func zeroBytes(w *suite.World) {
 	a.OK(1)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Read, Remote: nowhere})
 	if wc := a.OK(2); wc.ByteLen != 0 {
-		w.Errorf("READ of 0 bytes: got %d", wc.ByteLen)
+		w.Errorf("READ of 0 bytes: got length %d, want 0", wc.ByteLen)
 	}
-	// an element of no bytes
+	// The list contains an element of no bytes.
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: verbs.SGE{Addr: 1, LKey: 12345}, Remote: nowhere})
 	a.OK(3)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 4}))
 	a.Post(verbs.SendWR{ID: 5, Opcode: verbs.WriteWithImm, Imm: 9, Remote: nowhere})
 	a.OK(5)
 	if wc := b.OK(4); wc.ByteLen != 0 || wc.Imm != 9 {
-		w.Errorf("WRITE of 0 bytes with immediate data: got %+v", wc)
+		w.Errorf("WRITE of 0 bytes with immediate data: got %+v, want length 0 and the immediate data", wc)
 	}
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 6}))
 	a.Post(verbs.SendWR{ID: 7, Opcode: verbs.Send})
 	a.OK(7)
 	if wc := b.OK(6); wc.ByteLen != 0 {
-		w.Errorf("SEND of 0 bytes: got %d", wc.ByteLen)
+		w.Errorf("SEND of 0 bytes: got length %d, want 0", wc.ByteLen)
 	}
 	// A peer without the rights refuses even such a request.
 	c, d := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
@@ -80,7 +80,7 @@ func emptyDatagram(w *suite.World) {
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
 	a.OK(2)
 	if wc := b.OK(1); wc.ByteLen != suite.GRH || wc.Flags&verbs.WithGRH == 0 {
-		w.Errorf("got %+v, want %d bytes with a header", wc, suite.GRH)
+		w.Errorf("receive: got %+v, want %d bytes with a header", wc, suite.GRH)
 	}
 }
 
@@ -100,8 +100,8 @@ func address(w *suite.World, from, to *suite.End) (verbs.Endpoint, *verbs.AH) {
 	return ep, ah
 }
 
-// shortDatagramReceive tests that a datagram larger than the receive is dropped. The receive stays posted for the next
-// datagram, and the queue pair continues.
+// shortDatagramReceive tests that a datagram larger than the receive is dropped. The receive stays posted for the
+// next datagram, and the queue pair continues.
 func shortDatagramReceive(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	to, ah := address(w, a, b)
@@ -112,12 +112,12 @@ func shortDatagramReceive(w *suite.World) {
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 10), To: dest})
 	a.OK(3)
 	if wc := b.OK(1); wc.ByteLen != suite.GRH+10 {
-		w.Errorf("got %d bytes, want the second datagram, of %d", wc.ByteLen, suite.GRH+10)
+		w.Errorf("receive: got %d bytes, want the second datagram of %d", wc.ByteLen, suite.GRH+10)
 	}
 	q, err := b.QP.Query()
 	w.Must(err)
 	if q.State != verbs.RTS {
-		w.Errorf("the queue pair is in %v, want RTS", q.State)
+		w.Errorf("state of the queue pair: got %v, want RTS", q.State)
 	}
 }
 
@@ -125,18 +125,18 @@ func shortDatagramReceive(w *suite.World) {
 func immediateWithoutBuffer(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	want := a.Fill(0, 5000, 1)
-	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1})) // no elements
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1})) // a receive without elements
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
 	a.OK(2)
 	b.OK(1)
 	w.Same(b.MR.Bytes()[:5000], want)
-	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 3, Local: verbs.SGE{Addr: 8, Length: 4, LKey: 0xbad}})) // a wrong key
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 3, Local: verbs.SGE{Addr: 8, Length: 4, LKey: 0xbad}})) // with a wrong key
 	a.Post(verbs.SendWR{ID: 4, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
 	a.OK(4)
 	b.OK(3)
 }
 
-// immediateValue tests that the completion holds the written length and all 32 bits of the immediate data.
+// immediateValue tests that the completion contains the written length and all 32 bits of the immediate data.
 func immediateValue(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	for _, imm := range []uint32{0x89abcdef, 0xffffffff, 0, 0x80000000} {
@@ -145,26 +145,26 @@ func immediateValue(w *suite.World) {
 		a.OK(2)
 		if wc := b.OK(1); wc.Imm != imm || wc.ByteLen != 4097 || wc.Flags&verbs.WithImm == 0 ||
 			wc.Opcode != verbs.WCReceiveWriteWith {
-			w.Errorf("got %+v, want immediate data %#x of 4097 bytes", wc, imm)
+			w.Errorf("completion: got %+v, want immediate data %#x and 4097 bytes", wc, imm)
 		}
 		b.Recv(3, 8192, 64)
 		a.Post(verbs.SendWR{ID: 4, Opcode: verbs.SendWithImm, Imm: imm})
 		a.OK(4)
 		if wc := b.OK(3); wc.Imm != imm || wc.ByteLen != 0 || wc.Flags&verbs.WithImm == 0 {
-			w.Errorf("got %+v, want immediate data %#x", wc, imm)
+			w.Errorf("completion: got %+v, want immediate data %#x", wc, imm)
 		}
 	}
 }
 
-// lengths tests that the completions of READs and atomic operations hold the returned length, and that receives have
-// the correct opcodes.
+// lengths tests that the completions of READs and atomic operations contain the returned length, and that receives
+// have the correct opcodes.
 func lengths(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{SendSGEs: 2})
 	for _, n := range []int{1, 4096, 50000} {
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, List: []verbs.SGE{sge(a, 0, n-1), sge(a, 60000, 1)},
 			Remote: b.Remote(0)})
 		if wc := a.OK(1); int(wc.ByteLen) != n || wc.Opcode != verbs.WCRead {
-			w.Errorf("READ: got %v of %d bytes, want %d", wc.Opcode, wc.ByteLen, n)
+			w.Errorf("READ: got %v of %d bytes, want %d bytes", wc.Opcode, wc.ByteLen, n)
 		}
 	}
 	for op, want := range map[verbs.Opcode]uapi.WCOpcode{verbs.FetchAdd: verbs.WCFetchAdd,
@@ -192,7 +192,7 @@ func overflow(w *suite.World) {
 			w.Errorf("%v: got %v, want EINVAL", op, err)
 		}
 		if q, err := b.QP.Query(); err != nil || q.State != verbs.RTS {
-			w.Errorf("%v: the peer is in %v (%v), want RTS, since no request is sent", op, q.State, err)
+			w.Errorf("%v: state of the peer: got %v and error %v, want RTS, because no request is sent", op, q.State, err)
 		}
 	}
 }
@@ -218,7 +218,7 @@ func longReceive(w *suite.World) {
 	w.Must(big.Close())
 }
 
-// beyond tests that an address range that wraps around, or ends one byte too late, is refused.
+// beyond tests that an address range that wraps around, or that ends one byte too late, is refused.
 func beyond(w *suite.World) {
 	for _, r := range []func(b *suite.End) verbs.Remote{
 		func(b *suite.End) verbs.Remote { return verbs.Remote{Addr: ^uint64(0) - 3, RKey: b.MR.RKey()} },
@@ -239,13 +239,13 @@ func unaligned(w *suite.World) {
 		a, b := w.Pair(verbs.QPInit{})
 		failed(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(4), Swap: 1}, verbs.RemoteInvalid)
 		if !bytes.Equal(b.MR.Bytes()[:16], make([]byte, 16)) {
-			w.Errorf("%v: memory has changed", op)
+			w.Errorf("%v: memory: got a change, want none", op)
 		}
 	}
 }
 
-// compareSwap tests that all operands have the byte order of their host, and that memory with an unequal value stays
-// unchanged.
+// compareSwap tests that all operands have the byte order of their host, and that memory with an unequal value
+// stays unchanged.
 func compareSwap(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	at := func(e *suite.End) []byte { return e.MR.Bytes()[:8] }
@@ -255,13 +255,13 @@ func compareSwap(w *suite.World) {
 		Swap: fresh})
 	a.OK(1)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != old {
-		w.Errorf("not equal: got old value %#x and new value %#x, want %#x for both", got, there, uint64(old))
+		w.Errorf("compare and swap of an unequal value: got old value %#x and new value %#x, want %#x for both", got, there, uint64(old))
 	}
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: old,
 		Swap: fresh})
 	a.OK(2)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != fresh {
-		w.Errorf("equal: got old value %#x and new value %#x, want %#x and %#x", got, there, uint64(old), uint64(fresh))
+		w.Errorf("compare and swap of an equal value: got old value %#x and new value %#x, want %#x and %#x", got, there, uint64(old), uint64(fresh))
 	}
 	// The sum wraps around.
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.FetchAdd, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: ^uint64(0)})
@@ -291,8 +291,8 @@ func fence(w *suite.World) {
 	}
 }
 
-// queueFull tests a list of requests that does not fit. The requests before the first rejected one are queued and
-// executed, the others are not.
+// queueFull tests a list of requests that does not fit into the queue. The requests before the first rejected
+// request are queued and executed, and the other requests are not.
 func queueFull(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{SendWRs: 4})
 	room := a.QP.Init().SendWRs
@@ -300,7 +300,7 @@ func queueFull(w *suite.World) {
 	for i := range wrs {
 		wrs[i] = verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Flags: verbs.Signaled}
 	}
-	n, err := a.QP.PostSends(wrs) // the peer has no receive, so none completes
+	n, err := a.QP.PostSends(wrs) // the peer has no receive, so no request completes
 	if n != room || !errors.Is(err, verbs.ErrQueueFull) {
 		w.Fatalf("got %d, %v, want %d, %v", n, err, room, verbs.ErrQueueFull)
 	}
@@ -324,8 +324,8 @@ func queueFull(w *suite.World) {
 	}
 }
 
-// badRequest tests a bad request in the middle of a list. Only this request is refused, and the earlier requests are
-// executed.
+// badRequest tests a bad request in the middle of a list. Only this request is refused, and the earlier requests
+// are executed.
 func badRequest(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{Inline: 16})
 	b.Recv(1, 0, 64)
@@ -339,7 +339,7 @@ func badRequest(w *suite.World) {
 	}
 	a.OK(2)
 	b.OK(1)
-	// The same must hold if the device detects the error only during execution.
+	// The same result is required if the device detects the error only during execution.
 	b.Recv(5, 0, 64)
 	n, err = a.QP.PostSends([]verbs.SendWR{
 		{ID: 6, Opcode: verbs.Send, Flags: verbs.Signaled, Local: sge(a, 0, 8)},
@@ -356,7 +356,7 @@ func badRequest(w *suite.World) {
 		status verbs.Status
 	}{{7, verbs.LocalProtection}, {8, verbs.Flushed}} { // failed requests complete, signalled or not
 		if wc := a.One(); wc.ID != want.id || wc.Status != want.status {
-			w.Errorf("got %v of work request %d, want %v of %d", wc.Status, wc.ID, want.status, want.id)
+			w.Errorf("completion: got %v of work request %d, want %v of %d", wc.Status, wc.ID, want.status, want.id)
 		}
 	}
 }
@@ -373,12 +373,12 @@ func inlineCapacity(w *suite.World) {
 		}
 		w.Must(err)
 		if got := qp.Init().Inline; got < n {
-			w.Errorf("CreateQP with %d bytes inline: got %d and no error", n, got)
+			w.Errorf("CreateQP with %d bytes inline: got %d, want at least as many or an error", n, got)
 		}
 		w.Must(qp.Close())
 	}
 	if n == 64 || n == 1<<20 {
-		w.Fatalf("%d bytes inline: got success, want a limit below", n)
+		w.Fatalf("CreateQP with %d bytes inline: got success, want a lower limit", n)
 	}
 	a, b := w.Pair(verbs.QPInit{Inline: 64})
 	most := a.QP.Init().Inline
@@ -390,11 +390,11 @@ func inlineCapacity(w *suite.World) {
 	w.Same(b.MR.Bytes()[:most], want)
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, most+1)}); !errors.Is(err,
 		syscall.EINVAL) {
-		w.Errorf("%d bytes inline: got %v, want EINVAL", most+1, err)
+		w.Errorf("post of %d bytes inline: got %v, want EINVAL", most+1, err)
 	}
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send,
 		List: make([]verbs.SGE, a.QP.Init().SendSGEs+1)}); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("too many elements: got %v, want EINVAL", err)
+		w.Errorf("post of too many elements: got %v, want EINVAL", err)
 	}
 }
 
@@ -420,7 +420,8 @@ func psnWrap(w *suite.World) {
 	a.OK(1)
 }
 
-// connect connects two Ends step by step. change modifies the attributes of both before they go to the device.
+// connect connects two Ends step by step. change modifies the attributes of both Ends before they are passed to the
+// device.
 func connect(w *suite.World, a, b *suite.End, change func(*verbs.QPAttr)) {
 	w.Helper()
 	for _, x := range [][2]*suite.End{{a, b}, {b, a}} {
@@ -469,7 +470,7 @@ func step(w *suite.World, e *suite.End, to verbs.QPState, q verbs.QPAttr) {
 	w.Must(e.QP.Modify(q, masks[to]))
 }
 
-// rnrForever tests that 7 RNR retries mean infinitely many, and that smaller numbers are counted.
+// rnrForever tests that 7 RNR retries mean an infinite number, and that smaller numbers are counted.
 func rnrForever(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, nil)
@@ -494,7 +495,7 @@ func rnrLongest(w *suite.World) {
 	a.OK(1)
 	b.OK(2)
 	if d := time.Since(begin); d < 640*time.Millisecond {
-		w.Errorf("retransmitted after %v, want 655 ms", d)
+		w.Errorf("retransmission: got it after %v, want 655 ms", d)
 	}
 }
 
@@ -504,23 +505,24 @@ func noPeer(w *suite.World) {
 	connect(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 8, 1 })
 	w.Must(b.QP.Close())
 	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RetryExceeded)
-	// A timeout of 0 disables the timer. The request stays outstanding until the queue pair is flushed.
+	// A timeout of 0 disables the timer. Without a timeout, the request stays outstanding until the queue pair is
+	// flushed.
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 0, 1 })
 	w.Must(b.QP.Close())
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 	time.Sleep(50 * time.Millisecond)
 	if n, err := a.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
-		w.Errorf("without a timeout: got %d completions, %v", n, err)
+		w.Errorf("completions without a timeout: got %d and error %v, want none", n, err)
 	}
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
 	if wc := a.One(); wc.ID != 2 || wc.Status != verbs.Flushed {
-		w.Errorf("got %v of %d, want it flushed", wc.Status, wc.ID)
+		w.Errorf("completion: got %v of work request %d, want it flushed", wc.Status, wc.ID)
 	}
 }
 
-// rights tests that a request not permitted by the queue pair is an invalid request, independent of the rights of the
-// memory.
+// rights tests that a request not permitted by the queue pair is an invalid request, regardless of the rights of
+// the memory.
 func rights(w *suite.World) {
 	for op, without := range map[verbs.Opcode]verbs.Access{
 		verbs.Read: verbs.RemoteWrite, verbs.Write: verbs.RemoteRead, verbs.FetchAdd: verbs.RemoteRead | verbs.RemoteWrite,
@@ -542,7 +544,7 @@ func readDepth(w *suite.World) {
 	for range 20 {
 		a.OK(1)
 	}
-	// With a depth of 0, READs are refused at once, because they would wait for ever.
+	// With a depth of 0, READs are refused at once, because they would wait forever.
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxReads = 0 })
 	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.LocalQPError)

@@ -31,18 +31,18 @@ func pathInRTS(w *suite.World) {
 	refused(a, "the path MTU in RTS", q, verbs.AttrPathMTU)
 	refused(a, "the sequence number in RTS", q, verbs.AttrSendPSN)
 	refused(a, "the timeout in RTS", q, verbs.AttrTimeout)
-	// these attributes may change
+	// These attributes may change.
 	w.Must(a.QP.Modify(verbs.QPAttr{MinRNRTimer: 12, Access: verbs.RemoteWrite}, verbs.AttrMinRNRTimer|verbs.AttrAccess))
 	got, err := a.QP.Query()
 	w.Must(err)
 	if got.MinRNRTimer != 12 || got.Access != verbs.RemoteWrite {
-		w.Errorf("got timer %d and rights %v, want 12 and %v", got.MinRNRTimer, got.Access, verbs.RemoteWrite)
+		w.Errorf("query after the change: got timer %d and rights %v, want 12 and %v", got.MinRNRTimer, got.Access, verbs.RemoteWrite)
 	}
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 	a.OK(1)
 }
 
-// resetAgain tests that a queue pair in RESET can be reset, and then be connected as a new one.
+// resetAgain tests that a queue pair in RESET can be reset, and can then be connected as a new queue pair.
 func resetAgain(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	for range 2 {
@@ -58,12 +58,13 @@ func resetAgain(w *suite.World) {
 	}
 }
 
-// resetForgets tests work requests posted before a reset. They do not complete after it, get no data, and use no slots.
+// resetForgets tests work requests posted before a reset. These work requests do not complete after the reset,
+// receive no data, and use no slots.
 func resetForgets(w *suite.World) {
 	a, b := w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4}), w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
 	connect(w, a, b, nil)
 	room := a.QP.Init().SendWRs
-	for range room { // these wait for receives
+	for range room { // these requests wait for receives
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	}
 	for range a.QP.Init().RecvWRs {
@@ -86,7 +87,8 @@ func resetForgets(w *suite.World) {
 	}
 }
 
-// postInReset tests that a queue pair refuses receives in RESET, and sends before RTS, even after a failed transition.
+// postInReset tests that a queue pair refuses receives in RESET, and refuses sends before RTS, even after a failed
+// transition.
 func postInReset(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	recv := func() error { return a.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: sge(a, 0, 8)}) }
@@ -123,7 +125,7 @@ func beacon(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, nil)
 	for i := range 5 {
-		// unsignalled, and waits for a receive
+		// This request is unsignalled, and waits for a receive.
 		w.Must(a.QP.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Local: sge(a, 0, 8)}))
 		a.Recv(uint64(100+i), 0, 8)
 	}
@@ -135,7 +137,7 @@ func beacon(w *suite.World) {
 		wc := a.One()
 		recv := wc.ID >= 100
 		if wc.Status != verbs.Flushed || wc.ID != next[recv] || wc.QPN != a.QP.Num() {
-			w.Fatalf("got work request %d, %v, of QP %d; want %d flushed", wc.ID, wc.Status, wc.QPN, next[recv])
+			w.Fatalf("completion: got work request %d with %v of QP %d, want %d flushed", wc.ID, wc.Status, wc.QPN, next[recv])
 		}
 		next[recv]++
 	}
@@ -165,7 +167,7 @@ func transitions(w *suite.World) {
 			need := x.masks[to]
 			for bit := verbs.AttrMask(1); bit <= need; bit <<= 1 {
 				if need&bit != 0 && bit != verbs.AttrState {
-					refused(a, "a transition without a needed attribute", q, need&^bit)
+					refused(a, "a transition without a required attribute", q, need&^bit)
 				}
 			}
 			never := verbs.AttrSendPSN
@@ -195,19 +197,19 @@ func ranges(w *suite.World) {
 		{verbs.Init, map[string]func(*verbs.QPAttr){
 			"port 0": func(q *verbs.QPAttr) {
 				q.Port = 0
-			}, "a port too many": func(q *verbs.QPAttr) { q.Port = uint8(d.Ports + 1) },
-			"a P_Key index too many": func(q *verbs.QPAttr) { q.PKeyIndex = uint16(p.PKeys) },
-			"P_Key index 65535":      func(q *verbs.QPAttr) { q.PKeyIndex = 65535 },
+			}, "a port beyond the last": func(q *verbs.QPAttr) { q.Port = uint8(d.Ports + 1) },
+			"a P_Key index beyond the last": func(q *verbs.QPAttr) { q.PKeyIndex = uint16(p.PKeys) },
+			"P_Key index 65535":             func(q *verbs.QPAttr) { q.PKeyIndex = 65535 },
 		}},
 		{verbs.RTR, map[string]func(*verbs.QPAttr){
 			"MTU 0": func(q *verbs.QPAttr) { q.PathMTU = 0 }, "MTU 6": func(q *verbs.QPAttr) { q.PathMTU = 6 },
-			"a GID index too many":       func(q *verbs.QPAttr) { q.AH.SGIDIndex = p.GIDs },
-			"an empty GID":               func(q *verbs.QPAttr) { q.AH.SGIDIndex = min(p.GIDs-1, 255) },
-			"port 2 of the path":         func(q *verbs.QPAttr) { q.AH.Port = d.Ports + 1 },
-			"more READs than the device": func(q *verbs.QPAttr) { q.MaxPeerReads = uint8(d.MaxQPReads + 1) },
-			"RNR timer code 32":          func(q *verbs.QPAttr) { q.MinRNRTimer = 32 },
-			"a QP number above 24 bits":  func(q *verbs.QPAttr) { q.DestQPN = 1 << 24 },
-			"no destination":             func(q *verbs.QPAttr) { q.AH.GID = verbs.GID{} },
+			"a GID index beyond the last": func(q *verbs.QPAttr) { q.AH.SGIDIndex = p.GIDs },
+			"an empty GID":                func(q *verbs.QPAttr) { q.AH.SGIDIndex = min(p.GIDs-1, 255) },
+			"port 2 of the path":          func(q *verbs.QPAttr) { q.AH.Port = d.Ports + 1 },
+			"more READs than the device":  func(q *verbs.QPAttr) { q.MaxPeerReads = uint8(d.MaxQPReads + 1) },
+			"RNR timer code 32":           func(q *verbs.QPAttr) { q.MinRNRTimer = 32 },
+			"a QP number above 24 bits":   func(q *verbs.QPAttr) { q.DestQPN = 1 << 24 },
+			"no destination":              func(q *verbs.QPAttr) { q.AH.GID = verbs.GID{} },
 		}},
 		{verbs.RTS, map[string]func(*verbs.QPAttr){
 			"timeout code 32": func(q *verbs.QPAttr) { q.Timeout = 32 }, "8 retries": func(q *verbs.QPAttr) { q.RetryCount = 8 },
@@ -256,14 +258,14 @@ func drain(w *suite.World) {
 	ev, err := w.Device.NextEvent(w.Soon())
 	w.Must(err)
 	if ev.Type != verbs.EventSQDrained || ev.QP != a.QP {
-		w.Errorf("got %+v, want %v of the queue pair", ev, verbs.EventSQDrained)
+		w.Errorf("event: got %+v, want %v of the queue pair", ev, verbs.EventSQDrained)
 	}
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
-	// the other direction continues
+	// The other direction continues.
 	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(b, 0, 8), Remote: a.Remote(0)})
 	b.OK(2)
 	if n, err := a.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
-		w.Errorf("in SQD: got %d completions, %v", n, err)
+		w.Errorf("completions in SQD: got %d and error %v, want one receive", n, err)
 	}
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.RTS}, verbs.AttrState))
 	a.OK(1)

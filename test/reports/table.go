@@ -49,7 +49,7 @@ func All() []Report {
 		{ID: "spdk#2261", URL: github + "spdk/spdk/issues/2261", Kind: "READs in flight", Clause: "IBA C9-119, 9.4.4",
 			Verbs: readDepth},
 
-		// States and attributes of queue pairs.
+		// The following reports are about states and attributes of queue pairs.
 		{ID: "perftest#150", URL: github + "linux-rdma/perftest/issues/150", Kind: "attributes", Clause: "qp_state_table",
 			Verbs: pathInRTS},
 		{ID: "Mooncake#721", URL: github + "kvcache-ai/Mooncake/pull/721", Kind: "states", Clause: "IBA 10.3.1",
@@ -68,7 +68,7 @@ func All() []Report {
 		{ID: "rdma-core#60", URL: github + "linux-rdma/rdma-core/pull/60", Kind: "states", Clause: "IBA 10.3.1.5",
 			Verbs: sendQueueError},
 
-		// Queues and their events.
+		// The following reports are about queues and their events.
 		{ID: "spdk#1697", URL: github + "spdk/spdk/issues/1697", Kind: "events", Clause: "IBA 11.6.3.2", Verbs: lastReceive},
 		{ID: "rdma-core#1402", URL: github + "linux-rdma/rdma-core/pull/1402", Kind: "shared receive queues",
 			Clause: "IBA 10.2.9.3", Verbs: limitOnce},
@@ -82,7 +82,7 @@ func All() []Report {
 		{ID: "rust-ibverbs#3", URL: github + "jonhoo/rust-ibverbs/pull/3", Kind: "completion queues",
 			Clause: "ibv_create_qp(3)", Verbs: whichQueue},
 
-		// Memory, windows and groups.
+		// The following reports are about memory, windows and groups.
 		{ID: "ompi#1101", URL: github + "open-mpi/ompi/pull/1101", Kind: "rights", Clause: "ibv_reg_mr(3)",
 			Verbs: accessFlags},
 		{ID: "rdma-example#4", URL: github + "animeshtrivedi/rdma-example/pull/4", Kind: "keys", Clause: "ibv_reg_mr(3)",
@@ -99,7 +99,7 @@ func All() []Report {
 			Clause: "ib_uverbs_attach_mcast", Verbs: groups},
 		{ID: "rxe-dev#22", URL: github + "SoftRoCE/rxe-dev/issues/22", Kind: "datagrams", Clause: "IBA 10.2.5", Verbs: qkeys},
 
-		// These reports need functions that package verbs does not offer.
+		// The following reports need functions that package verbs does not offer.
 		{ID: "rdma-core#1624", URL: github + "linux-rdma/rdma-core/pull/1624", Kind: "sizes",
 			Clause: "ibv_create_qp(3), ibv_create_srq(3)", C: "sizes"},
 		{ID: "smart#2", URL: github + "madsys-dev/smart/issues/2", Kind: "paths", Clause: "rdma_check_ah_attr", C: "route"},

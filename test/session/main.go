@@ -2,8 +2,8 @@
 //
 //	go run ./test/session < docs/session.txt > docs/session.svg
 //
-// Each line of the input is typed at the prompt. Lines that begin with a blank run without being shown, and their
-// output is not shown either.
+// The command types each line of the input at the prompt. Lines that begin with a blank run without being shown,
+// and their output is not shown either.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	width      = 100 // columns
+	width      = 100 // in columns
 	charWidth  = 7.8
 	lineHeight = 18
 	// settle is the maximum delay of output from background commands.

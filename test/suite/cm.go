@@ -19,7 +19,7 @@ type CMConfig struct {
 	Config
 	// Manager opens a new connection manager.
 	Manager func() (*cm.Manager, error)
-	// Addr is an address of the device, at which it reaches itself.
+	// Addr is an address of the device at which the device reaches itself.
 	Addr netip.Addr
 }
 
@@ -113,13 +113,13 @@ func (w *CMWorld) Connections() (a, b *End, ca, cb *cm.Conn) {
 		var got []byte
 		b, cb, got, err = w.Accept(l, []byte("welcome"))
 		if err != nil || !bytes.HasPrefix(got, []byte("hello\x00")) {
-			w.Errorf("the passive side: got %q, %v", got, err)
+			w.Errorf("private data at the passive side: got %q and error %v", got, err)
 		}
 	})
 	a, ca, got, err := w.Dial(at, []byte("hello"))
 	wg.Wait()
 	if err != nil || !bytes.HasPrefix(got, []byte("welcome\x00")) {
-		w.Fatalf("the active side: got %q, %v", got, err)
+		w.Fatalf("private data at the active side: got %q and error %v", got, err)
 	}
 	if w.Failed() {
 		w.FailNow()
@@ -133,7 +133,7 @@ func (w *CMWorld) Ended(c *cm.Conn, want error) {
 	select {
 	case <-c.Done():
 	case <-time.After(timeout):
-		w.Fatal("wait for the end of the connection: timed out")
+		w.Fatal("wait for the end of the connection: got a timeout, want the end")
 	}
 	if err := c.Err(); !errors.Is(err, want) {
 		w.Errorf("end of the connection: got %v, want %v", err, want)
@@ -176,7 +176,7 @@ func (w *CMWorld) rejects() {
 	var refused *cm.RefusedError
 	if !errors.As(err, &refused) || refused.Reason != 28 || !bytes.HasPrefix(refused.Data, []byte("not now\x00")) ||
 		!errors.Is(err, syscall.ECONNREFUSED) {
-		w.Errorf("got %v, want a refusal with its data", err)
+		w.Errorf("Dial: got %v, want a rejection with its data", err)
 	}
 	w.Must(c.Close())
 }
@@ -185,7 +185,7 @@ func (w *CMWorld) nobody() {
 	_, c, _, err := w.Dial(netip.AddrPortFrom(w.Addr, 9), nil)
 	var refused *cm.RefusedError
 	if !errors.As(err, &refused) || refused.Reason != 8 {
-		w.Errorf("got %v, want a rejection, because the port has no listener", err)
+		w.Errorf("Dial: got %v, want a rejection, because the port has no listener", err)
 	}
 	w.Must(c.Close())
 }
@@ -264,18 +264,18 @@ func (w *CMWorld) closes() {
 	select {
 	case err := <-done:
 		if err == nil {
-			w.Error("Accept on a closed manager: got a request")
+			w.Error("Accept on a closed manager: got a request, want an error")
 		}
 	case <-time.After(timeout):
-		w.Fatal("Accept does not return after the manager was closed")
+		w.Fatal("Accept on a closed manager: got no return, want one")
 	}
 	select {
 	case <-ca.Done():
 	case <-time.After(timeout):
-		w.Error("a connection did not end with its manager")
+		w.Error("connection after the close of its manager: got no end, want one")
 	}
 	if _, err := w.Manager.Listen(netip.AddrPortFrom(w.Addr, 0), 0); err == nil {
-		w.Error("Listen on a closed manager: got a listener")
+		w.Error("Listen on a closed manager: got a listener, want an error")
 	}
 }
 
@@ -283,20 +283,20 @@ func (w *CMWorld) misuse() {
 	l, at := w.Listen()
 	defer l.Close()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {
-		w.Errorf("a port in use: got %v, want EADDRINUSE", err)
+		w.Errorf("Listen on a port in use: got %v, want EADDRINUSE", err)
 	}
 	if _, err := w.Manager.Listen(netip.MustParseAddrPort("192.0.2.1:0"), 0); err == nil {
-		w.Error("an address of another host: got a listener")
+		w.Error("Listen at an address of another host: got a listener, want an error")
 	}
 	if _, err := w.Manager.Resolve(w.Soon(), cm.Target{}); err == nil {
-		w.Error("no address: got a connection")
+		w.Error("Dial without an address: got a connection, want an error")
 	}
 	c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at})
 	w.Must(err)
 	e := w.End(verbs.QPInit{})
 	w.Must(c.Init(e.QP))
 	if _, err := c.Connect(w.Soon(), e.QP, cm.Param{}, make([]byte, 57)); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("57 bytes of private data: got %v, want EINVAL", err)
+		w.Errorf("Dial with 57 bytes of private data: got %v, want EINVAL", err)
 	}
 	w.Must(c.Close())
 }

@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// device returns a function that opens the device with a name: from the kernel, from the service that runs this program
-// or, with VERBS_SERVICE, from the service at that socket.
+// device returns a function that opens the device with a name. The device is one of the kernel, of the service that
+// runs this program or, with VERBS_SERVICE, of the service at that socket.
 func device(t *testing.T, name string) func() (*verbs.Device, error) {
 	if os.Getenv("VERBS_SERVICE") == "" {
 		return func() (*verbs.Device, error) { return verbs.Open(name) }
@@ -46,7 +46,7 @@ func socket(t *testing.T) *service.Service {
 func TestDevice(t *testing.T) {
 	name := os.Getenv("VERBS_DEVICE")
 	if name == "" {
-		t.Skip("VERBS_DEVICE names no device")
+		t.Skip("VERBS_DEVICE is not set")
 	}
 	c := suite.Config{Open: device(t, name), Without: map[suite.Ability]bool{}}
 	for _, a := range strings.Split(os.Getenv("VERBS_WITHOUT"), ",") {
@@ -60,7 +60,7 @@ func TestDevice(t *testing.T) {
 func connections(t *testing.T) suite.CMConfig {
 	name, addr := os.Getenv("VERBS_DEVICE"), os.Getenv("VERBS_ADDR")
 	if name == "" || addr == "" {
-		t.Skip("VERBS_DEVICE and VERBS_ADDR name no device")
+		t.Skip("VERBS_DEVICE or VERBS_ADDR is not set")
 	}
 	manager := cm.Open
 	if os.Getenv("VERBS_SERVICE") != "" {
@@ -91,7 +91,7 @@ const (
 func TestQuiet(t *testing.T) {
 	name, posts := os.Getenv("VERBS_DEVICE"), 1000
 	if name == "" {
-		t.Skip("VERBS_DEVICE names no device")
+		t.Skip("VERBS_DEVICE is not set")
 	}
 	if n := os.Getenv("VERBS_POSTS"); n != "" {
 		var err error

@@ -54,10 +54,10 @@ func (w *World) errors() {
 			if !errors.As(werr, &e) || e.ID != 77 || e.QPN != a.QP.Num() {
 				w.Errorf("got %+v", e)
 			}
-			// From then on all requests are flushed.
+			// After the failure all requests are flushed.
 			a.Post(verbs.SendWR{ID: 78, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
 			if wc := a.One(); wc.ID != 78 || wc.Status != verbs.Flushed {
-				w.Errorf("next completion: got work request %d, %v, want 78, %v", wc.ID, wc.Status, verbs.Flushed)
+				w.Errorf("next completion: got work request %d with %v, want 78 with %v", wc.ID, wc.Status, verbs.Flushed)
 			}
 			q, err := a.QP.Query()
 			w.Must(err)
@@ -70,7 +70,7 @@ func (w *World) errors() {
 
 func (w *World) events() {
 	a, b := w.Pair(verbs.QPInit{})
-	// A WRITE without the right for it also raises an event at the other end.
+	// A WRITE without the right also raises an event at the other end.
 	mr, err := b.PD.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
@@ -93,7 +93,7 @@ func (w *World) closed() {
 	mem := a.MR.Bytes()
 	sge := a.MR.SGE(0, 10)
 	a.Close()
-	a.Close() // a second time
+	a.Close() // closes a second time
 	for _, x := range []struct {
 		name string
 		err  error
@@ -151,10 +151,10 @@ func (w *World) closeDevice() {
 		select {
 		case err := <-errs:
 			if !errors.Is(err, verbs.ErrClosed) {
-				w.Errorf("a waiting goroutine: got %v, want %v", err, verbs.ErrClosed)
+				w.Errorf("Wait during Close: got %v, want %v", err, verbs.ErrClosed)
 			}
 		case <-time.After(timeout):
-			w.Fatal("a goroutine still waits after Close")
+			w.Fatal("Wait during Close: got no return, want one")
 		}
 	}
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 10)}); !errors.Is(err, verbs.ErrClosed) {
@@ -166,8 +166,8 @@ func (w *World) closeDevice() {
 	a.Close() // closing the remaining objects returns no error
 }
 
-// closeDeviceMemory tests that peers cannot access memory through a closed device. The memory may already have another
-// use.
+// closeDeviceMemory tests that peers cannot access memory through a closed device. The memory may already be in use
+// for another purpose.
 func (w *World) closeDeviceMemory() {
 	const size, rounds = 256 << 10, 20
 	for range rounds {
@@ -178,7 +178,7 @@ func (w *World) closeDeviceMemory() {
 		w.Connect(a, b)
 		there, started := a.MR.Remote(0), make(chan struct{})
 		var writing sync.WaitGroup
-		writing.Go(func() { // until the peer has been removed
+		writing.Go(func() { // until the peer was removed
 			var wcs [1]verbs.WC
 			for i := 0; ; i++ {
 				if i == 10 {
@@ -200,7 +200,7 @@ func (w *World) closeDeviceMemory() {
 		clear(mem)
 		time.Sleep(2 * time.Millisecond)
 		if mem[0] != 0 || mem[size-1] != 0 {
-			w.Error("a peer has written to memory of a closed device")
+			w.Error("memory of a closed device: got a write of a peer, want none")
 		}
 		w.Must(a.MR.Close())
 		w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
@@ -225,8 +225,8 @@ func (w *World) reset() {
 	}
 }
 
-// exec tests programs executed while the device is open and memory of both kinds is registered. The programs inherit
-// nothing of the device, and the device still works.
+// exec tests programs executed while the device is open and memory of both kinds is registered. The programs must
+// inherit no descriptors of the device, and the device must still work.
 func (w *World) exec() {
 	a, b := w.Pair(verbs.QPInit{})
 	mine := make([]byte, 10000)
@@ -237,7 +237,7 @@ func (w *World) exec() {
 		w.Must(err)
 		for line := range strings.Lines(string(out)) {
 			if strings.Contains(line, "verbena") || strings.Contains(line, "uverbs") {
-				w.Errorf("a program has inherited %s", line)
+				w.Errorf("inherited descriptor of a program: got %s, want none", line)
 			}
 		}
 		for j := range mine {
@@ -299,7 +299,7 @@ func (w *World) closeWhileCreating() {
 			creating.Wait()
 			for _, use := range slices.Concat(made...) {
 				if err := use(); !errors.Is(err, verbs.ErrClosed) {
-					w.Fatalf("a %s of a device closed meanwhile: got %v, want %v", c.name, err, verbs.ErrClosed)
+					w.Fatalf("create a %s on a device closed meanwhile: got %v, want %v", c.name, err, verbs.ErrClosed)
 				}
 			}
 		}

@@ -1,5 +1,5 @@
-// Package suite holds the tests of package verbs that must pass on every transport: on devices in this process, of a
-// service, and of a kernel. A test for each transport passes in a function that opens the device.
+// Package suite contains the tests of package verbs that must pass on every transport: on devices in this process,
+// of a service, and of a kernel. A test for each transport provides the function that opens the device.
 package suite
 
 import (
@@ -20,25 +20,25 @@ import (
 type Config struct {
 	// Open opens a new instance of the device.
 	Open func() (*verbs.Device, error)
-	// Path is the path for connections of queue pairs. The zero Path is correct where the default GID reaches the device
-	// itself.
+	// Path is the path for connections of queue pairs. The zero Path is correct if the default GID reaches the
+	// device itself.
 	Path verbs.Path
-	// Without lists the abilities that the device lacks. No test is skipped for it. The tests check for the result of a
-	// device without the ability instead.
+	// Without lists the abilities that the device lacks. No test is skipped because of a missing ability. Instead,
+	// the tests check for the result of a device without the ability.
 	Without map[Ability]bool
 }
 
 // Ability is a feature that some devices lack.
 type Ability string
 
-// These are the abilities. The kernel's rxe has none of them in Linux 6.1.
+// The following constants are the abilities. In Linux 6.1, the kernel's rxe has none of these abilities.
 const (
 	AtomicWrite  Ability = "ATOMIC WRITE"
 	Flush        Ability = "FLUSH"
 	Multicast    Ability = "multicast"                // multicast between queue pairs of one device
 	WindowRange  Ability = "range of a window"        // a WRITE outside of a memory window fails
-	LocalErrors  Ability = "local protection error"   // for a wrong local key; otherwise the status is LocalQPError
-	AccessEvents Ability = "event of an access error" // at the target of a request that exceeds its rights
+	LocalErrors  Ability = "local protection error"   // for a wrong local key; without it, the status is LocalQPError
+	AccessEvents Ability = "event of an access error" // event at the target of a request that exceeds its rights
 )
 
 // Run runs the tests.
@@ -79,7 +79,7 @@ type World struct {
 	*testing.T
 	Config Config
 	Device *verbs.Device
-	Memory int // memory of an End in bytes; 0: 1 MB
+	Memory int // memory of an End in bytes; 0 means 1 MB
 }
 
 // Must ends the test if err is not nil.
@@ -96,15 +96,15 @@ func (e *End) refused(wr verbs.SendWR) {
 	wr.Flags |= verbs.Signaled
 	if err := e.QP.PostSend(&wr); err == nil {
 		if wc := e.One(); wc.Status == verbs.Success {
-			e.Errorf("%v succeeded on a device without it", wr.Opcode)
+			e.Errorf("%v on a device without the operation: got success, want an error", wr.Opcode)
 		}
 	}
 }
 
-// timeout bounds operations that normally take microseconds.
+// timeout limits operations that normally take microseconds.
 const timeout = 20 * time.Second
 
-// Soon returns a context for operations that normally take microseconds.
+// Soon returns a context with a timeout for operations that normally take microseconds.
 func (w *World) Soon() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	w.Cleanup(cancel)
@@ -164,7 +164,7 @@ func (w *World) Connect(a, b *End) {
 	w.ConnectVia(a, b, w.Config.Path)
 }
 
-// ConnectVia is Connect with a path, which is derived from the path of the Config.
+// ConnectVia is like Connect, with a path derived from the path of the Config.
 func (w *World) ConnectVia(a, b *End, p verbs.Path) {
 	w.Helper()
 	ea, err := a.QP.LocalVia(p)
@@ -181,7 +181,7 @@ func (e *End) One() verbs.WC {
 	var wc [1]verbs.WC
 	n, err := e.CQ.Wait(e.Soon(), wc[:])
 	if err != nil || n != 1 {
-		e.Fatalf("wait for a completion: got %d, %v", n, err)
+		e.Fatalf("wait for a completion: got %d and error %v, want one", n, err)
 	}
 	return wc[0]
 }
@@ -191,7 +191,7 @@ func (e *End) OK(id uint64) verbs.WC {
 	e.Helper()
 	wc := e.One()
 	if err := verbs.CompletionError(&wc); err != nil || wc.ID != id || wc.QPN != e.QP.Num() {
-		e.Fatalf("completion: got work request %d of QP %d: %v, want %d of %d", wc.ID, wc.QPN, err, id, e.QP.Num())
+		e.Fatalf("completion: got work request %d of QP %d with %v, want %d of %d", wc.ID, wc.QPN, err, id, e.QP.Num())
 	}
 	return wc
 }
@@ -205,7 +205,7 @@ func (e *End) Fill(off, n int, seed byte) []byte {
 	return b
 }
 
-// Remote returns the memory from an offset on, for peers.
+// Remote returns the memory from an offset on, in the form that peers need.
 func (e *End) Remote(off int) verbs.Remote {
 	return verbs.Remote{Addr: e.MR.Addr() + uint64(off), RKey: e.MR.RKey()}
 }
@@ -227,7 +227,7 @@ func (e *End) Recv(id uint64, off, n int) {
 func (w *World) Same(got, want []byte) {
 	w.Helper()
 	if !bytes.Equal(got, want) {
-		w.Fatalf("%d bytes differ from the sent bytes", len(want))
+		w.Fatalf("received data of %d bytes: got a difference, want the sent bytes", len(want))
 	}
 }
 

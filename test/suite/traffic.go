@@ -58,7 +58,7 @@ func (w *World) immediate() {
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.SendWithImm, Local: a.MR.SGE(0, 100), Imm: 0x01020304})
 	a.OK(2)
 	if wc := b.OK(1); wc.Flags&verbs.WithImm == 0 || wc.Imm != 0x01020304 {
-		w.Errorf("SEND: got immediate data %#x, flags %v", wc.Imm, wc.Flags)
+		w.Errorf("completion of a SEND: got immediate data %#x and flags %v", wc.Imm, wc.Flags)
 	}
 	w.Same(b.MR.Bytes()[:100], want)
 	b.Recv(3, 0, 200)
@@ -73,7 +73,7 @@ func (w *World) immediate() {
 func (w *World) inline() {
 	a, b := w.Pair(verbs.QPInit{Inline: 100})
 	if n := a.QP.Init().Inline; n < 100 {
-		w.Fatalf("CreateQP with 100 bytes inline: got %d", n)
+		w.Fatalf("CreateQP with 100 bytes inline: got %d, want at least 100", n)
 	}
 	text := []byte("a message that is copied when it is posted")
 	b.Recv(1, 0, 100)
@@ -85,7 +85,7 @@ func (w *World) inline() {
 	w.Same(b.MR.Bytes()[:len(kept)], kept)
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 1<<20)}); !errors.Is(err,
 		syscall.EINVAL) {
-		w.Errorf("1 MB inline: got %v, want EINVAL", err)
+		w.Errorf("post of 1 MB inline: got %v, want EINVAL", err)
 	}
 }
 
@@ -152,7 +152,7 @@ func (w *World) lists() {
 	w.Same(append(append(bytes.Clone(m[:10]), m[1000:1100]...), m[2000:2090]...), want)
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, List: make([]verbs.SGE, 1000)}); !errors.Is(err,
 		syscall.EINVAL) {
-		w.Errorf("1000 elements: got %v, want EINVAL", err)
+		w.Errorf("post of 1000 elements: got %v, want EINVAL", err)
 	}
 }
 
@@ -214,7 +214,7 @@ func (w *World) datagrams() {
 	a.OK(2)
 	wc := b.OK(1)
 	if wc.ByteLen != GRH+200 || wc.SrcQPN != a.QP.Num() {
-		w.Errorf("got %d bytes of QP %d, want %d of %d", wc.ByteLen, wc.SrcQPN, GRH+200, a.QP.Num())
+		w.Errorf("receive: got %d bytes of QP %d, want %d of %d", wc.ByteLen, wc.SrcQPN, GRH+200, a.QP.Num())
 	}
 	w.Same(b.MR.Bytes()[GRH:GRH+200], want)
 	// The reply goes to the sender named by the datagram.
@@ -230,10 +230,10 @@ func (w *World) datagrams() {
 	w.Must(back.Close())
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 1),
 		To: verbs.Datagram{AH: ah}}); !errors.Is(err, verbs.ErrClosed) {
-		w.Errorf("a closed address handle: got %v, want %v", err, verbs.ErrClosed)
+		w.Errorf("post with a closed address handle: got %v, want %v", err, verbs.ErrClosed)
 	}
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 1)}); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("no address handle: got %v, want EINVAL", err)
+		w.Errorf("post without an address handle: got %v, want EINVAL", err)
 	}
 }
 
@@ -294,7 +294,7 @@ func (w *World) srq() {
 	got, err := srq.Query()
 	w.Must(err)
 	if got.MaxWR < 200 {
-		w.Errorf("after Resize to 200: got %+v", got)
+		w.Errorf("attributes after Resize to 200: got %+v, want at least 200", got)
 	}
 	for i := range 150 {
 		w.Must(srq.PostRecv(&verbs.RecvWR{ID: uint64(i), Local: mr.SGE(0, 100)}))
@@ -332,7 +332,7 @@ func (w *World) windows() {
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
 		Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
 	if wc := a.One(); !errors.Is(verbs.CompletionError(&wc), verbs.RemoteAccessError) && !w.Config.Without[WindowRange] {
-		w.Errorf("a WRITE before the window: got %v, want %v", wc.Status, verbs.RemoteAccessError)
+		w.Errorf("WRITE before the window: got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
 }
 
@@ -353,12 +353,12 @@ func (w *World) slice() {
 	w.Must(from.Close())
 	w.Must(to.Close())
 	if _, err := a.PD.RegSlice(nil, 0); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("an empty slice: got %v, want EINVAL", err)
+		w.Errorf("registration of an empty slice: got %v, want EINVAL", err)
 	}
-	// The device no longer reaches memory after its deregistration.
+	// After its deregistration, the device does not access the memory any more.
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
 		Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
 	if wc := a.One(); wc.Status != verbs.RemoteAccessError {
-		w.Errorf("a WRITE after Close: got %v, want %v", wc.Status, verbs.RemoteAccessError)
+		w.Errorf("WRITE after Close: got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
 }

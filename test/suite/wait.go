@@ -24,16 +24,16 @@ func (w *World) wait() {
 			done <- wc[0]
 		}()
 		if i%3 == 0 {
-			time.Sleep(2 * time.Millisecond) // so that the waiter sleeps
+			time.Sleep(2 * time.Millisecond) // the pause makes the waiter sleep
 		}
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
 		if wc := <-done; wc.ID != uint64(i) {
-			w.Fatalf("got work request %d, want %d", wc.ID, i)
+			w.Fatalf("completion: got work request %d, want %d", wc.ID, i)
 		}
 		a.OK(1)
 	}
 	if _, err := b.CQ.Wait(w.Soon(), nil); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("Wait without room for a completion: got %v, want EINVAL", err)
+		w.Errorf("Wait without space for a completion: got %v, want EINVAL", err)
 	}
 }
 
@@ -87,7 +87,7 @@ func (w *World) channel() {
 		seen[cq] = true
 	}
 	if !seen[cqs[0]] || !seen[cqs[1]] {
-		w.Errorf("got events of %v, want both", seen)
+		w.Errorf("events: got those of %v, want both", seen)
 	}
 	if _, err := cqs[0].Wait(w.Soon(), make([]verbs.WC, 1)); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Wait on a shared channel: got %v, want EINVAL", err)
@@ -116,7 +116,7 @@ func (w *World) iterator() {
 	for wc, err := range b.CQ.Completions(w.Soon()) {
 		w.Must(err)
 		if wc.ID != next {
-			w.Fatalf("got work request %d, want %d", wc.ID, next)
+			w.Fatalf("completion: got work request %d, want %d", wc.ID, next)
 		}
 		if next++; next == n {
 			break
@@ -139,7 +139,7 @@ func (w *World) full() {
 		}
 	}
 	if n < 4 || n == 1000 {
-		w.Errorf("posted %d receives, want at least 4", n)
+		w.Errorf("posted receives: got %d, want at least 4", n)
 	}
 }
 
@@ -152,7 +152,7 @@ func (w *World) resize() {
 	}
 	w.Must(b.CQ.Resize(3000))
 	if n := b.CQ.Entries(); n < 3000 {
-		w.Errorf("Resize to 3000 entries: got %d", n)
+		w.Errorf("Resize to 3000 entries: got %d, want at least 3000", n)
 	}
 	for i := range 20 {
 		b.OK(uint64(i))
@@ -215,10 +215,10 @@ func (w *World) concurrent() {
 	wg.Wait()
 	for id, n := range seen {
 		if id != 1<<32 && n != 1 {
-			w.Errorf("work request %d completed %d times", id, n)
+			w.Errorf("completions of work request %d: got %d, want 1", id, n)
 		}
 	}
 	if len(seen) != threads*each+1 || seen[1<<32] != threads*each {
-		w.Errorf("got %d sends and %d receives, want %d of each", len(seen)-1, seen[1<<32], threads*each)
+		w.Errorf("completions: got %d sends and %d receives, want %d of each", len(seen)-1, seen[1<<32], threads*each)
 	}
 }

@@ -1,10 +1,11 @@
-// Package trace checks how a service finds its callers and their files, from the system calls of each of its threads as
-// recorded by strace(1).
+// Package trace checks how a service finds its callers and their files. It examines the system calls of each of the
+// service's threads, as recorded by strace(1).
 //
-// A call is the work of a thread from the receipt of a notification (SECCOMP_IOCTL_NOTIF_RECV) to its answer
-// (NOTIF_SEND, or NOTIF_ADDFD that sends). A proof is a successful NOTIF_ID_VALID in a call. It shows that everything
-// found by number before it belongs to the caller. A second kind of proof is a pidfd of the looked-up process that
-// reports afterwards that the process is alive. It is a poll that does not wait, because nothing else is polled.
+// A call is the work of a thread from the receipt of a notification (SECCOMP_IOCTL_NOTIF_RECV) to its answer, which
+// is NOTIF_SEND or a NOTIF_ADDFD that also sends. A proof is a successful NOTIF_ID_VALID in a call. The proof shows
+// that all objects found by number before it belong to the caller. A second kind of proof is a pidfd of the
+// looked-up process that afterwards reports that the process is alive. Such a proof is a poll without a wait. The
+// service polls nothing else without a wait.
 //
 // The rules are:
 //
@@ -31,7 +32,7 @@ import (
 // Rule is one of the rules above.
 type Rule string
 
-// These are the rules.
+// The following constants are the rules.
 const (
 	Paths   Rule = "paths"
 	Numbers Rule = "numbers"
@@ -56,10 +57,10 @@ var (
 	number      = regexp.MustCompile(`^([0-9]+)`)
 )
 
-// Check returns the violations of one thread of process self. lines holds the output of strace -ff.
+// Check returns the violations of one thread of process self. lines contains the output of strace -ff.
 func Check(self int, lines []string) (bad []Violation) {
 	var inCall, proven bool
-	var unproven []string // looked up since the last proof
+	var unproven []string // lookups since the last proof
 	add := func(r Rule, line string) { bad = append(bad, Violation{r, line}) }
 	answered := func(result bool) {
 		if result {
@@ -89,7 +90,7 @@ func Check(self int, lines []string) (bad []Violation) {
 			unproven = nil
 			continue
 		case name == "ioctl" && strings.Contains(args, "SECCOMP_IOCTL_NOTIF_SEND"):
-			// An error only reports the absence of a file or process.
+			// An error only reports that a file or process does not exist.
 			answered(!strings.Contains(args, "FLAG_CONTINUE") && strings.Contains(args, "error=0"))
 			inCall, proven = false, false
 			continue
@@ -133,8 +134,8 @@ func namesQueueFile(name, args string) bool {
 	return false
 }
 
-// aims returns the process that a system call names by its number, or 0, and reports whether the call changes the
-// process.
+// aims returns the process that a system call names by its number, or 0. It also reports whether the call changes
+// the process.
 func aims(name, args string) (pid int, change bool) {
 	first := func() int {
 		n, _ := strconv.Atoi(number.FindString(args))

@@ -51,12 +51,12 @@ func TestCheck(t *testing.T) {
 		{"nothing", nil, nil},
 		{"found and proven", []string{recv, dir, status, valid, pidfd, valid, read, valid, answer}, nil},
 		{"not proven", []string{recv, dir, status, answer}, []Violation{{Numbers, dir}}},
-		{"proven before only", []string{recv, dir, valid, pidfd, answer}, []Violation{{Numbers, pidfd}}},
+		{"proven only before", []string{recv, dir, valid, pidfd, answer}, []Violation{{Numbers, pidfd}}},
 		{"the proof has failed", []string{recv, number, invalid, answer}, []Violation{{Numbers, number}}},
 		{"the proof of another call", []string{recv, valid, answer, recv, read, answer}, []Violation{{Numbers, read}}},
 		{"an error needs no proof", []string{recv, dir, fail}, nil},
-		{"nor does what goes on", []string{recv, read, number, goOn}, nil},
-		{"and that does not count for the next", []string{recv, read, goOn, recv, valid, answer}, nil},
+		{"a continued call needs no proof", []string{recv, read, number, goOn}, nil},
+		{"a lookup of a continued call does not count for the next", []string{recv, read, goOn, recv, valid, answer}, nil},
 		{"installed without a proof", []string{recv, ask, install, valid, answer}, []Violation{{Numbers, ask}}},
 		{"sent without a proof", []string{recv, zero, send}, []Violation{{Numbers, zero}}},
 		{"changed after the proof", []string{recv, dir, valid, set, write, answer}, nil},
@@ -65,20 +65,20 @@ func TestCheck(t *testing.T) {
 		{"after the answer", []string{recv, valid, answer, write, read}, []Violation{{Memory, write}, {Memory, read}}},
 		{"outside of calls", []string{read, signal, write, set, dir},
 			[]Violation{{Memory, read}, {Memory, write}, {Memory, set}}},
-		{"proven by the pidfd", []string{recv, number, lives, answer}, nil},
-		{"not by another poll", []string{recv, number, waits, answer}, []Violation{{Numbers, number}}},
-		{"and not for changes", []string{recv, lives, set, answer}, []Violation{{Changes, set}}},
-		{"what fails is no access", []string{recv, denied, answer, denied}, nil},
-		{"a path in memory is none", []string{recv, quote, goOn}, nil},
+		{"proven by a pidfd", []string{recv, number, lives, answer}, nil},
+		{"another poll is not a proof", []string{recv, number, waits, answer}, []Violation{{Numbers, number}}},
+		{"a pidfd is not a proof for changes", []string{recv, lives, set, answer}, []Violation{{Changes, set}}},
+		{"a failed call is not an access", []string{recv, denied, answer, denied}, nil},
+		{"a path in memory is not an access", []string{recv, quote, goOn}, nil},
 		{"this process", []string{own, ownMaps, selfFD, recv, own, ownMaps, selfFD, answer}, nil},
 		{"a file's life", []string{create, selfFD, remove, rmdir}, nil},
 		{"links are followed", []string{follow}, []Violation{{Paths, follow}}},
 		{"opened again", []string{create, again}, []Violation{{Paths, again}}},
-		{"by their paths", []string{absolute, chown, watch, other},
+		{"files named by their paths", []string{absolute, chown, watch, other},
 			[]Violation{{Paths, absolute}, {Paths, chown}, {Paths, watch}, {Paths, other}}},
 	} {
 		if got := Check(8582, c.lines); !slices.Equal(got, c.want) {
-			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
+			t.Errorf("Check of %s: got %v, want %v", c.name, got, c.want)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // revisions lists the last revision with control protocol 3, and an early revision with protocol 4, which had no Go
-// client yet. OLD selects other revisions.
+// client yet. The environment variable OLD selects other revisions.
 const revisions = "29da47c 0dae913"
 
 // pingpong runs a server and a client. The client tries until the server listens.
@@ -23,18 +23,18 @@ const pingpong = `ibv_rc_pingpong -d rxe0 -g 1 & for i in 1 2 3 4 5; do sleep 0.
 
 const address = "127.91.20.1"
 
-// These are the possible outcomes of a command.
+// The following constants are the possible outcomes of a command.
 const (
 	served  = "served"
 	older   = "refused: the service is older"
 	newer   = "refused: the service is newer"
-	unknown = "the command does not know it"
+	unknown = "the command does not know the request"
 )
 
 func TestUpgrade(t *testing.T) {
 	current := os.Getenv("VERBENA")
 	if current == "" {
-		t.Fatal("VERBENA must be the path of the binary: use make upgrade-test")
+		t.Fatal("VERBENA: got no path of the binary, want one: use make upgrade-test")
 	}
 	old := os.Getenv("OLD")
 	if old == "" {
@@ -58,7 +58,7 @@ func build(t *testing.T, revision string) string {
 		c := exec.Command("sh", "-ec", command, "sh", revision, dir)
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", command, err, out)
+			t.Fatalf("build %s: got %v, want success:\n%s", command, err, out)
 		}
 	}
 	sh(`mkdir $2/source && git -C "$(git rev-parse --show-toplevel)" archive "$1" | tar -x -C $2/source`)
@@ -66,7 +66,7 @@ func build(t *testing.T, revision string) string {
 	return filepath.Join(dir, "verbena")
 }
 
-// try runs a service of one build and commands of another.
+// try runs a service of one build and commands of another build.
 func try(t *testing.T, service, command string, may ...string) {
 	socket := filepath.Join(t.TempDir(), "socket")
 	serve := exec.Command(service, "--socket", socket, "serve", "--link", "rxe0="+address)
@@ -82,7 +82,7 @@ func try(t *testing.T, service, command string, may ...string) {
 		case <-ended:
 		case <-time.After(15 * time.Second):
 			serve.Process.Kill()
-			t.Error("the service did not end")
+			t.Error("service after the stop: got no end, want one")
 		}
 	}()
 	testutil.Eventually(t, "the service to listen", func() bool {
@@ -106,14 +106,14 @@ func try(t *testing.T, service, command string, may ...string) {
 			allowed = allowed || got == m
 		}
 		if !allowed || args[0] == "stop" && got != served {
-			t.Errorf("verbena %s: %s: %v\n%s", strings.Join(args, " "), got, err, out)
+			t.Errorf("verbena %s: got %s and error %v, want an allowed outcome:\n%s", strings.Join(args, " "), got, err, out)
 		}
 		if args[0] == "run" && got == served && !strings.Contains(out, "rxe0") {
-			t.Errorf("%s: found no device, or failed:\n%s", args[2], out)
+			t.Errorf("%s: got no device or a failure, want a device:\n%s", args[2], out)
 		}
 	}
 	if out, err := run("res", "show"); err == nil || !strings.Contains(out, "no service is running") {
-		t.Errorf("after stop: %v\n%s", err, out)
+		t.Errorf("res show after stop: got %v, want no service:\n%s", err, out)
 	}
 }
 

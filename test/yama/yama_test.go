@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// script runs in the guest as root. $1 is the binary, and $2 a program without libibverbs. The rxe module of the kernel
-// holds UDP port 4791 until the script removes the module.
+// The guest runs script as root. $1 is the binary, and $2 is a program without libibverbs. The rxe module of the
+// kernel holds UDP port 4791 until the script removes the module.
 const script = `
 set -u
 rmmod rdma_rxe
@@ -71,7 +71,7 @@ $user $1 run --private --link rxe0=127.0.0.1 -- true 2>&1 | grep -q 'ptrace_scop
 func TestPtraceScope(t *testing.T) {
 	verbena := os.Getenv("VERBENA")
 	if verbena == "" {
-		t.Fatal("VERBENA must be the path of the binary: use make yama")
+		t.Fatal("VERBENA: got no path of the binary, want one: use make yama")
 	}
 	raw := filepath.Join(t.TempDir(), "rawverbs")
 	for dir := filepath.Dir(raw); dir != "/" && dir != os.TempDir(); dir = filepath.Dir(dir) {
@@ -80,7 +80,7 @@ func TestPtraceScope(t *testing.T) {
 	build := exec.Command("go", "build", "-o", raw, "verbena/test/rawverbs")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("build: got %v, want success:\n%s", err, out)
 	}
 	out, err := exec.Command("../interop/guest/boot", "-t", "600", "--", "sh", "-c", script, "sh", verbena,
 		raw).CombinedOutput()
@@ -92,7 +92,7 @@ func TestPtraceScope(t *testing.T) {
 		"changed", "changed by the launcher", "thread", "thread by the launcher", "private", "devices", "pingpong", "server",
 		"daemon", "its output", "nothing-left", "refused"} {
 		if !strings.Contains(string(out), "passed: "+what+"\n") {
-			t.Errorf("check %q has not passed", what)
+			t.Errorf("check %q: got no pass, want one", what)
 		}
 	}
 }

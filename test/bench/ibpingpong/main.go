@@ -1,5 +1,5 @@
-// Command ibpingpong is examples/pingpong as a consumer of package ib: two queue pairs of a software device exchange a
-// message, without user contexts and package verbs. All recorded figures of the benchmark come from it.
+// Command ibpingpong is examples/pingpong as a consumer of package ib. Two queue pairs of a software device
+// exchange a message, without user contexts and package verbs. The benchmark records the figures of this command.
 package main
 
 import (
@@ -99,7 +99,7 @@ func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
 	took := time.Since(start)
 	for i := range a.buf {
 		if a.buf[i] != byte(i) {
-			return 0, fmt.Errorf("byte %d of the returned message: got %#x", i, a.buf[i])
+			return 0, fmt.Errorf("byte %d of the returned message: got %#x, want the sent byte", i, a.buf[i])
 		}
 	}
 	return took, nil

@@ -1,6 +1,6 @@
-// Command contain runs a program as a container runtime does: with a directory as its root, and with its own
-// namespaces, /dev and /proc. With -docker it applies Docker's defaults: 14 capabilities, the default seccomp profile,
-// 64 MB of /dev/shm.
+// Command contain runs a program in the same way as a container runtime: with a directory as its root, and with
+// separate namespaces, /dev and /proc. With -docker the command applies Docker's defaults: 14 capabilities, the
+// default seccomp profile, and 64 MB of /dev/shm.
 //
 //	contain -root DIR [-docker] [-user UID] [-cap SYS_PTRACE] [-drop ALL] [-net host] [-pid host] [-env NAME=VALUE]
 //	        [-bind FROM:TO[:ro]] -- PROGRAM [ARGS]
@@ -39,12 +39,12 @@ const inside = "VERBENA_CONTAIN_INSIDE" // set in the process inside the namespa
 
 func main() {
 	var s settings
-	flag.StringVar(&s.root, "root", "", "directory that is the root")
-	flag.IntVar(&s.user, "user", 0, "number of the user, and of the group")
-	flag.BoolVar(&s.docker, "docker", false, "capabilities and seccomp profile as by Docker's default")
+	flag.StringVar(&s.root, "root", "", "root directory of the program")
+	flag.IntVar(&s.user, "user", 0, "user ID and group ID")
+	flag.BoolVar(&s.docker, "docker", false, "use Docker's default capabilities and seccomp profile")
 	flag.StringVar(&s.net, "net", "none",
-		"none: a namespace with lo alone; host; or the name of one, as `ip netns` has it")
-	flag.StringVar(&s.pid, "pid", "own", "own, or host for that of this process")
+		"network namespace: none (only lo), host, or a name of `ip netns`")
+	flag.StringVar(&s.pid, "pid", "own", "process ID namespace: own, or host for that of this process")
 	flag.StringVar(&s.dir, "dir", "/", "working directory")
 	flag.StringVar(&s.shmSize, "shm-size", "64m", "use this size for /dev/shm")
 	flag.Var(&s.caps, "cap", "add a capability, such as SYS_PTRACE")
@@ -93,7 +93,8 @@ func enter(s *settings) error {
 	c := exec.Command(argv[0], argv[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	c.Env = append(os.Environ(), inside+"=1")
-	// The kernel kills the program with this process, because the program is the init of its namespace.
+	// The kernel kills the program together with this process, because the program is the init process of its
+	// namespace.
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread() // Pdeathsig belongs to the thread
 	return c.Run()
@@ -229,7 +230,7 @@ func bind(from, to string) error {
 	return nil
 }
 
-// loopbackUp sets lo up.
+// loopbackUp activates the interface lo.
 func loopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -282,9 +283,9 @@ func limitCapabilities(keep []string) error {
 	return nil
 }
 
-// start becomes the user, with the filter and at most the given capabilities, and executes the program in this process.
-// The process is the first of its namespace, and thus gets no signals without a handler. The filter is installed before
-// the capabilities are dropped, because it sets no no_new_privs, as with Docker.
+// start changes to the user, with the filter and at most the given capabilities, and executes the program in this
+// process. The process is the first process of its namespace, and therefore receives no signals without a handler.
+// The filter is installed before the capabilities are dropped, because no_new_privs is not set, as with Docker.
 func start(path string, argv, env []string, filter []unix.SockFilter, bounding []string, user int) error {
 	if filter != nil {
 		if err := install(filter); err != nil {
@@ -303,13 +304,13 @@ func start(path string, argv, env []string, filter []unix.SockFilter, bounding [
 			}
 		}
 		if user != 0 {
-			// The change of the user needs them.
+			// The change of the user needs the current capabilities.
 			for _, n := range []uint{unix.CAP_SETUID, unix.CAP_SETGID} {
 				set[0].Effective |= 1 << n
 				set[0].Permitted |= 1 << n
 			}
 		}
-		for i := range set { // root in a virtual machine may lack some
+		for i := range set { // root in a virtual machine may lack some capabilities
 			set[i].Effective &= own[i].Permitted
 			set[i].Permitted &= own[i].Permitted
 		}

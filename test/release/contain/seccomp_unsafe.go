@@ -36,7 +36,7 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 	}
 	ret := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
 	f := []unix.SockFilter{load(architecture), jump(unix.BPF_JEQ, uint32(a.ID), 1, 0), ret(deny)}
-	if runtime.GOARCH == "amd64" { // Verbena uses no x32 calls
+	if runtime.GOARCH == "amd64" { // Verbena makes no x32 calls
 		const x32 = 0x40000000
 		f = append(f, load(number), jump(unix.BPF_JGE, x32, 0, 1), ret(deny))
 	}
@@ -50,7 +50,7 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 			if !ok {
 				continue // another architecture, as in libseccomp
 			}
-			var tests []unix.SockFilter // each continues with the next, or jumps past the end
+			var tests []unix.SockFilter // each test continues with the next test, or jumps past the end
 			for _, arg := range rule.Args {
 				low, high := uint32(arg.Value), uint32(arg.Value>>32)
 				at := uint32(args + 8*arg.Index)
@@ -107,7 +107,8 @@ func returnOf(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
 	return 0, fmt.Errorf("unknown action %s", a)
 }
 
-// install installs the filter on this thread. It needs CAP_SYS_ADMIN, and does not set no_new_privs, as with Docker.
+// install installs the filter on this thread. It needs CAP_SYS_ADMIN, and does not set no_new_privs, as with
+// Docker.
 func install(f []unix.SockFilter) error {
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0,

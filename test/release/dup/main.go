@@ -1,5 +1,5 @@
-// Command dup duplicates the descriptor of an RDMA device in every possible way, and issues commands on the duplicates.
-// It prints a line for each: a word, and "ok" or the error.
+// Command dup duplicates the descriptor of an RDMA device in every possible way, and issues commands on the
+// duplicates. The command prints a line for each duplicate, which contains a word, and "ok" or the error.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 	}
 	say("context", command[uapi.GetContextResp](fd, uapi.CmdGetContext, uapi.GetContext{}))
 	say("alloc_pd", command[uapi.AllocPDResp](fd, uapi.CmdAllocPD, uapi.AllocPD{}))
-	far := fd + 1 // a number as for devices; on a duplicate with a lower number only ioctl(2) works (docs/verbs.md)
+	far := fd + 1 // a device's number; a duplicate with a lower number allows only ioctl(2) (docs/verbs.md)
 	ways := []struct {
 		name string
 		dup  func() (int, error)
@@ -59,7 +59,7 @@ func main() {
 	}
 }
 
-// own tries on this process itself the calls by which a service gets a descriptor of a program.
+// own makes the system calls by which a service gets a descriptor of a program, on this process itself.
 func own(fd int) error {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {

@@ -1,9 +1,10 @@
-// Command gotcp measures TCP over the loopback interface by package net, between two processes.
+// Command gotcp measures TCP over the loopback interface between two processes that use package net.
 //
 //	gotcp pingpong SIZE N   half a round trip
 //	gotcp stream SIZE N     a stream of N writes of SIZE bytes
 //
-// It prints "mean=US", in microseconds per message, and for a ping-pong also "typical=US p99=US", like the floors in C.
+// The command prints "mean=US", in microseconds per message, like the floors in C. For a ping-pong it also prints
+// "typical=US p99=US".
 package main
 
 import (
@@ -32,7 +33,7 @@ func main() {
 	}
 	x := exchange{stream: os.Args[1] == "stream", n: n, warm: n / 10, message: make([]byte, size)}
 	var err error
-	if len(os.Args) == 5 { // an address: this is the server
+	if len(os.Args) == 5 { // an address means that this process is the server
 		err = x.serve(os.Args[4])
 	} else {
 		err = x.run()

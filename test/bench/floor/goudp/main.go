@@ -1,10 +1,11 @@
-// Command goudp is the floor of the wire in Go. It streams messages over a pair of UDP sockets with segmentation and
-// receive offload. Two locked and pinned threads compute a CRC-32 over each packet of 4 KB at both ends.
+// Command goudp measures the floor of the wire in Go. The command streams messages over a pair of UDP sockets with
+// segmentation and receive offload. Two locked and pinned threads compute a CRC-32 over each packet of 4 KB at both
+// ends.
 //
 //	goudp SIZE N
 //
-// It prints "mean=US", in microseconds per message, like the floors in C. The only flow control is the receiver's count
-// in shared memory.
+// The command prints "mean=US", in microseconds per message, like the floors in C. The receiver's count in shared
+// memory is the only flow control.
 package main
 
 import (
@@ -64,7 +65,7 @@ func stream(packets, n int) (time.Duration, error) {
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 		return 0, fmt.Errorf("sched_getaffinity: %w", err)
 	}
-	var received atomic.Int64 // packets
+	var received atomic.Int64 // number of packets
 	warm, total := int64(packets)*int64(n/10), int64(packets)*int64(n+n/10)
 	ended := make(chan error, 1)
 	go func() {
@@ -87,9 +88,9 @@ func stream(packets, n int) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// onProcessor runs f on a thread bound to the nth of the allowed processors.
+// onProcessor runs f on a thread bound to the n-th of the allowed processors.
 func onProcessor(allowed *unix.CPUSet, nth int, f func() error) error {
-	runtime.LockOSThread() // permanently: no other goroutine may run on a bound thread
+	runtime.LockOSThread() // permanently locked, because no other goroutine may run on a bound thread
 	for cpu := range 1024 {
 		if !allowed.IsSet(cpu) {
 			continue
@@ -138,7 +139,7 @@ func sockets() (out, in int, err error) {
 	return fd[0], fd[1], unix.SetsockoptTimeval(fd[1], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 }
 
-// send sends the packets from sent up to total, with at most window in flight before a batch.
+// send sends the packets from sent up to total, with at most window packets in flight before a batch.
 func send(fd int, sent, total, window int64, received *atomic.Int64) error {
 	buf := make([]byte, segments*packet)
 	for sent < total {
