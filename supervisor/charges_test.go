@@ -121,14 +121,14 @@ func TestWorkersOfAUser(t *testing.T) {
 		if err := user.Take(quota.Workers, 5-left); err != nil {
 			t.Fatal(err)
 		}
-		settled := uint64(0)
+		updated := uint64(0)
 		p := &cmPipe{user: user, want: true, setter: func(int, bool) bool {
-			settled++
+			updated++
 			return true
 		}}
-		if p.settle(); settled != left || user.Held(quota.Workers) != 5-left {
+		if p.update(); updated != left || user.Held(quota.Workers) != 5-left {
 			t.Errorf("%d workers left: got %d writes to the pipe, want %d, and %d charged workers, want %d",
-				left, settled, left, user.Held(quota.Workers), 5-left)
+				left, updated, left, user.Held(quota.Workers), 5-left)
 		}
 		started := uint64(0)
 		var turn turn

@@ -38,7 +38,7 @@ const cmDevice = "rdma_cm"
 
 // cmPipe is the service's end of the pipe of an open file. A program can read from the pipe into memory that blocks
 // access. The read holds the kernel's lock of the pipe, and blocks every other reader and writer. Therefore
-// cmPipe.settle holds no shared lock during a write or read, and its thread is charged to the user.
+// cmPipe.update holds no shared lock during a write or read, and its thread is charged to the user.
 type cmPipe struct {
 	end    *os.File // the writing end of the pipe
 	user   *quota.User
@@ -61,27 +61,27 @@ const pipeDescriptors = 2
 // pipeTimeout limits the time that a call waits for another thread to update the pipe.
 const pipeTimeout = 100 * time.Millisecond
 
-// ready records whether there are events. cmPipe.settle updates the pipe soon afterwards. ready does not sleep.
+// ready records whether there are events. cmPipe.update updates the pipe soon afterwards. ready does not sleep.
 // (ucma.Config)
 func (p *cmPipe) ready(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.edge = on && (p.edge || !p.want)
 	p.want = on
-	if !p.settled() && p.busy == nil && p.fd >= 0 {
-		go p.settle()
+	if !p.current() && p.busy == nil && p.fd >= 0 {
+		go p.update()
 	}
 }
 
-// settled reports whether the pipe agrees with the last call of ready. A byte written before a new event does not
+// current reports whether the pipe agrees with the last call of ready. A byte written before a new event does not
 // suffice, since the program may already have seen that byte and found no events.
 //
 //verbena:held mu
-func (p *cmPipe) settled() bool { return p.want == p.full && !p.edge }
+func (p *cmPipe) current() bool { return p.want == p.full && !p.edge }
 
-// settle writes a byte to the pipe or removes the byte, until poll(2) on the pipe agrees with the last call of
-// ready. settle can block as long as the program blocks the pipe.
-func (p *cmPipe) settle() {
+// update writes a byte to the pipe or removes the byte, until poll(2) on the pipe agrees with the last call of
+// ready. update can block as long as the program blocks the pipe.
+func (p *cmPipe) update() {
 	for {
 		p.mu.Lock()
 		if busy := p.busy; busy != nil { // the pipe changes before full is set
@@ -95,7 +95,7 @@ func (p *cmPipe) settle() {
 				return
 			}
 		}
-		if p.over || p.fd < 0 || p.settled() || p.user.Take(quota.Workers, 1) != nil {
+		if p.over || p.fd < 0 || p.current() || p.user.Take(quota.Workers, 1) != nil {
 			p.mu.Unlock()
 			return
 		}
@@ -395,9 +395,9 @@ func (w *worker) NetRaw() bool {
 func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	c := &cmCaller{space: w.Space(), w: w, trace: w.trace, user: f.user}
 	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
-	f.pipe.settle()
+	f.pipe.update()
 	if c.other != nil {
-		c.other.pipe.settle()
+		c.other.pipe.update()
 	}
 	switch {
 	case errors.Is(err, ucma.ErrNoEvent):
@@ -573,7 +573,7 @@ func (d *deferred) try() bool {
 	if errors.Is(err, ucma.ErrNoEvent) {
 		return stillTrapped(d.session.fd, d.n.id) != nil
 	}
-	d.f.pipe.settle()
+	d.f.pipe.update()
 	if !d.answer(verdict{val: int64(n), err: err}) && taken != nil {
 		taken.Undo()
 	}

@@ -38,7 +38,7 @@ func TestEdge(t *testing.T) {
 		user: withPipe(t, quota.New(quota.Limits{}).User(0))}
 	defer p.close()
 	p.ready(true)
-	p.settle()
+	p.update()
 	if !woken() {
 		t.Error("poll after a new event: got no wakeup, want one")
 	}
@@ -54,17 +54,17 @@ func TestEdge(t *testing.T) {
 	p.busy = nil
 	p.mu.Unlock()
 	close(busy)
-	p.settle()
+	p.update()
 	if !woken() {
 		t.Error("poll after another new event: got no wakeup, want one")
 	}
 	p.ready(true) // one event remains
-	p.settle()
+	p.update()
 	if woken() {
 		t.Error("poll without a new event: got a wakeup, want none")
 	}
 	p.ready(false)
-	p.settle()
+	p.update()
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
 		t.Errorf("bytes in the pipe without events: got %d and error %v, want 0", n, err)
 	}
@@ -79,10 +79,10 @@ func withPipe(t *testing.T, u *quota.User) *quota.User {
 	return u
 }
 
-// TestSettleWaits takes an event while the thread that wrote the event's byte to the pipe has not returned yet. The
+// TestUpdateWaits takes an event while the thread that wrote the event's byte to the pipe has not returned yet. The
 // supervisor must answer the call that takes the event after the byte was removed. Otherwise a program that polls
 // meanwhile would wait for an event that does not exist. (rsockets closes a socket in this way.)
-func TestSettleWaits(t *testing.T) {
+func TestUpdateWaits(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		t.Fatal(err)
@@ -97,21 +97,21 @@ func TestSettleWaits(t *testing.T) {
 	p.mu.Unlock()
 	setPipe(ends[1], true)
 	p.ready(false)
-	settled := make(chan struct{})
+	updated := make(chan struct{})
 	go func() {
-		p.settle()
-		close(settled)
+		p.update()
+		close(updated)
 	}()
 	select {
-	case <-settled:
-		t.Error("settle while another thread updates the pipe: got a return, want a wait")
+	case <-updated:
+		t.Error("update while another thread updates the pipe: got a return, want a wait")
 	case <-time.After(pipeTimeout / 5):
 	}
 	p.mu.Lock()
 	p.full, p.busy = true, nil
 	p.mu.Unlock()
 	close(busy)
-	<-settled
+	<-updated
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
 		t.Errorf("bytes in the pipe without events: got %d and error %v, want 0", n, err)
 	}

@@ -101,7 +101,7 @@ func (w *worker) openNetlink() verdict {
 	}
 	opener := netlinkOpener{who, th.id.uids.real}
 	s, end, err := t.sup.newNetlink(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
-	if t.sup.settle(p.user, err) {
+	if t.sup.awaitCloses(p.user, err) {
 		s, end, err = t.sup.newNetlink(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
 	}
 	if err != nil {

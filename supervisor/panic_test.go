@@ -80,7 +80,7 @@ func TestPipePanic(t *testing.T) {
 	p.mu.Lock()
 	p.setter = nil
 	p.mu.Unlock()
-	p.settle()
+	p.update()
 	fds := []unix.PollFd{{Fd: int32(ends[0]), Events: unix.POLLIN}}
 	if n, err := unix.Poll(fds, int(time.Second.Milliseconds())); n != 1 || err != nil {
 		t.Errorf("poll of the pipe: got %d and error %v, want a byte", n, err)

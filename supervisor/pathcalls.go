@@ -379,7 +379,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		make, how = newCMFile, how|int(flags&unix.O_NONBLOCK)
 	}
 	f, description, err := make(t, n, o, how)
-	if t.sup.settle(p.user, err) {
+	if t.sup.awaitCloses(p.user, err) {
 		f, description, err = make(t, n, o, how)
 	}
 	if err != nil {

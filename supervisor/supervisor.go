@@ -98,7 +98,7 @@ type Supervisor struct {
 	sessions     map[*Session]struct{}
 	files        map[inode]*openFile           // open device files, by the inode of the program's queue file
 	watches      map[int32]*openFile           // open device files, by inotify watch
-	settles      map[*quota.User]chan struct{} // users with a thread in Supervisor.settle; closed after its wait
+	closeWaits   map[*quota.User]chan struct{} // users with a thread in Supervisor.awaitCloses; closed after its wait
 	netlinks     map[inode]*netlinkSocket
 	netlinkUsers map[*quota.User]*netlinkUser
 	waits        map[*quota.User]*atomic.Int64 // number of calls that wait for events of the connection manager, by user

@@ -187,7 +187,7 @@ func (s *trees) leave(t *userTree) {
 	if !last || t.tree == nil {
 		return
 	}
-	t.settle()
+	t.finish()
 	if err := t.remove(); err != nil && !errors.Is(err, os.ErrClosed) {
 		s.log.Warn("the virtual files of a user were not removed", "user", t.user, "err", err)
 	}
@@ -294,8 +294,8 @@ func (t *userTree) isLate() bool {
 	return t.changes.late && !was
 }
 
-// settle waits for all requested changes, and refuses further changes.
-func (t *userTree) settle() {
+// finish waits for all requested changes, and refuses further changes.
+func (t *userTree) finish() {
 	t.changes.Lock()
 	t.changes.ended = true
 	working, next := t.changes.working, t.changes.next

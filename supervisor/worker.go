@@ -254,7 +254,7 @@ func (w *worker) command(c call, f *openFile) verdict {
 	}
 	if f.cm != nil && c == callWrite {
 		v, waits = w.cmCommand(f)
-	} else if v = w.carryOut(c, f); w.session.sup.settle(f.user, v.err) {
+	} else if v = w.carryOut(c, f); w.session.sup.awaitCloses(f.user, v.err) {
 		v = w.carryOut(c, f) // a refused command has no effect
 	}
 	if w.stalled || waits {

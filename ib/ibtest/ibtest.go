@@ -168,7 +168,8 @@ func checks() []ruleTest {
 		noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
-		refusedMemoryChecks, memoryFaultChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks, srqLimitChecks,
+		refusedMemoryChecks, memoryFaultChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks,
+		srqLimitChecks,
 		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, wrapChecks, modelChecks,
 		loadChecks,
 	)

@@ -5,8 +5,8 @@
 // With -old it prints how the public packages differ from those of another checkout, and ends with exit code 1 if a
 // program that compiles with the other checkout may not compile any more (go.dev/blog/module-compatibility).
 //
-// Without -old it checks signatures. No exported function, method, field, variable or constant of a public package may have a type of a non-public
-// package, so that a user of the module can name every type.
+// Without -old it checks signatures. No exported function, method, field, variable or constant of a public package may
+// have a type of a non-public package, so that a user of the module can name every type.
 package main
 
 import (
@@ -104,7 +104,8 @@ func load(root string) ([]*packages.Package, error) {
 	return pkgs, nil
 }
 
-// changes returns the incompatible changes of the public packages since another checkout, and prints the compatible ones.
+// changes returns the incompatible changes of the public packages since another checkout, and prints the compatible
+// ones.
 func changes(old, root string, compatible io.Writer) ([]string, error) {
 	before, err := load(old)
 	if err != nil {

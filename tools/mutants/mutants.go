@@ -727,7 +727,7 @@ var mutants = []listed{
 	{"any memfd is a queue file", "internal/shm/link.go",
 		"; err != nil || seals != want {", "; err != nil || seals == -want {"},
 	{"a daemon is ended for a descriptor that it was given", "cmd/verbena/holders.go",
-		"wholly(pid, int(st.Uid)) && (st.Uid", "(st.Uid"},
+		"allIDsOf(pid, int(st.Uid)) && (st.Uid", "(st.Uid"},
 	{"answers count until they are made", "service/clients.go",
 		"		if both.Add(1) == 2 {", "		if both.Add(1) == 1 {"},
 	{"root manages without capabilities", "internal/principal/principal.go",

@@ -206,7 +206,7 @@ func (m *Model) overrun(q *QP, c *CQ, w *Want) {
 		m.open("an armed queue overflows")
 	case !flushed && w.Side == SendSide && (m.listed > 1 || len(q.Sends) > 0 || m.done[q.ID] > 1):
 		m.open("requests of the same call as one whose completion is lost")
-	case !flushed && w.Side == SendSide && !q.reliable() && (m.receives(q) || m.destination(q) == q):
+	case !flushed && w.Side == SendSide && !q.reliable() && (m.hasReceived(q) || m.destination(q) == q):
 		m.open("a message to its own sender, which fails because the completion is lost")
 	case !flushed && w.Side == RecvSide && (q.Type != ib.QPTypeUD && q.Type != ib.QPTypeUC || q.begun):
 		m.open("how a sender's request ends whose receive is lost")
@@ -221,8 +221,8 @@ func (m *Model) overrun(q *QP, c *CQ, w *Want) {
 	}
 }
 
-// receives reports whether a queue pair has completed a receive in this call.
-func (m *Model) receives(q *QP) bool {
+// hasReceived reports whether a queue pair has completed a receive in this call.
+func (m *Model) hasReceived(q *QP) bool {
 	for _, from := range m.posted {
 		if from[completionSource{q.ID, RecvSide}] {
 			return true

@@ -31,7 +31,7 @@ type Send struct {
 	to      ib.AHAttr // the address of the handle at the time of the post
 	foreign bool      // the address handle belongs to another domain
 	done    *outcome  // nil: not executed; see Defer
-	sent    bool      // it may have been sent before the queue pair entered ERR; see FlushSent
+	sent    bool      // the request may be in flight, because the queue pair has entered ERR; see FlushSent
 }
 
 // Bind holds the arguments of BIND_MW.

@@ -179,8 +179,9 @@ func noisy(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
 	const wrong = 0xee
 	route := ib.AHAttr{Port: wrong, GRH: ib.GlobalRoute{DGID: ib.GID{0: wrong}, SGIDIndex: wrong}}
 	n := ib.QPAttr{
-		State: wrong, CurState: wrong, PathMTU: wrong, PathMigState: wrong, QKey: 1<<32 - 1, RQPSN: 1<<32 - 1, SQPSN: 1<<32 - 1,
-		DestQPN: 1<<32 - 1, AccessFlags: 1<<32 - 1, AH: route, AltAH: route, PKeyIndex: 1<<16 - 1, AltPKeyIndex: 1<<16 - 1,
+		State: wrong, CurState: wrong, PathMTU: wrong, PathMigState: wrong, QKey: 1<<32 - 1,
+		RQPSN: 1<<32 - 1, SQPSN: 1<<32 - 1, DestQPN: 1<<32 - 1, AccessFlags: 1<<32 - 1, AH: route, AltAH: route,
+		PKeyIndex: 1<<16 - 1, AltPKeyIndex: 1<<16 - 1,
 		EnSQDAsyncNotify: true, MaxRdAtomic: wrong, MaxDestRdAtomic: wrong, MinRNRTimer: wrong, Port: wrong, AltPort: wrong,
 		Timeout: wrong, AltTimeout: wrong, RetryCnt: wrong, RNRRetry: wrong, RateLimit: 1<<32 - 1,
 		Cap: ib.QPCap{MaxSendWR: 1<<32 - 1, MaxRecvWR: 1<<32 - 1, MaxSendSGE: 1<<32 - 1, MaxRecvSGE: 1<<32 - 1},

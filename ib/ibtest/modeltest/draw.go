@@ -437,7 +437,7 @@ func (d *drawer) any() call {
 		}
 		return 1
 	}
-	if d.ready() == 0 && !d.one(4) || !d.x.episodes && d.failed() && d.one(4) {
+	if d.ready() == 0 && !d.one(4) || !d.x.episodes && d.anyInError() && d.one(4) {
 		return d.steps()
 	}
 	memory, queues, states := times(onMemory), times(onQueues), times(onStates)
@@ -480,8 +480,8 @@ func (d *drawer) qp() *model.QP {
 // acknowledged reports whether requests of a service type are acknowledged, or arrive by such a service.
 func acknowledged(t ib.QPType) bool { return t != ib.QPTypeUC && t != ib.QPTypeUD }
 
-// failed reports whether a queue pair of an acknowledged service is in ERR.
-func (d *drawer) failed() bool {
+// anyInError reports whether a queue pair of an acknowledged service is in ERR.
+func (d *drawer) anyInError() bool {
 	return len(ids(d.x.m.QPs, func(q *model.QP) bool { return acknowledged(q.Type) && q.State == ib.QPErr })) > 0
 }
 

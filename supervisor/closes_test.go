@@ -11,9 +11,9 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestSettle tests the wait of a call that lacks a resource: for a short time, and for a closing file of its user,
+// TestAwaitCloses tests the wait of a call that lacks a resource: for a short time, and for a closing file of its user,
 // with a limit. Calls of one user wait together. Files of other users, and other errors, cause no wait.
-func TestSettle(t *testing.T) {
+func TestAwaitCloses(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	mine, other := ledger.User(1), ledger.User(2)
 	lack := fmt.Errorf("open: %w", &quota.Error{Kind: quota.Contexts})
@@ -26,9 +26,9 @@ func TestSettle(t *testing.T) {
 	}{
 		{"success", nil, mine, false, 0},
 		{"another error", errors.New("no"), mine, false, 0},
-		{"nothing closed", lack, nil, true, leastSettle},
-		{"another user's", lack, other, true, leastSettle},
-		{"a file that does not end", lack, mine, true, mostSettle},
+		{"nothing closed", lack, nil, true, leastCloseWait},
+		{"another user's", lack, other, true, leastCloseWait},
+		{"a file that does not end", lack, mine, true, mostCloseWait},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -42,17 +42,17 @@ func TestSettle(t *testing.T) {
 				var wg sync.WaitGroup
 				for range 3 {
 					wg.Go(func() {
-						if got := s.settle(mine, tt.err); got != tt.wants {
-							t.Errorf("settle: got %t, want %t", got, tt.wants)
+						if got := s.awaitCloses(mine, tt.err); got != tt.wants {
+							t.Errorf("awaitCloses: got %t, want %t", got, tt.wants)
 						}
 					})
 				}
 				wg.Wait()
 				if d := time.Since(began); d != tt.waits {
-					t.Errorf("duration of settle: got %v, want %v", d, tt.waits)
+					t.Errorf("duration of awaitCloses: got %v, want %v", d, tt.waits)
 				}
-				if len(s.settles) != 0 {
-					t.Errorf("waiting users: got %d, want 0", len(s.settles))
+				if len(s.closeWaits) != 0 {
+					t.Errorf("waiting users: got %d, want 0", len(s.closeWaits))
 				}
 			})
 		})

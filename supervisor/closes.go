@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// leastSettle is the time in which the end of a file begins after a program has closed the file.
-	leastSettle = 5 * time.Millisecond
-	mostSettle  = 500 * time.Millisecond
+	// leastCloseWait is the time in which the end of a file begins after a program has closed the file.
+	leastCloseWait = 5 * time.Millisecond
+	mostCloseWait  = 500 * time.Millisecond
 )
 
-// settle reports whether to repeat a call that failed with err because the user lacked a resource. For a program, a
-// file has ended when close(2) returns, but the service ends it slightly later. Supervisor.settle therefore waits
+// awaitCloses reports whether to repeat a call that failed with err because the user lacked a resource. For a program, a
+// file has ended when close(2) returns, but the service ends it slightly later. Supervisor.awaitCloses therefore waits
 // until the user's closed files have ended. It may sleep.
-func (s *Supervisor) settle(u *quota.User, err error) bool {
+func (s *Supervisor) awaitCloses(u *quota.User, err error) bool {
 	if err == nil { // only the failure path allocates memory
 		return false
 	}
@@ -28,13 +28,13 @@ func (s *Supervisor) settle(u *quota.User, err error) bool {
 	}
 	// One thread of a user checks all files. The user's other threads wait for the checking thread.
 	s.mu.Lock()
-	over, waits := s.settles[u]
+	over, waits := s.closeWaits[u]
 	if !waits {
-		if s.settles == nil {
-			s.settles = map[*quota.User]chan struct{}{}
+		if s.closeWaits == nil {
+			s.closeWaits = map[*quota.User]chan struct{}{}
 		}
 		over = make(chan struct{})
-		s.settles[u] = over
+		s.closeWaits[u] = over
 	}
 	s.mu.Unlock()
 	if waits {
@@ -43,22 +43,22 @@ func (s *Supervisor) settle(u *quota.User, err error) bool {
 	}
 	defer func() {
 		s.mu.Lock()
-		delete(s.settles, u)
+		delete(s.closeWaits, u)
 		s.mu.Unlock()
 		close(over)
 	}()
-	for began := time.Now(); time.Since(began) < mostSettle; {
-		time.Sleep(leastSettle)
-		if !s.settling(u) {
+	for began := time.Now(); time.Since(began) < mostCloseWait; {
+		time.Sleep(leastCloseWait)
+		if !s.closing(u) {
 			break
 		}
 	}
 	return true
 }
 
-// settling reports whether there are closes that the kernel has reported and the service has not processed, or
+// closing reports whether there are closes that the kernel has reported and the service has not processed, or
 // files of the user that are about to end.
-func (s *Supervisor) settling(u *quota.User) bool {
+func (s *Supervisor) closing(u *quota.User) bool {
 	if n, err := unix.IoctlGetInt(s.notifyFD, unix.TIOCINQ); err == nil && n > 0 {
 		return true
 	}
@@ -76,5 +76,5 @@ func (s *Supervisor) settling(u *quota.User) bool {
 func (f *openFile) looking() bool {
 	f.look.Lock()
 	defer f.look.Unlock()
-	return f.look.timer != nil && f.look.next < mostSettle
+	return f.look.timer != nil && f.look.next < mostCloseWait
 }
