@@ -98,6 +98,8 @@ func (d *drawer) episode() (threads [][]call) {
 type episode struct {
 	d       *drawer
 	q, peer *model.QP
+	either  *model.QP         // of the last call
+	kind    int               // of the last call
 	changed map[model.ID]bool // regions
 	resized bool
 	used    map[model.ID]bool
@@ -108,8 +110,12 @@ type episode struct {
 func (e *episode) call() call {
 	d := e.d
 	cq := pick(d, []model.ID{e.q.SendCQ, e.q.RecvCQ, e.peer.SendCQ, e.peer.RecvCQ})
-	either := pick(d, []*model.QP{e.q, e.peer})
-	switch d.IntN(10) {
+	either, kind := pick(d, []*model.QP{e.q, e.peer}), d.IntN(10)
+	if e.either != nil && d.one(3) { // calls of one method on one object
+		either, kind = e.either, e.kind
+	}
+	e.either, e.kind = either, kind
+	switch kind {
 	case 0:
 		return queryQP{either.ID}
 	case 1, 2:
