@@ -98,8 +98,8 @@ func (d *drawer) episode() (threads [][]call) {
 type episode struct {
 	d       *drawer
 	q, peer *model.QP
-	either  *model.QP         // of the last call
-	kind    int               // of the last call
+	either  *model.QP         // last queue pair drawn
+	kind    int               // last method drawn
 	changed map[model.ID]bool // regions
 	resized bool
 	used    map[model.ID]bool
