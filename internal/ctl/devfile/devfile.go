@@ -52,8 +52,8 @@ const (
 	OpWrite Op = iota + 1
 	// OpIoctl is an ioctl(2) with RDMA_VERBS_IOCTL and its argument at Addr.
 	OpIoctl
-	// Both N and Addr are multiples of the page size. Both are multiples of the page size. Answer.N is the offset
-	// in the buffer file. The range is freed when the device file is closed.
+	// OpAlloc requests N bytes of the buffer file, which the client maps at Addr. Both N and Addr are multiples of the
+	// page size. Answer.N is the offset in the buffer file. The range is freed when the device file is closed.
 	OpAlloc
 	// OpMemory gives the service access to the client's whole memory, by descriptors of /proc/self/mem and
 	// /proc/self/maps. The client itself has opened both files, so they stay bound to an address space that the
