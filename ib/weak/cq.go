@@ -28,6 +28,7 @@ type cq struct {
 	ord       uint64 // number in creation order
 	mu        sync.Mutex
 	arms      uint64  // number of ReqNotify calls
+	polls     uint64  // number of Poll calls
 	held      []entry // the window, in the order of the inner queue
 	notify    ib.NotifyFlags
 	later     bool // a completion of the window will be reported later
@@ -63,6 +64,9 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 		return nil, err
 	}
 	c.DriverCQ = inner
+	if d.has(ExactRoom) {
+		h.SetEntries(attr.Entries)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.queues++
@@ -113,15 +117,20 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.age()
+	c.polls++
+	batch := c.d.has(LateCompletion) && c.d.draw(LateCompletion, c.ord, c.polls, 4) == 0
 	most := 1
-	if c.delays() {
+	switch {
+	case batch: // fills the array if enough completions have been delayed
+		most = max(window, len(wc))
+	case c.delays():
 		most = window
 	}
 	for n < len(wc) {
 		if err = c.pull(most); err != nil && len(c.held) == 0 {
 			break
 		}
-		if c.notify == ib.NotifySolicited || c.moderated {
+		if c.notify == ib.NotifySolicited || c.moderated || batch {
 			c.due() // no completion is delayed, because a completion does not record whether it is solicited
 		}
 		i := c.next()
@@ -129,7 +138,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 			break
 		}
 		c.take(i, &wc[n])
-		if n++; c.d.has(LateCompletion) {
+		if n++; c.d.has(LateCompletion) && !batch {
 			break
 		}
 	}
@@ -406,10 +415,13 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	if err == nil && n > entries {
 		err = fmt.Errorf("%d completions are waiting: %w", n, syscall.EINVAL)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = r.Resize(entries, u)
 	}
-	return r.Resize(entries, u)
+	if err == nil && c.d.has(ExactRoom) {
+		c.obj.SetEntries(entries)
+	}
+	return err
 }
 
 // Destroy implements ib.DriverCQ.

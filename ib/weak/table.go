@@ -39,10 +39,10 @@ type Row struct {
 var Choices = [numChoices]Row{
 	{
 		LateCompletion, "late-completion",
-		"delays each completion and its notification, and returns one completion per poll",
+		"delays each completion and its notification; returns one completion in most polls, and all of them in some",
 		"ibv_poll_cq(3): a poll returns the completions that are in the queue, and no time is guaranteed. " +
 			"ib_req_notify_cq: a handler may find the queue empty",
-		"polls a fixed number of times; treats an empty poll as an idle device; expects a full array",
+		"polls a fixed number of times; treats an empty poll as an idle device; expects a full array, or never expects one",
 	},
 	{
 		MissedCompletion, "missed-completion",
@@ -87,8 +87,8 @@ var Choices = [numChoices]Row{
 	},
 	{
 		ExactRoom, "exact-room",
-		"grants exactly the requested capacities of a queue pair; a work request occupies its entry until its " +
-			"completion, or the completion of a later request of the queue, has been polled",
+		"grants exactly the requested capacities of a queue pair or completion queue; a work request occupies its entry " +
+			"until its completion, or the completion of a later request of the queue, has been polled",
 		"ibv_create_qp(3): the granted values are at least the requested values; IBA 10.8.6: unsignaled work " +
 			"requests are outstanding until a later request completes",
 		"posts more requests than the requested capacity; signals no request; counts a request as done when the peer " +
