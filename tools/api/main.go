@@ -2,11 +2,12 @@
 //
 //	api [-C folder] [-old folder]
 //
-// With -old it prints how the public packages differ from those of another checkout, and ends with exit code 1 if a
-// program that compiles with the other checkout may not compile any more (go.dev/blog/module-compatibility).
+// With -old it prints the differences between the public packages and the public packages of another checkout. The
+// exit code is 1 if a program that compiles with the other checkout may not compile with this one
+// (go.dev/blog/module-compatibility).
 //
-// Without -old it checks signatures. No exported function, method, field, variable or constant of a public package may
-// have a type of a non-public package, so that a user of the module can name every type.
+// Without -old the command checks signatures. No exported function, method, field, variable or constant of a public
+// package may have a type of a non-public package. Thus a user of the module can name every type.
 package main
 
 import (
@@ -28,8 +29,8 @@ import (
 const module = "verbena/"
 
 func main() {
-	root := flag.String("C", ".", "use the module in this `folder`")
-	old := flag.String("old", "", "compare with the module in this `folder`")
+	root := flag.String("C", ".", "check the module in this `folder`")
+	old := flag.String("old", "", "compare the module with the module in this `folder`")
 	flag.Parse()
 	find := check
 	if *old != "" {
@@ -48,10 +49,10 @@ func main() {
 	}
 }
 
-// inner lists the declarations that connect packages of this module. A user of the module cannot call them, or need not
-// name their types.
+// inner lists the declarations that connect packages of this module. A user of the module cannot call these
+// declarations, or need not name their types.
 var inner = map[string]string{
-	"ib.ForUser":                          "for user contexts; other modules cannot create its key",
+	"ib.ForUser":                          "only user contexts need it, and other modules cannot create its key",
 	"verbs.Entry.Open":                    "for packages with devices outside of /dev/infiniband",
 	"verbs/cm.New":                        "for packages with a connection manager",
 	"verbs/cm.NewFile":                    "for packages with the file of a connection manager",
@@ -76,7 +77,7 @@ func public(root string) ([]string, error) {
 		list = append(list, m[1])
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("read the public packages: docs/api.md lists none")
+		return nil, fmt.Errorf("read the public packages: docs/api.md lists no package")
 	}
 	return list, nil
 }
@@ -104,8 +105,8 @@ func load(root string) ([]*packages.Package, error) {
 	return pkgs, nil
 }
 
-// changes returns the incompatible changes of the public packages since another checkout, and prints the compatible
-// ones.
+// changes returns the incompatible changes of the public packages relative to another checkout, and prints the
+// compatible ones.
 func changes(old, root string, compatible io.Writer) ([]string, error) {
 	before, err := load(old)
 	if err != nil {
@@ -124,7 +125,7 @@ func changes(old, root string, compatible io.Writer) ([]string, error) {
 		name := strings.TrimPrefix(p.PkgPath, module)
 		n, ok := current[p.PkgPath]
 		if !ok {
-			breaking = append(breaking, name+": the package is no longer public")
+			breaking = append(breaking, name+": the package is not public any more")
 			continue
 		}
 		for _, c := range apidiff.Changes(p.Types, n.Types).Changes {
@@ -138,7 +139,7 @@ func changes(old, root string, compatible io.Writer) ([]string, error) {
 	return breaking, nil
 }
 
-// check returns the faults of the public packages.
+// check returns the uses of non-public types in the public packages.
 func check(root string) ([]string, error) {
 	pkgs, err := load(root)
 	if err != nil {
@@ -195,7 +196,7 @@ func (w *walker) object(name string, o types.Object) {
 	w.parts(name, named.Underlying())
 }
 
-// typ records a named type of a non-public package, and visits the parts of other types.
+// typ records a named type if its package is not public, and visits the parts of other types.
 func (w *walker) typ(name string, t types.Type) {
 	switch t := t.(type) {
 	case *types.Alias:

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCheck tests that types of unlisted packages are found in every position of a signature, unless an alias names
-// them.
+// TestCheck tests that check finds types of non-public packages in every position of a signature, unless an alias
+// names the type.
 func TestCheck(t *testing.T) {
 	root := written(t, map[string]string{
 		"go.mod":      "module verbena\n\ngo 1.26.0\n",
@@ -50,17 +50,17 @@ func G(s S) error { return nil }
 		got = append(got, strings.TrimPrefix(name, "open."))
 	}
 	if want := []string{"F", "I.Do", "S.Field", "S.Method", "V"}; !slices.Equal(got, want) {
-		t.Errorf("faults at %q, want %q", got, want)
+		t.Errorf("check: got faults at %q, want %q", got, want)
 	}
 	if err := os.WriteFile(filepath.Join(root, "docs/api.md"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := check(root); err == nil {
-		t.Error("empty page: got no error")
+		t.Error("check of an empty page: got no error")
 	}
 }
 
-// written returns a folder with files.
+// written writes files to a new folder and returns the folder.
 func written(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -76,7 +76,7 @@ func written(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// TestChanges tests that changes that break programs are distinguished from others.
+// TestChanges tests that changes distinguishes incompatible changes from compatible ones.
 func TestChanges(t *testing.T) {
 	module := func(page, text string) string {
 		return written(t, map[string]string{
@@ -96,16 +96,17 @@ func TestChanges(t *testing.T) {
 		{"additions", module(both, "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\nfunc H() {}\n\ntype T struct{ X, Y int }\n"), nil},
 		{"another parameter, no function, no field",
 			module(both, "package a\n\nfunc F(string) {}\n\ntype T struct{ Y int }\n"), []string{"a: F", "a: G", "a: T.X"}},
-		{"a package that is no longer public", module("| `a` |\n", "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\ntype T struct{ X int }\n"),
-			[]string{"b: the package is no longer public"}},
+		{"a package that is not public any more",
+			module("| `a` |\n", "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\ntype T struct{ X int }\n"),
+			[]string{"b: the package is not public any more"}},
 	} {
 		got, err := changes(old, c.root, io.Discard)
 		if err != nil {
-			t.Fatalf("%s: %v", c.name, err)
+			t.Fatalf("%s: changes: %v", c.name, err)
 		}
 		same := slices.EqualFunc(got, c.want, strings.HasPrefix)
 		if !same {
-			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+			t.Errorf("%s: changes: got %q, want %q", c.name, got, c.want)
 		}
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// drivers lists the packages in which defects of all kinds are generated in any place. The contract suite with its
-// reference model, or else the driver's own tests, must detect them.
+// drivers lists the packages in which generate places defects of all kinds. The contract suite with its reference
+// model, or else the driver's own tests, must detect the defects.
 var drivers = []driver{
 	{"driver/loopback", []tests{{pkg: "driver/loopback", run: "^TestContract$"}}},
 	{"driver/rxe", rxeTests},
@@ -24,17 +24,17 @@ var rxeTests = []tests{
 
 type driver struct {
 	dir   string
-	tests []tests // run in order until one detects the defect
+	tests []tests // tests in the order in which they run, until one detects the defect
 }
 
-// These are the kinds of mutants of any code.
+// The following constants are the kinds of mutants of any code.
 const (
-	compareKind  = "compare"  // a comparison with the adjacent or the opposite operator
-	logicKind    = "logic"    // && instead of ||, and vice versa
-	negatedKind  = "negated"  // a negated condition
-	constantKind = "constant" // a number increased by one
-	sumKind      = "sum"      // + instead of -, and vice versa
-	removedKind  = "removed"  // a removed statement
+	compareKind  = "compare"  // replaces a comparison operator by the adjacent or the opposite one
+	logicKind    = "logic"    // replaces || by &&, and vice versa
+	negatedKind  = "negated"  // negates a condition
+	constantKind = "constant" // increases a number by one
+	sumKind      = "sum"      // replaces - by +, and vice versa
+	removedKind  = "removed"  // removes a statement
 )
 
 var neighbours = map[token.Token]string{
@@ -42,7 +42,7 @@ var neighbours = map[token.Token]string{
 	token.LAND: "||", token.LOR: "&&", token.ADD: "-", token.SUB: "+",
 }
 
-// unmarked matches calls without a testable effect: removing one blocks everything, or changes only a message.
+// unmarked matches calls that get no mutant: without the call everything blocks, or only a message changes.
 var unmarked = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
 
 // anywhere collects the mutants of any code in a function.
@@ -85,7 +85,7 @@ func (g *generator) operator(b *ast.BinaryExpr) {
 		kind = sumKind
 	case token.EQL, token.NEQ:
 		if isError(g.info.TypeOf(b.X)) {
-			return // an invented or dropped error: usually a nil pointer
+			return // an invented or dropped error usually leads to the use of a nil pointer, which any test detects
 		}
 	}
 	from, to := g.offset(b.X.End()), g.offset(b.Y.Pos())
@@ -99,7 +99,7 @@ func (g *generator) operator(b *ast.BinaryExpr) {
 	g.replace(kind, from, to, text)
 }
 
-// statements adds the mutants in which one statement of a list is removed.
+// statements adds a mutant for each statement of a list, which removes the statement.
 func (g *generator) statements(list []ast.Stmt) {
 	for _, s := range list {
 		switch s := s.(type) {
@@ -117,7 +117,7 @@ func (g *generator) statements(list []ast.Stmt) {
 	}
 }
 
-// remove adds the mutant in which a statement is removed.
+// remove adds the mutant that removes a statement.
 func (g *generator) remove(s ast.Stmt) {
 	g.replace(removedKind, g.offset(s.Pos()), g.offset(s.End()), "")
 }

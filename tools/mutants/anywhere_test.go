@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestAnywhere checks the places of a function that become mutants of any code, and that each mutant differs from the
-// source.
+// TestAnywhere tests that generate finds the places of a function for mutants of any code, and that each mutant
+// differs from the source.
 func TestAnywhere(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module example\n\ngo 1.26\n"), 0o644); err != nil {
@@ -71,7 +71,7 @@ func (q *queue) String() string { return "q"[:1] }
 	for i := range got {
 		list = append(list, fmt.Sprint(&got[i], " ", got[i].edit.text))
 		if s, err := got[i].apply(source); err != nil || s == source {
-			t.Errorf("%s: got %v, and a difference: %t", &got[i], err, s != source)
+			t.Errorf("%s: apply: got error %v and a difference: %t, want no error and a difference", &got[i], err, s != source)
 		}
 	}
 	slices.Sort(list)

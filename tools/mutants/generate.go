@@ -16,29 +16,30 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// guarded lists the packages that isolate users from each other. Mutants of every check in them are generated.
+// guarded lists the packages that isolate users from each other. generate places a mutant at every check of these
+// packages.
 var guarded = []string{
 	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/kept", "internal/cgroup",
 	"internal/ctl",
 	"internal/shm", "umem", "remote", "nldev", "rdmacm/ucma", "service", "uverbs", "supervisor",
 }
 
-// These are the kinds of generated mutants.
+// The following constants are the kinds of generated mutants.
 const (
-	identityKind = "identity" // an identity check that always passes
-	userKind     = "user"     // a comparison of users that reports them equal
-	boundKind    = "bound"    // a limit that is never reached
-	refusalKind  = "refusal"  // a refusal that never happens
+	identityKind = "identity" // makes an identity check always pass
+	userKind     = "user"     // makes a comparison of users report equality
+	boundKind    = "bound"    // removes a limit
+	refusalKind  = "refusal"  // removes a refusal
 )
 
-// passing lists the checks by name, with the result with which they pass. Checks of type error pass with nil. A name
-// with a package is a check only as a method or a field of that package.
+// passing maps the names of checks to the result that means success. Checks whose result is an error report success
+// by nil. A name with a package stands only for a method or a field of that package.
 var passing = map[string]bool{
-	// The identity of a process or a thread.
+	// the identity of a process or a thread
 	"alive": true, "has": true, "runs": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false,
 	"gone": false, "Left": false,
 	"inOwnUserNamespace": true, "elsewhere": false, "sharesFiles": true,
-	// The identity of a file.
+	// the identity of a file
 	"isFile": true, "sameFileAt": true, "named": true, "isProcPath": true, "isDirectory": true, "isVirtual": true,
 	"mayBeVirtual": true, "isVerbs": true,
 	// Rights.
@@ -54,7 +55,7 @@ var passing = map[string]bool{
 	"rights.beginReceiving": true,
 }
 
-// errorChecks lists the checks that return only an error. The charging ones are bounds.
+// errorChecks lists the checks that return only an error. Checks that charge a quota are bounds.
 var errorChecks = map[string]string{
 	"prove": identityKind, "stillTrapped": identityKind, "descends": identityKind,
 	"IsProcMem": identityKind, "IsProcMaps": identityKind, "isProc": identityKind, "ordinary": identityKind,
@@ -66,7 +67,7 @@ var errorChecks = map[string]string{
 	"Take":        boundKind, "take": boundKind,
 }
 
-// refusing matches the errors of package supervisor and others that refuse without naming an errno.
+// refusing matches errors that refuse an operation without an errno, in package supervisor and others.
 var refusing = regexp.MustCompile(`^(err|Err)[A-Z]`)
 
 // limiting matches the names of limits.
@@ -77,7 +78,7 @@ var limiting = regexp.MustCompile(
 var aUser = regexp.MustCompile(
 	`^(uid|UID|Uid|user|User|owner|opener|Owner|ServiceUser|effective|real|Geteuid|Getuid|Container)$|(UID|Uid|User)$`)
 
-// aRight matches the names of fields with rights.
+// aRight matches the names of fields that hold rights.
 var aRight = regexp.MustCompile(`Capability$|^(manages|Manager|Anonymous)$`)
 
 // aFile matches the names of fields that identify a file.
@@ -89,8 +90,8 @@ type edit struct {
 	text     string
 }
 
-// generate derives the mutants of packages from their source, in the order of the source. root is the directory of the
-// module. collect collects the mutants of a function.
+// generate derives the mutants of packages from their source, in the order of the source. root is the directory of
+// the module. collect collects the mutants of one function.
 func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl)) ([]mutant, error) {
 	patterns := make([]string, len(dirs))
 	for i, d := range dirs {
@@ -113,7 +114,7 @@ func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl
 			return nil, p.Errors[0]
 		}
 		if len(p.GoFiles) == 0 {
-			return nil, fmt.Errorf("%s has no files", p.PkgPath)
+			return nil, fmt.Errorf("generate mutants: package %s has no files", p.PkgPath)
 		}
 		rel, err := filepath.Rel(root, filepath.Dir(p.GoFiles[0]))
 		if err != nil {
@@ -125,7 +126,7 @@ func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl
 	for _, d := range dirs {
 		p := byDir[d]
 		if p == nil {
-			return nil, fmt.Errorf("no package in %s", d)
+			return nil, fmt.Errorf("generate mutants: %s contains no package", d)
 		}
 		for _, f := range p.Syntax {
 			g := &generator{info: p.TypesInfo, fset: p.Fset, path: p.Fset.Position(f.Pos()).Filename}
@@ -143,7 +144,7 @@ func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl
 		}
 	}
 	if len(all) == 0 {
-		return nil, errors.New("no mutants result")
+		return nil, errors.New("generate mutants: got no mutants")
 	}
 	return all, nil
 }
@@ -153,17 +154,17 @@ type generator struct {
 	info   *types.Info
 	fset   *token.FileSet
 	path   string
-	file   string // as in the names of mutants
+	file   string // the path in the names of mutants
 	source []byte
 
-	name    string         // name of the function
-	counts  map[string]int // numbers of its mutants by kind
+	name    string         // the name of the function
+	counts  map[string]int // the number of mutants of the function, by kind
 	forced  map[ast.Expr]bool
-	called  map[ast.Expr]bool // functions of calls
+	called  map[ast.Expr]bool // the function expressions of calls
 	mutants []mutant
 }
 
-// begin starts a function.
+// begin starts the collection for a function.
 func (g *generator) begin(fn *ast.FuncDecl) {
 	g.name, g.counts, g.forced, g.called = fn.Name.Name, map[string]int{}, map[ast.Expr]bool{}, map[ast.Expr]bool{}
 	if fn.Recv != nil && len(fn.Recv.List) == 1 {
@@ -180,9 +181,9 @@ func (g *generator) begin(fn *ast.FuncDecl) {
 	}
 }
 
-// checks collects the mutants of the checks in a function and in its function literals.
+// checks collects the mutants of the checks in a function, including its function literals.
 func (g *generator) checks(fn *ast.FuncDecl) {
-	var loops []ast.Expr // conditions of loops: a bound that is never reached would only make the test hang
+	var loops []ast.Expr // conditions of loops get no mutant of a bound, because the test would then hang
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.ForStmt:
@@ -201,7 +202,7 @@ func (g *generator) checks(fn *ast.FuncDecl) {
 		}
 		return true
 	})
-	// This runs last, so that a refusal for a single reason with a mutant gets no second mutant.
+	// Refusals are collected last, so that a refusal with a single reason that has a mutant gets no second mutant.
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.IfStmt:
@@ -242,7 +243,7 @@ func (g *generator) replace(kind string, from, to int, text string) {
 	})
 }
 
-// force adds a mutant in which a condition always has the given value. The condition is still evaluated.
+// force adds a mutant in which the result of a condition is constant. The mutant still evaluates the condition.
 func (g *generator) force(kind string, x ast.Expr, value bool) {
 	if _, done := g.forced[x]; done {
 		return
@@ -271,7 +272,7 @@ func (g *generator) call(c *ast.CallExpr) {
 	}
 }
 
-// ofPackage reports whether a function is called with the name of its package, such as slices.Contains.
+// ofPackage reports whether a call names a function together with its package, as in slices.Contains.
 func (g *generator) ofPackage(f ast.Expr) bool {
 	s, ok := f.(*ast.SelectorExpr)
 	if !ok {
@@ -285,7 +286,7 @@ func (g *generator) ofPackage(f ast.Expr) bool {
 	return ok
 }
 
-// passes returns the result with which a check passes, and reports whether a function or a field is a check.
+// passes returns the result that means success, and reports whether a function or a field is a check.
 func (g *generator) passes(f ast.Expr) (value, ok bool) {
 	if value, ok = passing[lastName(f)]; ok {
 		return value, true
@@ -301,8 +302,8 @@ func (g *generator) passes(f ast.Expr) (value, ok bool) {
 	return false, false
 }
 
-// field adds the mutant for a read of a field that holds a right of its owner, and for a check that is passed as a
-// function.
+// field adds the mutant for a read of a field that holds a right of its owner, and for a check that is an argument
+// of a function.
 func (g *generator) field(s *ast.SelectorExpr) {
 	value, ok := g.passes(s)
 	if !ok {
@@ -323,10 +324,10 @@ func (g *generator) field(s *ast.SelectorExpr) {
 	}
 }
 
-// assigned reports whether a field is on the left side of an assignment, judging by the text after it.
+// assigned reports whether a field is on the left side of an assignment. It examines only the text after the field.
 func (g *generator) assigned(s *ast.SelectorExpr) bool {
 	rest := strings.TrimLeft(string(g.source[g.fset.Position(s.End()).Offset:]), " ")
-	if strings.HasPrefix(rest, ",") { // one of several operands
+	if strings.HasPrefix(rest, ",") { // the field is one of several operands
 		line, _, _ := strings.Cut(rest, "\n")
 		return strings.Contains(line, " = ")
 	}
@@ -351,7 +352,7 @@ func (g *generator) comparison(b *ast.BinaryExpr) {
 		if !isInteger(g.info.TypeOf(b.X)) || !isInteger(g.info.TypeOf(b.Y)) {
 			return
 		}
-		exceeds := b.Op == token.GTR || b.Op == token.GEQ // if the limit is on the right side
+		exceeds := b.Op == token.GTR || b.Op == token.GEQ // for a limit on the right side
 		switch {
 		case g.limit(b.Y):
 			g.force(boundKind, b, !exceeds)
@@ -389,15 +390,15 @@ func (g *generator) files(x, y ast.Expr) bool {
 	return false
 }
 
-// isDifference reports whether an expression is a difference of sets, such as the capabilities that a process lacks. If
-// it is 0, none is missing.
+// isDifference reports whether an expression is a difference of sets. An example is the set of capabilities that a
+// process lacks. A difference of 0 means that no element is missing.
 func isDifference(x ast.Expr) bool {
 	b, ok := x.(*ast.BinaryExpr)
 	return ok && b.Op == token.AND_NOT
 }
 
-// limit reports whether an expression is a limit: a constant other than 0 and 1, or an expression with the name of a
-// limit.
+// limit reports whether an expression is a limit. A limit is a constant other than 0 and 1, or an expression with
+// the name of a limit.
 func (g *generator) limit(x ast.Expr) bool {
 	if l, ok := x.(*ast.BasicLit); ok && l.Kind == token.CHAR {
 		return false
@@ -420,7 +421,7 @@ func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
 	if len(body) == 0 || !g.refuses(body[len(body)-1]) {
 		return
 	}
-	x, want := cond, false // the value of x at which the condition is false
+	x, want := cond, false // the value of x for which the condition is false
 	for {
 		if p, ok := x.(*ast.ParenExpr); ok {
 			x = p.X
@@ -435,7 +436,7 @@ func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
 	}
 	if b, ok := x.(*ast.BinaryExpr); ok && b.Op == token.NEQ && isNil(b.Y) && isError(g.info.TypeOf(b.X)) &&
 		g.passesOn(body[len(body)-1], b.X) {
-		return // the returned error comes from another function
+		return // the returned error comes from another function, so the condition is no refusal
 	}
 	if translates(x) {
 		return
@@ -443,7 +444,8 @@ func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
 	g.force(refusalKind, cond, false)
 }
 
-// translates reports whether a condition compares an error with a certain error, for which another error is returned.
+// translates reports whether a condition compares an error with a certain error, and the statement then returns
+// another error.
 func translates(x ast.Expr) bool {
 	switch x := x.(type) {
 	case *ast.ParenExpr:
@@ -511,7 +513,8 @@ func (g *generator) refuses(s ast.Stmt) bool {
 	return found
 }
 
-// nameOf returns the last name of an expression. For a conversion it returns the last name of the operand.
+// nameOf returns the last identifier of an expression. For a conversion nameOf returns the last identifier of the
+// operand.
 func (g *generator) nameOf(x ast.Expr) string {
 	if c, ok := x.(*ast.CallExpr); ok && len(c.Args) == 1 && g.info.Types[c.Fun].IsType() {
 		return g.nameOf(c.Args[0])

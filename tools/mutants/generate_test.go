@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestGenerate checks the places of a file that become mutants, their names and their text.
+// TestGenerate tests that generate finds the places of a file for mutants, and checks the names and the text of the
+// mutants.
 func TestGenerate(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -118,14 +119,15 @@ func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 	}
 	if s, err := got[1].apply(string(source)); err != nil ||
 		!strings.Contains(s, "if (f.uid != uid && false) || !f.alive() {") {
-		t.Errorf("apply: got %v and\n%s", err, s)
+		t.Errorf("apply the second mutant: got error %v and source\n%s", err, s)
 	}
 	if _, err := got[1].apply("x" + string(source)); err == nil {
 		t.Error("apply to a source that has changed: got success, want an error")
 	}
 }
 
-// TestUnseen checks that the mutants of unseen.txt exist, and that there are enough others.
+// TestUnseen tests that the mutants of unseen.txt exist, and that at least 200 generated mutants are not in
+// unseen.txt.
 func TestUnseen(t *testing.T) {
 	all, err := generate("../..", guarded, (*generator).checks)
 	if err != nil {
@@ -134,7 +136,7 @@ func TestUnseen(t *testing.T) {
 	names := map[string]bool{}
 	for i := range all {
 		if names[all[i].name] {
-			t.Errorf("two mutants %s", &all[i])
+			t.Errorf("generate: got two mutants with the name %s", &all[i])
 		}
 		names[all[i].name] = true
 	}
@@ -143,7 +145,7 @@ func TestUnseen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(all) - len(unseen); n < 200 {
-		t.Errorf("got %d generated mutants, %d of them in unseen.txt, want 200 others", len(all), len(unseen))
+		t.Errorf("generate: got %d mutants, %d of them in unseen.txt, want at least 200 others", len(all), len(unseen))
 	}
 	bad := filepath.Join(t.TempDir(), "unseen.txt")
 	for _, text := range []string{"p.go:f:bound:1 equivalent", all[0].name + "\n",

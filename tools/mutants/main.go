@@ -1,22 +1,24 @@
-// Command mutants introduces one defect at a time into the code, and checks that the unit tests of the package detect
-// it:
+// Command mutants introduces one defect at a time into the code, and checks that the unit tests of the package
+// detect the defect:
 //
 //	bin/mutants [-run REGEXP] [-limit DURATION]
 //	bin/mutants -drivers [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-list]
 //	bin/mutants -generated [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-e2e REGEXP] [-list]
 //
-// The file with the defect replaces the original by an overlay, and the tree stays unchanged. A mutant is noticed if a
-// test fails. It is not noticed if a test hangs or if the code does not compile. The place of each mutant must exist
-// exactly once. The exit code is 1 unless all mutants are noticed.
+// An overlay of the go command replaces the original file by the file with the defect. The working tree does not
+// change. A mutant is detected if a test fails. A mutant is not detected if a test hangs or if the code does not
+// compile. The source must contain the place of each mutant exactly once. The exit code is 1 unless all mutants are
+// detected.
 //
-// The mutants come from a list (mutants.go). With -generated they are derived from the source of the packages that
-// isolate users from each other (generate.go): each check of an identity, each comparison of users, each limit and each
-// refusal. A generated mutant that does not compile is not counted. unseen.txt lists the mutants that no unit test can
-// notice, with the reasons; they are omitted. With -drivers, defects of all kinds are derived from the source of the
-// drivers (anywhere.go). The contract suite with its reference model, or else the driver's own tests, must notice them.
-// Tests that do not end have noticed the defect.
+// The mutants come from a list (mutants.go). With -generated the command derives the mutants from the source of the
+// packages that isolate users from each other (generate.go). It places a mutant at each check of an identity, each
+// comparison of users, each limit and each refusal. A generated mutant that does not compile is not counted.
+// unseen.txt lists the mutants that no unit test can detect, with the reasons. The command omits these mutants.
+// With -drivers the command derives defects of all kinds from the source of the drivers (anywhere.go). The contract
+// suite with its reference model, or else the driver's own tests, must detect these defects. For these defects, a
+// test that hangs counts as a detection.
 //
-// With -e2e, mutants that unit tests do not notice are also tested by the matching end-to-end tests, as root.
+// With -e2e, the matching end-to-end tests run as root with each mutant that the unit tests do not detect.
 package main
 
 import (
@@ -37,10 +39,10 @@ import (
 	"time"
 )
 
-// listed is a mutant of mutants.go. listed replaces the text from in file by the text to.
+// listed is a mutant of mutants.go. It replaces the text from in a file by the text to.
 type listed struct {
 	name string
-	file string // the tests of its folder's package must notice the mutant
+	file string // the tests of the package in the file's folder must detect the mutant
 	from string
 	to   string
 }
@@ -56,15 +58,18 @@ func (m *listed) apply(source string) (string, error) {
 // mutant is a listed or generated defect.
 type mutant struct {
 	listed
-	edit  *edit   // for a generated mutant; its text may occur several times
-	tests []tests // run in order until one notices the mutant; nil: the tests of its package
+	// edit is the change of a generated mutant, and nil for a listed one. The replaced text may occur several times.
+	edit *edit
+	// tests lists tests that run in this order until one detects the mutant. If tests is nil, the tests of the
+	// mutant's package run.
+	tests []tests
 }
 
-// tests selects the tests that must notice a mutant.
+// tests selects the tests that must detect a mutant.
 type tests struct {
 	pkg   string
-	run   string // pattern of names; "": all
-	short bool   // run with -short
+	run   string // pattern of the names of the tests; "" selects all
+	short bool   // run the tests with -short
 }
 
 func (m *mutant) suites() []tests {
@@ -74,7 +79,7 @@ func (m *mutant) suites() []tests {
 	return []tests{{pkg: filepath.Dir(m.file)}}
 }
 
-// String returns the name with the file. The name of a generated mutant begins with the file.
+// String returns the name of the mutant with its file. The name of a generated mutant begins with the file.
 func (m *mutant) String() string {
 	if m.edit != nil {
 		return m.name
@@ -86,14 +91,14 @@ func main() {
 	var r runner
 	generated := flag.Bool("generated", false, "derive the mutants from the source")
 	ofDrivers := flag.Bool("drivers", false, "derive the mutants from the source of the drivers, for the contract suite")
-	list := flag.Bool("list", false, "print the mutants, and run none")
-	run := flag.String("run", ".", "only mutants whose name or file matches")
-	sample := flag.Int("sample", 0, "number of mutants, chosen at random (0: all)")
-	seed := flag.Uint64("seed", 1, "seed of the random choice of -sample")
-	budget := flag.Duration("budget", 0, "begin no mutant after this time (0: no bound)")
-	flag.DurationVar(&r.limit, "limit", 90*time.Second, "for the tests of one mutant")
-	flag.StringVar(&r.e2e, "e2e", "", "end-to-end tests for mutants that unit tests do not notice")
-	parallel := flag.Int("parallel", 2, "mutants at a time, of different packages")
+	list := flag.Bool("list", false, "print the mutants, and do not run them")
+	run := flag.String("run", ".", "select the mutants whose name or file matches this `pattern`")
+	sample := flag.Int("sample", 0, "run this `number` of mutants, chosen at random (0 means all)")
+	seed := flag.Uint64("seed", 1, "`seed` of the random choice of -sample")
+	budget := flag.Duration("budget", 0, "start no mutant after this `duration` (0 means no limit)")
+	flag.DurationVar(&r.limit, "limit", 90*time.Second, "maximum `duration` of the tests of one mutant")
+	flag.StringVar(&r.e2e, "e2e", "", "`pattern` of the end-to-end tests for mutants that unit tests do not detect")
+	parallel := flag.Int("parallel", 2, "`number` of mutants, of different packages, that run concurrently")
 	flag.Parse()
 	re, err := regexp.Compile(*run)
 	if err != nil {
@@ -135,12 +140,12 @@ func main() {
 	}
 	r.healthy = map[tests]*health{}
 	r.run(all, unseen, *parallel, *budget)
-	fmt.Printf("%d mutants, %d not noticed", r.noticed+r.missed, r.missed)
+	fmt.Printf("%d mutants, %d not detected", r.detected+r.missed, r.missed)
 	if *generated || *ofDrivers {
-		fmt.Printf(", %d of unseen.txt, %d that do not compile, %d not begun", r.unseen, r.invalid, r.left)
+		fmt.Printf(", %d in unseen.txt, %d that do not compile, %d not started", r.unseen, r.invalid, r.left)
 	}
 	fmt.Println()
-	if r.missed > 0 || r.noticed == 0 {
+	if r.missed > 0 || r.detected == 0 {
 		os.Exit(1)
 	}
 }
@@ -150,7 +155,8 @@ func usage(err error) {
 	os.Exit(2)
 }
 
-// choose returns the matching mutants, or n of them in the order of the list.
+// choose returns the matching mutants in the order of the list. With a sample size n, it returns n of them, chosen
+// at random.
 func choose(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
 	var list []mutant
 	for _, m := range all {
@@ -170,8 +176,8 @@ func choose(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
 	return few
 }
 
-// readUnseen reads the mutants that no unit test can notice: lines with a name and a reason. Each name must be the name
-// of a mutant.
+// readUnseen reads the mutants that no unit test can detect. Each line of the file has a name and a reason. Each
+// name must be the name of a mutant.
 func readUnseen(path string, all []mutant) (map[string]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -192,7 +198,7 @@ func readUnseen(path string, all []mutant) (map[string]string, error) {
 		case reason == "":
 			return nil, fmt.Errorf("%s: mutant %s has no reason", path, name)
 		case !names[name]:
-			return nil, fmt.Errorf("%s: there is no mutant %s", path, name)
+			return nil, fmt.Errorf("%s: mutant %s does not exist", path, name)
 		case reasons[name] != "":
 			return nil, fmt.Errorf("%s: mutant %s is listed twice", path, name)
 		}
@@ -201,8 +207,8 @@ func readUnseen(path string, all []mutant) (map[string]string, error) {
 	return reasons, nil
 }
 
-// runner runs mutants, several at a time. The tests of one package run one at a time, since they may use the same
-// resources.
+// runner runs several mutants concurrently. The tests of one package do not run concurrently, because they may use
+// the same resources.
 type runner struct {
 	limit time.Duration
 	e2e   string
@@ -211,12 +217,12 @@ type runner struct {
 	healthy map[tests]*health
 	e2eMu   sync.Mutex
 
-	noticed, missed, unseen, invalid, left int
+	detected, missed, unseen, invalid, left int
 }
 
 // health holds the result of a package's tests without a mutant.
 type health struct {
-	mu   sync.Mutex // held while tests run
+	mu   sync.Mutex // locked while the tests of the package run
 	once sync.Once
 	err  error
 	took time.Duration
@@ -267,18 +273,18 @@ func (r *runner) one(m *mutant) {
 	defer r.mu.Unlock()
 	switch {
 	case err == nil:
-		r.noticed++
+		r.detected++
 	case m.edit != nil && errors.Is(err, errBuild):
 		r.invalid++
 		how = "does not compile"
 	default:
 		r.missed++
-		how = "NOT NOTICED: " + err.Error()
+		how = "NOT DETECTED: " + err.Error()
 	}
 	fmt.Printf("%-70s %5.1fs  %s\n", m, time.Since(began).Seconds(), how)
 }
 
-// health runs the tests without a mutant, once.
+// health runs the tests once without a mutant.
 func (r *runner) health(suite tests) *health {
 	r.mu.Lock()
 	h := r.healthy[suite]
@@ -288,20 +294,20 @@ func (r *runner) health(suite tests) *health {
 	}
 	r.mu.Unlock()
 	h.once.Do(func() {
-		for range 2 { // on a busy machine a test fails occasionally
+		for range 2 { // on a busy machine a test fails occasionally, so failing tests run a second time
 			began := time.Now()
 			var out string
 			if out, h.err = suite.do(nil, r.limit, &h.mu); h.err == nil {
 				h.took = time.Since(began)
 				break
 			}
-			h.err = fmt.Errorf("%s: %w", noticed(out), h.err)
+			h.err = fmt.Errorf("%s: %w", failedTest(out), h.err)
 		}
 	})
 	return h
 }
 
-// try runs the tests with a mutant, and returns the name of the test that noticed it.
+// try runs the tests with a mutant, and returns the name of the test that detected the mutant.
 func (m *mutant) try(s tests, h *health, limit time.Duration) (how string, err error) {
 	if h.err != nil {
 		return "", fmt.Errorf("the tests of %s fail without a mutant: %w", s.pkg, h.err)
@@ -322,10 +328,11 @@ func (m *mutant) try(s tests, h *health, limit time.Duration) (how string, err e
 	case errors.Is(err, errHangs), errors.Is(err, errBuild):
 		return "", err
 	}
-	return noticed(out), nil
+	return failedTest(out), nil
 }
 
-// endToEnd runs end-to-end tests with a mutant that unit tests did not notice, for the reason missed.
+// endToEnd runs end-to-end tests with a mutant that unit tests did not detect. missed is the reason why they did
+// not.
 func (m *mutant) endToEnd(tests string, missed error) (how string, err error) {
 	broken, err := m.broken()
 	if err != nil {
@@ -351,7 +358,7 @@ func (m *mutant) endToEnd(tests string, missed error) (how string, err error) {
 	case errors.Is(err, errBuild):
 		return "", err
 	}
-	return "e2e: " + noticed(string(out)), nil
+	return "e2e: " + failedTest(string(out)), nil
 }
 
 // broken returns the contents of the mutant's file with the defect.
@@ -376,12 +383,12 @@ func (m *mutant) apply(source string) (string, error) {
 }
 
 var (
-	errPass  = errors.New("the tests pass")
-	errHangs = errors.New("the tests hang")
-	errBuild = errors.New("it does not compile")
+	errPass  = errors.New("no test fails")
+	errHangs = errors.New("the tests do not end")
+	errBuild = errors.New("the code does not compile")
 )
 
-// test calls f with an overlay that replaces the contents of files. dir is a temporary directory that f may also use.
+// test replaces the contents of files by an overlay and calls f. dir is a temporary directory that f may also use.
 func test(replace map[string]string, f func(dir, overlay string) error) error {
 	dir, err := os.MkdirTemp("", "verbena-mutant-")
 	if err != nil {
@@ -407,19 +414,21 @@ func test(replace map[string]string, f func(dir, overlay string) error) error {
 	if err := os.WriteFile(path, list, 0o644); err != nil {
 		return err
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // tests run their binary as other users
+	// Some tests run their binary as another user, who must be able to read the directory.
+	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
 	return f(dir, path)
 }
 
-// do runs the tests with replaced contents of files. do builds the tests before it locks running.
+// do runs the tests with replaced contents of files. It builds the tests before it locks running.
 func (t tests) do(replace map[string]string, limit time.Duration, running *sync.Mutex) (out string, err error) {
 	err = test(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")
 		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, ".")
-		build.Dir = t.pkg // which may belong to another module
-		// Some tests need a binary without cgo. They run this one, or else build another one, without the mutant.
+		build.Dir = t.pkg // the package may belong to another module
+		// Some tests need a test binary without cgo. With CGO_ENABLED=0 these tests use this binary, which contains the
+		// mutant. Otherwise they would build another binary, without the mutant.
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if b, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", errBuild, b)
@@ -430,8 +439,9 @@ func (t tests) do(replace map[string]string, limit time.Duration, running *sync.
 		defer cancel()
 		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run, fmt.Sprintf("-test.short=%v", t.short))
 		c.Dir = t.pkg
-		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests would save failing cases in the tree
-		// The signal also kills the processes started by the tests.
+		// Without RAPID_NOFAILFILE, failing property tests would save their cases in the working tree.
+		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true")
+		// The signal also ends the processes that the tests have started.
 		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 		c.WaitDelay = time.Second
@@ -441,15 +451,15 @@ func (t tests) do(replace map[string]string, limit time.Duration, running *sync.
 			_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 		}
 		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: no end after %v", errHangs, limit)
+			err = fmt.Errorf("%w: the tests still run after %v", errHangs, limit)
 		}
 		return err
 	})
 	return out, err
 }
 
-// noticed returns the name of the failed test in the output.
-func noticed(out string) string {
+// failedTest returns the name of the failed test in the output.
+func failedTest(out string) string {
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "--- FAIL: ") || strings.HasPrefix(line, "panic: ") ||

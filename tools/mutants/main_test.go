@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestPlaces tests that the place of every mutant exists in the code. A change that moves a place must update the
-// mutant.
+// TestPlaces tests that the code contains the place of every mutant. A change that moves a place must also change
+// the mutant.
 func TestPlaces(t *testing.T) {
 	const root = "../.."
 	names := map[string]bool{}
@@ -25,20 +25,20 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("%s: %v", m.name, err)
 		}
 		if key := m.file + m.name; names[key] {
-			t.Errorf("two mutants %s", key)
+			t.Errorf("mutants: got two mutants with the name %s", key)
 		} else {
 			names[key] = true
 		}
 	}
 	if len(mutants) < 40 {
-		t.Errorf("%d mutants, want at least 40", len(mutants))
+		t.Errorf("mutants: got %d mutants, want at least 40", len(mutants))
 	}
 }
 
 func TestApply(t *testing.T) {
 	m := listed{file: "x.go", from: "a < b", to: "a <= b"}
 	if got, err := m.apply("if a < b {"); err != nil || got != "if a <= b {" {
-		t.Errorf("apply: got %q, %v", got, err)
+		t.Errorf("apply: got %q and error %v, want the replaced text and no error", got, err)
 	}
 	for _, source := range []string{"", "if a < b || a < b {"} {
 		if got, err := m.apply(source); err == nil {
@@ -47,20 +47,20 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestLeavesTree tests that a property test that notices a mutant saves no file in the tree.
+// TestLeavesTree tests that a property test that detects a mutant saves no file in the working tree.
 func TestLeavesTree(t *testing.T) {
 	t.Chdir("../..")
 	const file = "internal/timeq/timeq.go"
 	i := slices.IndexFunc(mutants, func(m listed) bool { return m.file == file })
 	if i < 0 {
-		t.Fatalf("no mutant of %s", file)
+		t.Fatalf("mutants: got no mutant of %s", file)
 	}
 	m := mutant{listed: mutants[i]}
 	how, err := m.try(m.suites()[0], &health{}, time.Minute)
 	if err != nil || !strings.HasPrefix(how, "TestQueue") {
-		t.Errorf("try: got %q, %v, want TestQueue to fail", how, err)
+		t.Errorf("try: got test %q and error %v, want a failure of TestQueue", how, err)
 	}
 	if left, _ := filepath.Glob("internal/timeq/testdata/rapid/*/*"); len(left) > 0 {
-		t.Errorf("try has left %q", left)
+		t.Errorf("files after try: got %q, want none", left)
 	}
 }

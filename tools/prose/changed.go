@@ -17,7 +17,7 @@ var (
 // part is a range of changed lines.
 type part struct{ first, last int }
 
-// changes returns the changed lines of files since a revision.
+// changes returns the lines of files that have changed since a revision.
 func changes(root, revision string) (map[string][]part, error) {
 	out, err := exec.Command("git", "-C", root, "diff", "--no-color", "--no-ext-diff", "--src-prefix=a/",
 		"--dst-prefix=b/", "--relative", "-U0", revision, "--").Output()
@@ -34,7 +34,7 @@ func changes(root, revision string) (map[string][]part, error) {
 			first, _ := strconv.Atoi(m[1])
 			number, err := strconv.Atoi(m[2])
 			if err != nil {
-				number = 1 // git leaves out a length of one
+				number = 1 // git omits a length of 1
 			}
 			changed[file] = append(changed[file], part{first, first + number - 1})
 		}

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxSubject is the greatest width of the subject of a commit.
+// maxSubject is the maximum number of columns of the subject of a commit.
 const maxSubject = 72
 
 var (
@@ -18,13 +18,13 @@ var (
 	reverted = regexp.MustCompile(`^(Revert|Reapply) "`)
 )
 
-// notImperative are words that no imperative sentence begins with, and whose ending does not show it.
+// notImperative lists words that cannot begin an imperative sentence although their endings do not show this.
 var notImperative = set(`
 	made kept gave took found ran wrote did was were is are has had left lost told sent held built bought brought chose
 	broke drew fell forgot got grew hid knew meant met paid rose said saw sold spoke stood taught thought threw won
 	a an the this that these those it its no not some more fewer less better new now also does goes when if`)
 
-// imperatives are verbs in the imperative whose ending looks like that of another form.
+// imperatives lists verbs in the imperative that have the ending of another form.
 var imperatives = set(`
 	need feed seed speed exceed proceed succeed embed shed bleed breed heed weed
 	pass focus process address discuss access bypass suppress compress guess miss press dismiss express toss cross bias
@@ -42,7 +42,7 @@ func isImperative(w string) bool {
 	return !strings.HasSuffix(w, "ed") && !strings.HasSuffix(w, "s") && !strings.HasSuffix(w, "ing")
 }
 
-// commits checks the messages of a range of revisions.
+// commits checks the messages of the commits in a range of revisions.
 func commits(root, revisions string) ([]finding, error) {
 	var stderr bytes.Buffer
 	cmd := exec.Command("git", "-C", root, "log", "--no-merges", "--format=%h%n%B%x00", revisions, "--")
@@ -95,7 +95,7 @@ func checkSubject(name, line string) []finding {
 	return append(found, sentences(name, &text{kind: message, line: 1, rows: []string{text0}})...)
 }
 
-// bodyTexts returns the paragraphs of the body of a message, without trailers and indented lines.
+// bodyTexts returns the paragraphs of the body of a message. It omits trailers and indented lines.
 func bodyTexts(body string) []text {
 	var m markdown
 	for i, line := range strings.Split(body, "\n") {

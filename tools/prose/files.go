@@ -13,7 +13,7 @@ import (
 	"sync"
 )
 
-// tracked returns the files of the repository that are checked, below its root.
+// tracked returns the checked files of the repository, with paths relative to its root.
 func tracked(root string) ([]string, error) {
 	out, err := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
 	if err != nil {
@@ -28,12 +28,12 @@ func tracked(root string) ([]string, error) {
 	return files, nil
 }
 
-// isPage reports whether a file of the repository is a Go file or a page for people.
+// isPage reports whether a file of the repository is a Go file or a checked Markdown page.
 func isPage(name string) bool {
 	return !strings.HasSuffix(name, ".md") || strings.HasPrefix(name, "docs/") || !strings.Contains(name, "/")
 }
 
-// below returns the files below a folder that are checked, or the file itself.
+// below returns the checked files below a folder. If the path is a file, below returns the file itself.
 func below(folder string) ([]string, error) {
 	var files []string
 	err := filepath.WalkDir(folder, func(name string, entry fs.DirEntry, err error) error {
@@ -45,10 +45,10 @@ func below(folder string) ([]string, error) {
 	return files, err
 }
 
-// unchecked are the names of folders whose files are not checked.
+// unchecked lists the names of folders whose files are not checked.
 var unchecked = set("testdata results vendor")
 
-// isChecked reports whether a file is a Go file or a page, outside of the folders that are not checked.
+// isChecked reports whether a file is a Go file or a page, and is not in a folder of unchecked.
 func isChecked(name string) bool {
 	if slices.ContainsFunc(strings.Split(path.Dir(name), "/"), func(f string) bool { return unchecked[f] }) {
 		return false
@@ -61,7 +61,7 @@ type finding struct {
 	file    string
 	line    int
 	rule    string
-	text    string // the words that are refused
+	text    string // words that violate the rule
 	instead string
 }
 
@@ -75,7 +75,7 @@ type result struct {
 	sentences int
 }
 
-// checker checks files, on several goroutines.
+// checker checks files concurrently on several goroutines.
 type checker struct {
 	root string
 
@@ -107,7 +107,7 @@ func check(root string, files []string) (result, error) {
 	return c.result, c.err
 }
 
-// byPlace compares findings by their file and line.
+// byPlace compares findings by file and line.
 func byPlace(a, b finding) int {
 	if a.file != b.file {
 		return strings.Compare(a.file, b.file)
@@ -122,7 +122,7 @@ func byPlace(a, b finding) int {
 func (c *checker) file(name string) {
 	content, err := os.ReadFile(filepath.Join(c.root, name))
 	if os.IsNotExist(err) {
-		return // removed, and still in the index of the repository
+		return // the file was removed, but is still in the index of the repository
 	}
 	var r result
 	var s *source
@@ -158,7 +158,7 @@ func checkSource(name string, content []byte, s *source) result {
 	return checkTexts(name, s.texts, goLines(name, content, s))
 }
 
-// checkTexts checks the sentences of texts, and adds other findings.
+// checkTexts checks the sentences of texts, and adds the other findings of the file.
 func checkTexts(name string, texts []text, others []finding) result {
 	r := result{findings: others}
 	for i := range texts {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// form finds a doc comment whose first words are not the name of the declaration and a verb.
+// form finds a doc comment that does not begin with the name of the declaration and a verb.
 func form(s *sentence) []span {
 	if !s.head || s.decl != function && s.decl != typeName || s.kind != comment {
 		return nil
@@ -29,13 +29,13 @@ func form(s *sentence) []span {
 
 var (
 	nouns = compileAll("is|are|was the|those|that|all|one|two", "has a|an|the")
-	// parts are nouns for functions themselves.
+	// parts lists nouns that stand for functions.
 	parts = compileAll("is|are the <x>? <x>? " +
 		"implementation|handler|callback|entrypoint|entry|body|part|inverse|function|main|loop|same|variant|version|step|state|opposite|counterpart|equivalent|method|" +
 		"handlers|callbacks|functions|methods")
 )
 
-// noun finds the comment of a function that has a noun in place of a verb.
+// noun finds the doc comment of a function that has a noun in the place of the verb.
 func noun(s *sentence) []span {
 	if !s.head || s.decl != function || s.kind != comment {
 		return nil
@@ -58,13 +58,13 @@ func (s *sentence) afterName() int {
 		i++
 	}
 	for i < len(s.words) && i < 2 && s.words[0].class == plain && !isNamed(s.words[i].text, s.name) {
-		i++ // The reader R is, or: Method M returns
+		i++ // as in "The reader R is" or "Method M returns"
 	}
 	if i == len(s.words) || !isNamed(s.words[i].text, s.name) {
 		return -1
 	}
 	i++
-	// Arguments and parentheses may follow: F(x) returns, F (and G) return.
+	// Arguments and parentheses may follow the name: "F(x) returns" and "F (and G) return".
 	for i < len(s.words) && strings.Contains("([", s.words[i].text) {
 		end := s.index(i, ")", "]")
 		if end < 0 {
@@ -83,7 +83,7 @@ var (
 // isAdverb reports whether a word can stand between a subject and its verb.
 func isAdverb(w string) bool { return adverbs[w] || strings.HasSuffix(w, "ly") }
 
-// isNamed reports whether a word is a name, a call of it, or a plural or a method of it.
+// isNamed reports whether a word is a given name, a call of it, its plural, or one of its methods.
 func isNamed(w, name string) bool {
 	if _, method, ok := strings.Cut(w, "."); ok && method == name {
 		return true
@@ -92,8 +92,8 @@ func isNamed(w, name string) bool {
 	return ok && (rest == "" || rest == "s" || rest == "'s" || strings.IndexByte("([./", rest[0]) >= 0)
 }
 
-// isPredicate reports whether a word can follow the name in a doc comment. It is a verb, or the beginning of a
-// parenthesis or of a list of names.
+// isPredicate reports whether a word can follow the name in a doc comment. The word is then a verb, or the
+// beginning of a parenthesis or of a list of names.
 func isPredicate(w *word) bool {
 	switch w.class {
 	case mark:
@@ -104,10 +104,10 @@ func isPredicate(w *word) bool {
 	return isVerb(w.low) || isConnective(w.low)
 }
 
-// isConnective reports whether a word joins names.
+// isConnective reports whether a word can join names.
 func isConnective(w string) bool { return w == "and" || w == "or" || w == "with" || w == "for" }
 
-// index returns the index of the first word from i on that is one of some words, or -1.
+// index returns the index of the first word at or after i that belongs to a set of words, or -1.
 func (s *sentence) index(i int, words ...string) int {
 	for ; i < len(s.words); i++ {
 		if slices.Contains(words, s.words[i].low) {

@@ -10,12 +10,12 @@ import (
 
 const (
 	maxColumns = 120
-	maxLiteral = 60 // columns of a string literal that is not worth breaking
+	maxLiteral = 60 // maximum length of a string literal that need not be broken
 )
 
-// tooLong returns the finding of a line that is too long. A line with a URL may be.
+// tooLong returns a finding if a line is too long. A line with a URL may be too long.
 func tooLong(file string, number int, line string) []finding {
-	columns := utf8.RuneCountInString(line) // a tab counts as one
+	columns := utf8.RuneCountInString(line) // a tab counts as one column
 	if columns <= maxColumns || strings.Contains(line, "://") {
 		return nil
 	}
@@ -23,7 +23,7 @@ func tooLong(file string, number int, line string) []finding {
 	return []finding{{file, number, "columns", text, "break the line at 120 columns"}}
 }
 
-// goLines returns the lines of a Go file that are too long, except those with long string literals.
+// goLines returns findings for the lines of a Go file that are too long. It omits lines with long string literals.
 func goLines(file string, content []byte, s *source) []finding {
 	literals := s.literalLines()
 	var found []finding
@@ -35,7 +35,7 @@ func goLines(file string, content []byte, s *source) []finding {
 	return found
 }
 
-// literalLines returns the lines on which long string literals lie, and raw strings of several lines.
+// literalLines returns the lines that contain long string literals or raw strings of several lines.
 func (s *source) literalLines() map[int]bool {
 	lines := map[int]bool{}
 	ast.Inspect(s.file, func(n ast.Node) bool {
@@ -51,7 +51,7 @@ func (s *source) literalLines() map[int]bool {
 	return lines
 }
 
-// pageLines returns the lines of the paragraphs of a page that are too long, except rows of tables.
+// pageLines returns findings for the lines of paragraphs of a page that are too long. It omits rows of tables.
 func pageLines(file string, content []byte, texts []text) []finding {
 	lines := strings.Split(string(content), "\n")
 	var found []finding
@@ -68,7 +68,7 @@ func pageLines(file string, content []byte, texts []text) []finding {
 	return found
 }
 
-// numbered returns an example of a sentence with n words.
+// numbered returns an example sentence with n words.
 func numbered(n int) string {
 	return strings.TrimSuffix(strings.Repeat("word ", n), " ")
 }

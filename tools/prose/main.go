@@ -1,4 +1,5 @@
-// Command prose checks the language of comments, pages, messages and names. It serves contributors, and make lint.
+// Command prose checks the language of comments, pages, messages and names. The command is for contributors, and
+// make lint runs it.
 //
 //	prose [-C folder]                 check the repository against tools/prose/todo.txt
 //	prose [-C folder] path ...        list all findings in files and folders
@@ -8,14 +9,16 @@
 //	prose [-C folder] -rates [path]   count the findings of each rule per 1,000 sentences
 //	prose -rules                      list the rules
 //
-// The command checks shapes of sentences and lists of words. It knows neither types nor the grammar, so a sentence that
-// passes can still be unclear. It leaves out testdata, generated files, code blocks, code spans and quotations.
+// The command compares sentences with patterns of words and with lists of words. The command knows neither types
+// nor grammar. Thus a sentence without findings can still be unclear. The command omits testdata, generated files,
+// code blocks, code spans and quotations.
 //
 // tools/prose/todo.txt lists the packages and pages that are not rewritten yet, with their numbers of findings. The
-// number of a package must not grow, and a package outside the list must have no finding. -update-todo only lowers
-// numbers. To generate the file again after a change of the rules or of a folder's name, remove it first.
+// number of findings of a package must not grow, and a package outside the list must have no finding. -update-todo
+// only lowers the numbers. To generate the file again after a change of the rules or of the name of a folder,
+// remove the file first.
 //
-// tools/prose/exceptions.txt lists findings that are right as they are, with the reason.
+// tools/prose/exceptions.txt lists findings that are permitted, each with the reason.
 package main
 
 import (
@@ -49,14 +52,14 @@ func main() {
 	}
 }
 
-// options are the options of the command.
+// options holds the options of the command.
 type options struct {
 	root, commits, since string
 	update, rates, rules bool
 	paths                []string
 }
 
-// run runs the command and reports whether no finding is left.
+// run runs the command and reports whether there are no findings.
 func run(o options, w io.Writer) (bool, error) {
 	switch {
 	case o.rules:
@@ -82,7 +85,7 @@ func run(o options, w io.Writer) (bool, error) {
 	return ratchet(o, r.findings, w)
 }
 
-// examine checks the paths of the options, or the repository.
+// examine checks the paths in the options, or else the whole repository.
 func examine(o options) (result, error) {
 	var files []string
 	for _, p := range o.paths {
@@ -119,7 +122,8 @@ func examine(o options) (result, error) {
 	return r, err
 }
 
-// ratchet compares the findings of the repository with the recorded numbers and reports whether none has grown.
+// ratchet compares the findings of the repository with the recorded numbers and reports whether no number has
+// grown.
 func ratchet(o options, findings []finding, w io.Writer) (bool, error) {
 	name := filepath.Join(o.root, todoFile)
 	recorded, err := readTodo(name)
@@ -150,7 +154,7 @@ func ratchet(o options, findings []finding, w io.Writer) (bool, error) {
 	return len(grown) == 0, nil
 }
 
-// list prints findings and reports whether there are none.
+// list prints findings and reports whether the list is empty.
 func list(w io.Writer, findings []finding) bool {
 	for _, f := range findings {
 		fmt.Fprintln(w, f)
@@ -158,7 +162,7 @@ func list(w io.Writer, findings []finding) bool {
 	return len(findings) == 0
 }
 
-// listRules prints the rules, each with its first examples.
+// listRules prints the rules, each with some of its examples.
 func listRules(w io.Writer) {
 	for _, r := range rules {
 		fmt.Fprintf(w, "%s: refuses %s; %s\n", r.name, r.refuses, r.instead)

@@ -18,12 +18,12 @@ var (
 type markdown struct {
 	texts   []text
 	current text
-	fence   string // the marker of the current code block
-	note    bool   // in an HTML comment of several lines
-	list    bool   // in a list, where paragraphs are indented
+	fence   string // marker that ends the current code block
+	note    bool   // whether the line is in an HTML comment of several lines
+	list    bool   // whether the line is in a list, where paragraphs are indented
 }
 
-// parseMarkdown returns the paragraphs of a page, without code blocks.
+// parseMarkdown returns the paragraphs of a page, without its code blocks.
 func parseMarkdown(content []byte) []text {
 	var m markdown
 	for i, line := range strings.Split(string(content), "\n") {
@@ -35,7 +35,7 @@ func parseMarkdown(content []byte) []text {
 	return m.texts
 }
 
-// skip reports whether a line is of a code block or of an HTML comment.
+// skip reports whether a line belongs to a code block or to an HTML comment.
 func (m *markdown) skip(line string) bool {
 	if marker := strings.TrimSpace(fence.FindString(line)); marker != "" || m.fence != "" {
 		m.end()
@@ -85,7 +85,7 @@ func (m *markdown) row(number int, line string) {
 	}
 }
 
-// one adds a paragraph of one line.
+// one adds a paragraph that consists of one line.
 func (m *markdown) one(number int, line string) {
 	m.end()
 	m.add(number, line)

@@ -11,8 +11,8 @@ import (
 	"unicode"
 )
 
-// members are names that belong to one type: its fields, its methods or its constants. A field and a method are not
-// compared, since a field closed beside a method Close is customary.
+// members lists names that belong to one type: its fields, its methods or its constants. The rule does not compare
+// a field with a method, because a field closed beside a method Close is customary.
 type members struct {
 	typ   string
 	names []member
@@ -26,7 +26,7 @@ type member struct {
 }
 
 // namer collects the members of the types of packages.
-type namer map[string]*members // by folder, package, type and sort of member
+type namer map[string]*members // keyed by folder, package, type and sort of member
 
 // add adds a member of a type.
 func (n namer) add(s *source, file, sort, typ string, id *ast.Ident) {
@@ -82,7 +82,7 @@ func (n namer) group(name string, s *source, d *ast.GenDecl) {
 			if d.Tok != token.CONST {
 				continue
 			}
-			// A constant without a value repeats the type of the one before.
+			// A constant without a value has the type of the previous constant.
 			if spec.Type != nil || len(spec.Values) > 0 {
 				typ = receiver(spec.Type)
 			}
@@ -111,10 +111,10 @@ func fieldsOf(e ast.Expr) []*ast.Ident {
 	return names
 }
 
-// findings returns the pairs of members of one type that are hard to tell apart.
+// findings returns the pairs of members of one type that are hard to distinguish.
 func (n namer) findings() []finding {
 	var found []finding
-	seen := map[string]bool{} // files for different systems may declare a type each
+	seen := map[string]bool{} // files for different systems may declare the same type
 	for _, m := range n {
 		for i, b := range m.names {
 			for _, a := range m.names[:i] {
@@ -129,8 +129,8 @@ func (n namer) findings() []finding {
 	return found
 }
 
-// areAlike reports whether two names differ by a letter, a tense or a plural alone. Their words are compared, so that
-// terms of the field may differ by a letter: AllocMR and AllocMW. Names of C structs are left alone.
+// areAlike reports whether two names differ only by a letter, a tense or a plural. areAlike compares the words of
+// the names, so that terms of the field may differ by a letter: AllocMR and AllocMW. Names of C structs are exempt.
 func areAlike(a, b string) bool {
 	if strings.Contains(a, "_") || strings.Contains(b, "_") || strings.EqualFold(a, b) {
 		return false
@@ -148,7 +148,7 @@ func areAlike(a, b string) bool {
 	return len(x) == 1 && areAlikeWords(strings.ToLower(x[0]), strings.ToLower(y[0]))
 }
 
-// camelWords splits a name before each capital letter that follows or precedes a small one.
+// camelWords splits a name before each capital letter that follows or precedes a small letter.
 func camelWords(name string) []string {
 	var words []string
 	begin := 0
@@ -167,10 +167,10 @@ func camelWords(name string) []string {
 // isCapital reports whether a character is a capital letter.
 func isCapital(c byte) bool { return c >= 'A' && c <= 'Z' }
 
-// areAlikeWords reports whether two words differ by a letter, a tense or a plural alone.
+// areAlikeWords reports whether two words differ only by a letter, a tense or a plural.
 func areAlikeWords(a, b string) bool {
 	if a == b+"f" || b == a+"f" || terms[a] && terms[b] {
-		return false // print and printf, or verbs of the specification
+		return false // as print and printf, or as verbs of the specification
 	}
 	if stem(a) == stem(b) {
 		return true
@@ -178,13 +178,13 @@ func areAlikeWords(a, b string) bool {
 	return len(a) >= minAlike && len(b) >= minAlike && differByLetter(a, b)
 }
 
-// minAlike is the length from which words must differ by more than a letter.
+// minAlike is the minimum length of words that areAlikeWords compares letter by letter.
 const minAlike = 5
 
-// terms are words of the field that differ by a letter.
+// terms lists words of the field that differ by a letter.
 var terms = set("dereg rereg")
 
-// stem removes an ending of a tense or of the plural.
+// stem removes the ending of a tense or of the plural.
 func stem(name string) string {
 	for _, ending := range []string{"ing", "ed", "s", "d"} {
 		if s, ok := strings.CutSuffix(name, ending); ok && len(s) >= 3 {
@@ -194,7 +194,7 @@ func stem(name string) string {
 	return name
 }
 
-// differByLetter reports whether two names differ by one letter that was replaced, added or removed.
+// differByLetter reports whether two names differ by one replaced, added or removed letter.
 func differByLetter(a, b string) bool {
 	if len(a) > len(b) {
 		a, b = b, a
@@ -215,7 +215,7 @@ func differByLetter(a, b string) bool {
 	return rest == b[i+1:] && !slices.ContainsFunc(changed, unicode.IsDigit)
 }
 
-// alikePair reports whether the two names of an example are too much alike.
+// alikePair reports whether the rule refuses the two names of an example.
 func alikePair(example string) bool {
 	a, b, _ := strings.Cut(example, " ")
 	return areAlike(a, b)

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// A pattern is a shape of consecutive words. Its source is a list of elements, separated by blanks:
+// pattern describes consecutive words of a sentence. The source of a pattern is a list of elements, separated by
+// blanks:
 //
 //	is|are      one of these words, punctuation marks or classes
 //	!that|,     any word or mark but these, or the end of the sentence
@@ -15,7 +16,7 @@ import (
 //	^doc        the beginning of the comment of a declaration
 type pattern struct {
 	elements []element
-	first    map[string]bool // the words that the pattern can begin with; nil for any
+	first    map[string]bool // the words with which the pattern can begin; nil means any word
 }
 
 // element is an element of a pattern.
@@ -24,12 +25,12 @@ type element struct {
 	classes  []func(*word) bool
 	not      bool
 	optional bool
-	begin    bool // the beginning of the sentence
-	doc      bool // the beginning of a doc comment
-	end      bool // the end of the sentence
+	begin    bool // matches the beginning of the sentence
+	doc      bool // matches the beginning of a doc comment
+	end      bool // matches the end of the sentence
 }
 
-// classes are the classes of words that patterns name.
+// classes maps the names of classes in patterns to functions that report whether a word is in the class.
 var classes = map[string]func(*word) bool{
 	"x":      func(w *word) bool { return w.class != mark },
 	"code":   func(w *word) bool { return w.class == code },
@@ -45,20 +46,20 @@ var classes = map[string]func(*word) bool{
 	"stop":   func(w *word) bool { return w.class == mark && strings.Contains(".,;:)", w.text) },
 }
 
-// isOwner reports whether a word is in the genitive, and not a contraction of a verb.
+// isOwner reports whether a word is a genitive, and not the contraction of a verb.
 func isOwner(w *word) bool {
 	return strings.HasSuffix(w.text, "'s") && !contractions[w.low] && !strings.Contains(w.text, "/")
 }
 
-// contractions are words before the contraction of "is" or "has".
+// contractions lists words that can precede the contraction of "is" or "has".
 var contractions = set("it that what there here who he she let where how")
 
-// listed returns a class of the words in a set.
+// listed returns the class of the words in a list.
 func listed(words map[string]bool) func(*word) bool {
 	return func(w *word) bool { return w.class == plain && words[w.low] }
 }
 
-// compile returns the pattern with a source.
+// compile returns the pattern for a source.
 func compile(source string) pattern {
 	var p pattern
 	for _, field := range strings.Fields(source) {
@@ -70,7 +71,7 @@ func compile(source string) pattern {
 	return p
 }
 
-// compileElement returns the element with a source.
+// compileElement returns the element for a source.
 func compileElement(field string) element {
 	switch field {
 	case "^":
@@ -96,7 +97,7 @@ func compileElement(field string) element {
 	return e
 }
 
-// matches reports whether a word is one that an element stands for.
+// matches reports whether an element matches a word.
 func (e *element) matches(w *word) bool {
 	is := e.words[w.low]
 	for _, class := range e.classes {
@@ -105,7 +106,7 @@ func (e *element) matches(w *word) bool {
 	return is != e.not
 }
 
-// match returns the end of the match of some elements at word i, or -1 if they do not match there.
+// match returns the end of the match of elements that begins at word i, or -1 if there is no match.
 func (s *sentence) match(elements []element, i int) int {
 	if len(elements) == 0 {
 		return i
@@ -128,15 +129,15 @@ func (s *sentence) match(elements []element, i int) int {
 	return -1
 }
 
-// isEnd reports whether no word of the sentence follows from i on.
+// isEnd reports whether the sentence has no words at or after index i.
 func (s *sentence) isEnd(i int) bool {
 	return !slices.ContainsFunc(s.words[i:], func(w word) bool { return w.class != mark })
 }
 
-// span is a part of a sentence, from the word at index begin up to but without the word at index end.
+// span is the part of a sentence from the word with index begin to the word before index end.
 type span struct{ begin, end int }
 
-// find returns the matches of patterns, except matches that begin within a match of an exception.
+// find returns the matches of patterns. It omits matches that begin within a match of an exception.
 func (s *sentence) find(patterns, exceptions []pattern) []span {
 	var found []span
 	for i := range s.words {
@@ -152,7 +153,7 @@ func (s *sentence) find(patterns, exceptions []pattern) []span {
 	return found
 }
 
-// longest returns the end of the longest match at word i, or -1.
+// longest returns the end of the longest match that begins at word i, or -1.
 func (s *sentence) longest(patterns []pattern, i int) int {
 	longest := -1
 	for k := range patterns {
@@ -165,7 +166,7 @@ func (s *sentence) longest(patterns []pattern, i int) int {
 	return longest
 }
 
-// reach is the greatest number of words between the beginning of an exception and that of the finding.
+// reach is the maximum number of words between the beginning of an exception and the beginning of a finding.
 const reach = 4
 
 // excepted reports whether an exception covers word i.

@@ -1,6 +1,7 @@
 package main
 
-// plantedSource is a file of violations. A line "PLANT rule" stands before the line of each.
+// plantedSource is the source of a Go file with violations. A line "PLANT rule" precedes the line of each
+// violation.
 const plantedSource = `// Package p tests the rules.
 package p
 
@@ -191,7 +192,7 @@ func fail(t *testing.T) {
 }
 `
 
-// plantedPage is a page of violations.
+// plantedPage is a Markdown page with violations.
 const plantedPage = `# A page
 
 <!-- PLANT person -->
@@ -210,7 +211,7 @@ A list:
 | a | says what a device has |
 `
 
-// rightSentences are written in the manner of the standard library and of well-kept modules.
+// rightSentences lists correct sentences in the manner of the standard library and of well-kept modules.
 var rightSentences = []string{
 	"Dial connects to the address on the named network.",
 	"The connection is reused only if the caller reads the body to its end.",

@@ -17,7 +17,7 @@ func git(t *testing.T, root string, args ...string) {
 	}
 }
 
-// lint runs the command on a repository and returns its verdict and its output.
+// lint runs the command on a repository. It returns the result and the output.
 func lint(t *testing.T, o options) (bool, string) {
 	t.Helper()
 	var out strings.Builder
@@ -28,7 +28,8 @@ func lint(t *testing.T, o options) (bool, string) {
 	return ok, out.String()
 }
 
-// TestRatchet: the number of findings of a listed package cannot grow, and a package that is not listed has none.
+// TestRatchet tests that the number of findings of a listed package cannot grow, and that an unlisted package must
+// have no finding.
 func TestRatchet(t *testing.T) {
 	const one, two = "package p\n\n// Nobody waits.\n", "package p\n\n// Nobody waits.\n\n// Somebody waits.\n"
 	root := repository(t, map[string]string{
@@ -55,7 +56,8 @@ func TestRatchet(t *testing.T) {
 		}
 		ok, out := lint(t, options{root: root})
 		if ok != step.ok || !strings.Contains(out, step.output) {
-			t.Errorf("%s %q: got %v, want %v and %q; output:\n%s", step.file, step.content, ok, step.ok, step.output, out)
+			t.Errorf("%s with %q: got %v, want %v and %q in the output; output:\n%s",
+				step.file, step.content, ok, step.ok, step.output, out)
 		}
 	}
 	if err := os.WriteFile(filepath.Join(root, "p/p.go"), []byte(one), 0o644); err != nil {
@@ -64,11 +66,11 @@ func TestRatchet(t *testing.T) {
 	lint(t, options{root: root, update: true})
 	content, err := os.ReadFile(filepath.Join(root, todoFile))
 	if want := "p 1\n"; err != nil || string(content) != want {
-		t.Errorf("%s: got %q, %v, want %q", todoFile, content, err, want)
+		t.Errorf("%s: got %q and error %v, want %q", todoFile, content, err, want)
 	}
 }
 
-// TestSince: only findings in changed lines are listed.
+// TestSince tests that -since lists only findings in changed lines.
 func TestSince(t *testing.T) {
 	root := repository(t, map[string]string{"p.go": "package p\n\n// Nobody waits.\n\n// The end.\n"})
 	git(t, root, "init", "-q")
@@ -80,17 +82,18 @@ func TestSince(t *testing.T) {
 	}
 	ok, out := lint(t, options{root: root, since: "HEAD"})
 	if want := "p.go:7: person: \"Somebody\""; ok || !strings.HasPrefix(out, want) || strings.Count(out, "\n") != 1 {
-		t.Errorf("got %v and %q, want one line %q", ok, out, want)
+		t.Errorf("lint -since: got %v and %q, want false and one line with the prefix %q", ok, out, want)
 	}
 }
 
-// TestExceptions: an exception allows its finding. One that no finding needs is an error, and so are twenty.
+// TestExceptions tests that an exception allows its finding. An exception without a finding is an error, and so is
+// a list of twenty exceptions.
 func TestExceptions(t *testing.T) {
 	exception := "p.go\tperson\tNobody\ta quotation\n"
 	root := repository(t, map[string]string{"p.go": "package p\n\n// Nobody waits.\n", exceptionsFile: exception})
 	git(t, root, "init", "-q")
 	if ok, out := lint(t, options{root: root}); !ok {
-		t.Errorf("with an exception: got %s", out)
+		t.Errorf("lint with an exception: got output %s, want success", out)
 	}
 	for _, content := range []string{
 		exception + "p.go\tperson\twhoever\ta reason\n", strings.Repeat(exception, 20), "p.go person\n",
@@ -104,7 +107,7 @@ func TestExceptions(t *testing.T) {
 	}
 }
 
-// TestCommits: subjects and bodies of a range of revisions are checked, trailers and reverts are not.
+// TestCommits tests that commits checks subjects and bodies, but not trailers and reverts.
 func TestCommits(t *testing.T) {
 	root := t.TempDir()
 	git(t, root, "init", "-q")
@@ -123,14 +126,14 @@ func TestCommits(t *testing.T) {
 		got = append(got, f.rule+" "+f.text)
 	}
 	if want := "person Nobody, subject added"; strings.Join(got, ", ") != want {
-		t.Errorf("got %q, want %q", strings.Join(got, ", "), want)
+		t.Errorf("commits: got %q, want %q", strings.Join(got, ", "), want)
 	}
 	if _, err := commits(root, "absent..HEAD"); err == nil {
-		t.Error("a revision that does not exist: got no error")
+		t.Error("commits of an absent revision: got no error")
 	}
 }
 
-// TestStandardLibrary: the rules accept the sentences of the standard library, but for two in a thousand.
+// TestStandardLibrary tests that each rule refuses at most 2 of 1,000 sentences of the standard library.
 func TestStandardLibrary(t *testing.T) {
 	if testing.Short() {
 		t.Skip("reads the standard library")
@@ -149,9 +152,9 @@ func TestStandardLibrary(t *testing.T) {
 		found[f.rule]++
 	}
 	for rule, n := range found {
-		// The library is in American spelling, and a line of code is not a sentence.
+		// The library has American spelling, and its lines have no maximum length.
 		if rule != "spelling" && rule != "columns" && n*1000 > 2*r.sentences {
-			t.Errorf("%s: got %d findings in %d sentences, want at most 2 in 1,000", rule, n, r.sentences)
+			t.Errorf("rule %s: got %d findings in %d sentences, want at most 2 in 1,000", rule, n, r.sentences)
 		}
 	}
 }

@@ -5,18 +5,18 @@ import (
 	"strings"
 )
 
-// A rule refuses a construction in sentences, or a form of names, lines or subjects of commits.
+// rule refuses a construction in sentences, or a form of names, lines or subjects of commits.
 type rule struct {
 	name      string
 	refuses   string
-	instead   string   // the advice that a finding prints
-	patterns  []string // the shapes that are refused
-	except    []string // shapes that are allowed although a pattern matches in them
+	instead   string   // advice that a finding prints
+	patterns  []string // patterns that the rule refuses
+	except    []string // patterns that permit a match of the patterns above within them
 	check     func(*sentence) []span
-	overlaps  bool              // findings of other rules in the same words do not replace those of this rule
-	elsewhere func(string) bool // reports whether an example is refused, for a rule that does not check sentences
+	overlaps  bool              // a finding of this rule stays even if an earlier rule has a finding in the same words
+	elsewhere func(string) bool // for a rule that does not check sentences: reports whether the rule refuses an example
 
-	// Examples. Each is a sentence of the comment of a variable, or a declaration with its comment.
+	// Examples. Each example is a sentence of the comment of a variable, or a declaration with its comment.
 	wrong, right []string
 
 	compiled, compiledExcept []pattern
@@ -31,7 +31,7 @@ func (r *rule) apply(s *sentence) []span {
 	return found
 }
 
-// review returns the parts of a sentence that rules refuse, each with the first rule that does.
+// review returns the parts of a sentence that rules refuse, each with the first rule that refuses the part.
 func review(s *sentence, report func(*rule, span)) {
 	var seen []span
 	for _, r := range rules {
@@ -50,7 +50,7 @@ var (
 	theOther = compileAll("the other|others")
 )
 
-// oneAndOther finds "the one ... the other".
+// oneAndOther finds sentences with "the one" and "the other".
 func oneAndOther(s *sentence) []span {
 	ones := s.find(theOne, nil)
 	others := s.find(theOther, nil)
@@ -60,10 +60,10 @@ func oneAndOther(s *sentence) []span {
 	return []span{{ones[0].begin, others[len(others)-1].end}}
 }
 
-// maxWords is the greatest length of a sentence.
+// maxWords is the maximum number of words in a sentence.
 const maxWords = 45
 
-// long finds a sentence that is too long.
+// long finds a sentence with too many words.
 func long(s *sentence) []span {
 	if s.length() <= maxWords {
 		return nil
@@ -84,21 +84,21 @@ func chains(s *sentence) []span {
 	return []span{{found[0].begin, found[1].end}}
 }
 
-// figures are words for things of daily life that stand for mechanisms.
+// figures lists words for everyday things that stand for mechanisms.
 var figures = set(`
 	lane lanes lap laps bell bells door doors knot knots patience patient theft thief mixture stranded owe owes owed
 	owing settle settles settled settling bark barks story stories mended mends mend mending believe believes believed
 	believing stranger strangers quarrel quarrels courtesy courteous polite rude guilty innocent
 	forgive forgives hungry greedy grant grants granted granting`)
 
-// phrases are shapes that stand for mechanisms.
+// phrases lists patterns of metaphors for mechanisms.
 var phrases = compileAll(
 	"a|an|the|its|each|every|their|whose|no|this|that|another|own|one|next|<owner> turn|turns !into|off|on|out|up|it",
 	"turn|turns of !the", "in|by|of|for turns", "in the hands of", "in vain", "makes|make|gives|give|making way",
 	"for good !reason|reasons|measure|or|cause", "house of", "rooms of",
 )
 
-// compileAll returns the patterns with some sources.
+// compileAll returns the patterns for a list of sources.
 func compileAll(sources ...string) []pattern {
 	var list []pattern
 	for _, source := range sources {
@@ -107,7 +107,7 @@ func compileAll(sources ...string) []pattern {
 	return list
 }
 
-// pictures finds words for things of daily life.
+// pictures finds words for everyday things.
 func pictures(s *sentence) []span {
 	found := s.find(phrases, nil)
 	for i, w := range s.words {

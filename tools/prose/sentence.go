@@ -11,9 +11,9 @@ type kind uint8
 
 const (
 	comment kind = 1 << iota
-	page         // a Markdown page
-	literal      // an error, a test failure or the help of a flag
-	message      // a commit message
+	page         // text of a Markdown page
+	literal      // text of an error, of a test failure or of the help of a flag
+	message      // text of a commit message
 )
 
 // declared is the kind of declaration that a comment documents.
@@ -30,13 +30,13 @@ const (
 // text is a paragraph: one or more sentences on consecutive rows.
 type text struct {
 	kind kind
-	line int // the number of the first row
+	line int // the number of the first row in the file
 	rows []string
 	decl declared
 	name string // the name of the declaration
-	head bool   // the paragraph begins a doc comment
+	head bool   // whether the paragraph begins a doc comment
 
-	testFile bool // the text is of a file of tests
+	testFile bool // whether the text is in a test file
 }
 
 // class is the lexical class of a word.
@@ -51,7 +51,7 @@ const (
 // word is a word or a punctuation mark of a sentence.
 type word struct {
 	text  string
-	low   string // text in lower case, without a possessive ending
+	low   string // text in lower case, without the ending of a genitive
 	line  int
 	class class
 }
@@ -60,13 +60,13 @@ type word struct {
 type sentence struct {
 	*text
 	words []word
-	head  bool // the sentence begins a doc comment
+	head  bool // whether the sentence begins a doc comment
 }
 
-// abbreviations end in a full stop that does not end a sentence.
+// abbreviations lists words with a full stop that does not end a sentence.
 var abbreviations = set("e.g i.e cf vs etc fig sec ch no approx resp")
 
-// set returns the set of the words in a list.
+// set returns the set of the words in a space-separated list.
 func set(list string) map[string]bool {
 	m := map[string]bool{}
 	for _, w := range strings.Fields(list) {
@@ -82,7 +82,7 @@ func split(t *text) []sentence {
 		l.line = t.line + i
 		l.scan(line)
 		if strings.HasSuffix(line, ":") {
-			l.end() // a list follows, or an example
+			l.end() // a list or an example follows
 		}
 	}
 	l.end()
@@ -95,7 +95,7 @@ type lexer struct {
 	line  int
 	words []word
 	out   []sentence
-	open  string // the delimiter of a quotation or a code span that the line before began
+	open  string // delimiter of a quotation or a code span that began on an earlier line
 }
 
 // end ends the current sentence.
@@ -124,7 +124,7 @@ func (l *lexer) scan(line string) {
 	}
 }
 
-// span adds a code span or a quotation as one word and returns the rest of the line.
+// span adds a code span or a quotation as one word. It returns the rest of the line.
 func (l *lexer) span(line string) string {
 	delimiter := line[:1]
 	if strings.HasPrefix(line, "``") {
@@ -134,7 +134,7 @@ func (l *lexer) span(line string) string {
 	return l.close(line[len(delimiter):])
 }
 
-// close adds the text up to the delimiter of a code span or a quotation and returns the rest of the line.
+// close adds the text up to the delimiter of a code span or a quotation. It returns the rest of the line.
 func (l *lexer) close(line string) string {
 	body, rest, found := strings.Cut(line, l.open)
 	l.add(body, code)
@@ -145,7 +145,7 @@ func (l *lexer) close(line string) string {
 	return l.tail(rest)
 }
 
-// tail adds the punctuation at the beginning of rest and ends the sentence at a full stop.
+// tail adds the punctuation at the beginning of rest, and ends the sentence at a full stop.
 func (l *lexer) tail(rest string) string {
 	for len(rest) > 0 && strings.IndexByte(".,;:!?)'", rest[0]) >= 0 {
 		l.add(rest[:1], mark)
@@ -161,7 +161,7 @@ func (l *lexer) tail(rest string) string {
 // isStop reports whether a character ends a sentence.
 func isStop(c byte) bool { return c == '.' || c == '!' || c == '?' }
 
-// chunk adds the characters up to the next blank or quotation and returns the rest of the line.
+// chunk adds the characters up to the next blank or quotation. It returns the rest of the line.
 func (l *lexer) chunk(line string) string {
 	n := strings.IndexAny(line, " \t`\"")
 	if n < 0 {
@@ -178,7 +178,7 @@ func (l *lexer) chunk(line string) string {
 		l.marks(marks, rest)
 		return rest
 	}
-	// A call keeps its parentheses: F().
+	// A call of a function keeps its parentheses: F().
 	if n := strings.IndexByte(body, '('); n > 0 {
 		l.add(body, code)
 	} else if strings.HasPrefix(marks, ")") && strings.HasSuffix(body, "(") {
@@ -190,7 +190,7 @@ func (l *lexer) chunk(line string) string {
 	return rest
 }
 
-// body adds a word, or the words of a compound with dashes between.
+// body adds a word, or the words of a compound with dashes.
 func (l *lexer) body(body string) {
 	if isCode(body) {
 		l.add(body, code)
@@ -199,7 +199,7 @@ func (l *lexer) body(body string) {
 	l.add(body, plain)
 }
 
-// marks adds punctuation, and ends the sentence if it holds a full stop that no abbreviation needs.
+// marks adds punctuation. It ends the sentence at a full stop, unless the full stop belongs to an abbreviation.
 func (l *lexer) marks(marks, rest string) {
 	last := ""
 	if len(l.words) > 0 {
@@ -266,7 +266,7 @@ func (s *sentence) length() int {
 	return n
 }
 
-// quote returns the words from i up to but without j, as they stand in the source.
+// quote returns the words from i to the word before j as in the source.
 func (s *sentence) quote(i, j int) string {
 	var b strings.Builder
 	for k, w := range s.words[i:j] {
@@ -278,7 +278,7 @@ func (s *sentence) quote(i, j int) string {
 	return b.String()
 }
 
-// excerpt returns the words of a span, without the middle of a long one.
+// excerpt returns the words of a span. It omits the middle of a long span.
 func (s *sentence) excerpt(at span) string {
 	const most, first, last = 9, 4, 2
 	if at.end-at.begin <= most {

@@ -14,15 +14,15 @@ import (
 type source struct {
 	set   *token.FileSet
 	file  *ast.File
-	docs  map[*ast.CommentGroup]text // the declarations of doc comments
+	docs  map[*ast.CommentGroup]text // the declarations that have doc comments
 	texts []text
-	check bool // the file is one of tests
+	check bool // whether the file is a test file
 }
 
 // generated matches the comment that marks a generated file.
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
-// parse parses a Go file. It returns nil for a generated one.
+// parse parses a Go file. It returns nil for a generated file.
 func parse(name string, content []byte) (*source, error) {
 	if generated.Match(content) {
 		return nil, nil
@@ -40,7 +40,7 @@ func parse(name string, content []byte) (*source, error) {
 	return s, nil
 }
 
-// visit records doc comments and collects literals.
+// visit records doc comments and collects string literals.
 func (s *source) visit(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.FuncDecl:
@@ -83,7 +83,7 @@ func functionKind(s *source, f *ast.FuncDecl) declared {
 	return function
 }
 
-// specKind returns the kind and the name of a declaration of one name.
+// specKind returns the kind and the name of a declaration.
 func specKind(spec ast.Spec) (declared, string) {
 	switch spec := spec.(type) {
 	case *ast.TypeSpec:
@@ -94,7 +94,7 @@ func specKind(spec ast.Spec) (declared, string) {
 	return notDeclared, ""
 }
 
-// field records the comments of a field and collects the help in its tag.
+// field records the comments of a field and collects the help text in its tag.
 func (s *source) field(f *ast.Field) {
 	name := ""
 	if len(f.Names) > 0 {
@@ -112,10 +112,10 @@ func (s *source) field(f *ast.Field) {
 	}
 }
 
-// speaking are functions and methods that take a text for people as their first argument.
+// speaking lists functions and methods with a text for people as their first argument.
 var speaking = set("Errorf Fatalf Error Fatal Skip Skipf")
 
-// call collects the text of an error, of a test failure or of a flag.
+// call collects the text of an error, of a test failure or of the help of a flag.
 func (s *source) call(c *ast.CallExpr) {
 	f, ok := c.Fun.(*ast.SelectorExpr)
 	if !ok || len(c.Args) == 0 {
@@ -130,14 +130,14 @@ func (s *source) call(c *ast.CallExpr) {
 	}
 }
 
-// argument collects a string literal, or the concatenation of some.
+// argument collects a string literal, or a concatenation of string literals.
 func (s *source) argument(e ast.Expr) {
 	if value, ok := constant(e); ok {
 		s.literal(e.Pos(), value)
 	}
 }
 
-// constant returns the value of a string literal, or of the concatenation of some.
+// constant returns the value of a string literal, or of a concatenation of string literals.
 func constant(e ast.Expr) (string, bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -153,7 +153,7 @@ func constant(e ast.Expr) (string, bool) {
 	return "", false
 }
 
-// literal adds the text of a literal, by lines.
+// literal adds the text of a literal, one row for each line.
 func (s *source) literal(pos token.Pos, value string) {
 	line := s.set.Position(pos).Line
 	for _, l := range strings.Split(value, "\n") {
@@ -180,12 +180,12 @@ func (s *source) comment(g *ast.CommentGroup) {
 	p.end()
 }
 
-// paragraphs splits a comment into paragraphs. It leaves out directives and preformatted lines.
+// paragraphs splits a comment into paragraphs. It omits directives and preformatted lines.
 type paragraphs struct {
 	*source
-	like    text // the kind and the declaration of all paragraphs
+	like    text // the kind and the declaration, which are equal for all paragraphs
 	current text
-	list    bool // the current paragraph is an item of a list
+	list    bool // whether the current paragraph is an item of a list
 }
 
 var (
@@ -193,7 +193,7 @@ var (
 	item      = regexp.MustCompile(`^\s+([-*+•]|[0-9]+[.)]) +`)
 )
 
-// line adds a line of a comment, without its comment marker.
+// line adds a line of a comment, without the comment marker.
 func (p *paragraphs) line(number int, body string) {
 	switch {
 	case directive.MatchString(body) || strings.HasPrefix(body, "nolint"):

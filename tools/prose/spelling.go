@@ -7,7 +7,8 @@ import (
 	"github.com/golangci/misspell"
 )
 
-// spelled adds words to the lists. It removes terms of the field and words with two meanings, by an empty correction.
+// spelled adds words to the lists. It removes terms of the field and words with two meanings, which have an empty
+// correction.
 var spelled = map[string]string{
 	"acknowledgment": "acknowledgement", "acknowledgments": "acknowledgements",
 	"canceled": "cancelled", "canceling": "cancelling",

@@ -1,6 +1,7 @@
 package main
 
-// rules is the table of the rules. A finding replaces those of later rules in the same words.
+// rules is the table of the rules, in the order of their priority. A finding replaces the findings of later rules
+// in the same words.
 var rules []*rule
 
 func init() {

@@ -16,13 +16,13 @@ const (
 	exceptionsFile = "tools/prose/exceptions.txt"
 )
 
-// maxExceptions is the number of exceptions that the tree may have.
+// maxExceptions is the maximum number of exceptions in the repository.
 const maxExceptions = 19
 
-// counts are numbers of findings, by package or page.
+// counts maps packages or pages to numbers of findings.
 type counts map[string]int
 
-// unit returns the package of a Go file, by its folder, or the page itself.
+// unit returns the package of a Go file, which is its folder. For a page unit returns the page itself.
 func unit(file string) string {
 	if strings.HasSuffix(file, ".go") {
 		return path.Dir(file)
@@ -30,7 +30,7 @@ func unit(file string) string {
 	return file
 }
 
-// count returns the numbers of some findings.
+// count returns the number of findings of each package or page.
 func count(findings []finding) counts {
 	c := counts{}
 	for _, f := range findings {
@@ -39,7 +39,7 @@ func count(findings []finding) counts {
 	return c
 }
 
-// readTodo reads the file of packages and pages that are not rewritten yet. The file may be missing.
+// readTodo reads the list of packages and pages that are not rewritten yet. The file need not exist.
 func readTodo(name string) (counts, error) {
 	content, err := os.ReadFile(name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -71,7 +71,8 @@ func (c counts) write(name string) error {
 	return os.WriteFile(name, []byte(b.String()), 0o644)
 }
 
-// lower returns the recorded numbers, lowered to the present ones. A file that is missing allows all.
+// lower returns the recorded numbers, lowered to the current numbers. Without a file, lower returns all current
+// numbers.
 func (c counts) lower(present counts) counts {
 	if len(c) == 0 {
 		return present
@@ -85,7 +86,7 @@ func (c counts) lower(present counts) counts {
 	return lowered
 }
 
-// grown returns the packages and pages with more findings than are recorded.
+// grown returns the packages and pages that have more findings than recorded.
 func (c counts) grown(present counts) []string {
 	var units []string
 	for unit, n := range present {
@@ -108,13 +109,14 @@ func (c counts) shrunk(present counts) int {
 	return number
 }
 
-// exception allows a finding.
+// exception permits one finding.
 type exception struct {
 	file, rule, text, reason string
 	used                     bool
 }
 
-// readExceptions reads the file of exceptions: file, rule, text and reason, separated by tabs.
+// readExceptions reads the list of exceptions. Each line has the file, the rule, the text and the reason, separated
+// by tabs.
 func readExceptions(name string) ([]*exception, error) {
 	content, err := os.ReadFile(name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -135,12 +137,13 @@ func readExceptions(name string) ([]*exception, error) {
 		list = append(list, &exception{file: f[0], rule: f[1], text: f[2], reason: f[3]})
 	}
 	if len(list) > maxExceptions {
-		return nil, fmt.Errorf("%s: %d exceptions exceed %d: reword some sentences", name, len(list), maxExceptions)
+		return nil, fmt.Errorf("%s: got %d exceptions, want at most %d: reword some sentences",
+			name, len(list), maxExceptions)
 	}
 	return list, nil
 }
 
-// except removes the findings that exceptions allow.
+// except removes the findings that exceptions permit.
 func except(findings []finding, list []*exception) []finding {
 	return slices.DeleteFunc(findings, func(f finding) bool {
 		for _, e := range list {
@@ -153,7 +156,7 @@ func except(findings []finding, list []*exception) []finding {
 	})
 }
 
-// unused returns an error that names the exceptions that no finding needs.
+// unused returns an error that lists the exceptions without a finding.
 func unused(list []*exception) error {
 	var errs []error
 	for _, e := range list {

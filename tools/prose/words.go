@@ -2,7 +2,7 @@ package main
 
 import "strings"
 
-// things are nouns of the field for objects that are not persons.
+// things lists nouns of the field for objects that are not persons.
 var things = set(`
 	thread threads packet packets object objects program programs queue queues device devices call calls goroutine
 	goroutines process processes pair pairs region regions window windows key keys page pages socket sockets file files
@@ -16,22 +16,22 @@ var things = set(`
 	methods function functions package packages value values number numbers one ones others those something anything
 	nothing everything`)
 
-// persons are nouns for people.
+// persons lists nouns for people.
 var persons = set(`
 	user users caller callers person persons people anyone everyone developer developers programmer programmers
 	administrator administrators operator operators author authors contributor contributors maintainer maintainers
 	attacker attackers owner owners root those reviewer reviewers reader readers implementer implementers`)
 
-// bases are verbs in the base form that follow the object of a causative.
+// bases lists verbs in the base form that can follow the object of a causative.
 var bases = set(`
 	wait wake fail run stop go pass sleep block be come look ask answer end begin start return find keep hold take
 	grow fall leave stay see know send receive lose drop die live happen count belong close read write use make call
 	post poll try access do fill choose decide serve run execute continue proceed share`)
 
-// pures are verbs in the base form that are not nouns or adjectives as well.
+// pures lists verbs in the base form that are not also nouns or adjectives.
 var pures = set("wait fail sleep stop go be become come take keep lose fall happen know begin choose decide belong")
 
-// irregular are past forms and participles that do not end in "ed".
+// irregular lists past forms and participles that do not end in "ed".
 var irregular = set(`
 	was were had did made done gone been begun began kept sent left lost told held given gave taken took found put set
 	cut shut hit read run come came known knew seen saw shown written wrote got gotten built bound brought bought
@@ -39,7 +39,7 @@ var irregular = set(`
 	lain led lent let meant met paid said sold shared slept slid spent split spread stood stolen struck sworn taught
 	thought thrown threw understood woken woke worn won spoken spoke broken broke stuck sought swept undone`)
 
-// notPast are words in "ed" that are no past forms.
+// notPast lists words that end in "ed" and are not past forms.
 var notPast = set(`
 	need feed seed speed exceed proceed succeed embed shed bleed breed heed weed indeed bed red hundred sacred unneed
 	kindred wicked naked misfeed`)
@@ -49,18 +49,18 @@ func isPast(w string) bool {
 	return irregular[w] || strings.HasSuffix(w, "ed") && !notPast[w]
 }
 
-// auxiliaries are verbs that have no ending in the third person, and forms of "to be".
+// auxiliaries lists verbs without an ending in the third person, and forms of "to be".
 var auxiliaries = set(`
 	is are was were has have had does do did can cannot may might must shall should will would could isn't aren't
 	doesn't don't hasn't won't can't wasn't weren't needs`)
 
-// notVerbs are words in "s" that are no verbs.
+// notVerbs lists words that end in "s" and are not verbs.
 var notVerbs = set(`
 	this its his hers theirs ours us thus plus less unless always perhaps besides across as whereas sometimes
 	afterwards towards bytes bits times others ones is's yes previous various obvious basis status address process
 	class access alias analysis bus ms ns us ios dns tls https os cms`)
 
-// isVerb reports whether a word can be a verb of a clause in the third person.
+// isVerb reports whether a word can be a verb in the third person.
 func isVerb(w string) bool {
 	if auxiliaries[w] {
 		return true

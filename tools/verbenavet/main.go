@@ -1,17 +1,17 @@
-// Command verbenavet checks programs that use verbena/ib against its locking contract, from their source. Functions
-// that may not sleep do not sleep, callbacks are made by the deferral, devices are registered and removed only where
-// permitted, and locks are held where comments require them.
+// Command verbenavet checks the source of programs that use verbena/ib against the locking contract of the package.
+// It checks that functions that may not sleep do not sleep, that only permitted functions make callbacks and
+// register or remove devices, and that locks are held where comments require them.
 //
 //	verbenavet [-C folder] [-v] [packages]
 //
-// checks whole programs, and is exact. Each command among the packages is a program with all of its imports. The
-// packages that no command imports form one more program. The exit code is 1 if there are reports, and 2 if the
-// packages cannot be loaded.
+// The first form checks whole programs, and its results are exact. Each command among the packages forms a program
+// with all of its imports. The packages that no command imports form one more program. The exit code is 1 if there
+// are reports, and 2 if the packages cannot be loaded.
 //
 //	go vet -vettool=$(which verbenavet) [packages]
 //
-// checks one package at a time, with facts about the functions of other packages; see docs/verbenavet.md for its
-// limits.
+// The second form checks one package at a time, with facts about the functions of other packages.
+// docs/verbenavet.md describes its limits.
 //
 // docs/verbenavet.md explains each report, its rule and its remedy, and the comments that verbenavet reads.
 package main
@@ -49,7 +49,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// layered reports whether a folder belongs to the module with layers.
+// layered reports whether a folder belongs to the module whose layers are checked.
 func layered(dir string) bool {
 	c := exec.Command("go", "list", "-m")
 	c.Dir = dir
@@ -73,7 +73,7 @@ func run(args []string, out, errs io.Writer) int {
 		fmt.Fprint(errs, usage)
 		flags.PrintDefaults()
 	}
-	dir := flags.String("C", ".", "use the module in this folder")
+	dir := flags.String("C", ".", "check the module in this `folder`")
 	verbose := flags.Bool("v", false, "list the escapes and the unresolved calls")
 	switch err := flags.Parse(args); {
 	case err == flag.ErrHelp:

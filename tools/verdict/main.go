@@ -1,16 +1,16 @@
-// Command verdict reads the output of `go test -json` and decides whether the run has passed:
+// Command verdict reads the output of `go test -json` and decides whether the tests have passed:
 //
 //	go test -json ./... | bin/verdict
 //
-// A run fails if a test has failed, and also
+// The verdict is a failure if a test has failed, and also in these cases:
 //
 //   - if a test was skipped with CI=true, and test/skips.txt gives no reason;
 //   - if a test that test/pending.txt expects to fail has passed (its line must be removed);
 //   - if tests have repeated lossy runs more than four times. Such a test logs a line that contains "repeat:".
 //
-// A failure of a pending test is reported, but the run does not fail. verdict prints the output of go test: the output
-// of failed tests, and one line for each package. With -v it prints all logs. The reasons of skips follow, each once. A
-// pipe into verdict hides the exit code of go test.
+// verdict reports a failure of a pending test, but the run then still passes. verdict prints the output of failed
+// tests, and one line for each package. With -v, verdict prints the logs of all tests. The reasons of skipped tests
+// follow, each reason once. A pipe into verdict hides the exit code of go test.
 package main
 
 import (
@@ -28,10 +28,10 @@ import (
 )
 
 func main() {
-	skips := flag.String("skips", "test/skips.txt", "file of the skips that are expected")
-	pending := flag.String("pending", "test/pending.txt", "file of the tests that are known to fail")
+	skips := flag.String("skips", "test/skips.txt", "`file` that lists the expected skips")
+	pending := flag.String("pending", "test/pending.txt", "`file` that lists the tests that are known to fail")
 	verbose := flag.Bool("v", false, "print the logs of passing tests")
-	slow := flag.Int("slowest", 0, "print this many of the slowest tests")
+	slow := flag.Int("slowest", 0, "print this `number` of the slowest tests")
 	flag.Parse()
 	j := judge{verbose: *verbose, ci: os.Getenv("CI") == "true", out: os.Stdout}
 	var err error
@@ -58,8 +58,8 @@ func main() {
 // module is the common prefix of package names, which the lists omit.
 const module = "verbena/"
 
-// list holds a file with lines "PACKAGE TEST: reason", by package and test. A TEST also selects its subtests, and may
-// end in "*".
+// list holds the lines "PACKAGE TEST: reason" of a file, keyed by package and test. TEST also selects the subtests
+// of the test, and may end in "*".
 type list map[name]string
 
 type name struct{ pkg, test string }
@@ -95,7 +95,7 @@ func parseList(text string) (list, error) {
 	return l, nil
 }
 
-// find returns the entry of a test, or of a test that contains it.
+// find returns the entry of a test, or else the entry of a test that contains the test.
 func (l list) find(n name) (entry name, ok bool) {
 	for e := range l {
 		if e.pkg != n.pkg {
@@ -109,7 +109,7 @@ func (l list) find(n name) (entry name, ok bool) {
 	return name{}, false
 }
 
-// event is a line of `go test -json` (go doc test2json).
+// event is a line of the output of `go test -json` (go doc test2json).
 type event struct {
 	Action, Package, ImportPath, Test, Output, FailedBuild string
 	Elapsed                                                float64
@@ -121,17 +121,17 @@ type judge struct {
 	ci, verbose    bool
 	out            io.Writer
 
-	packages map[string]string // final action, "" during the run
-	tests    map[name]string   // the same for tests
+	packages map[string]string // final action of each package, or "" while the package runs
+	tests    map[name]string   // final action of each test, or "" while the test runs
 	output   map[name][]string
 	repeats  []string
 	build    map[string][]string
-	crashed  map[string]bool  // packages that ended during a test
-	skipped  map[string]int   // number of skipped tests by reason, without the tests of skips
-	took     map[name]float64 // seconds
+	crashed  map[string]bool  // packages that ended while a test was running
+	skipped  map[string]int   // number of skipped tests for each reason, without the tests in skips
+	took     map[name]float64 // duration of each test in seconds
 }
 
-// read reads a run and prints its output.
+// read reads the events of a run and prints the output.
 func (j *judge) read(r io.Reader) error {
 	j.packages, j.tests, j.output = map[string]string{}, map[name]string{}, map[name][]string{}
 	j.build, j.crashed, j.took, j.skipped = map[string][]string{}, map[string]bool{}, map[name]float64{}, map[string]int{}
@@ -213,10 +213,10 @@ func (j *judge) reported(n name, e *event) {
 	}
 }
 
-// place matches the position before a text in the log of a test.
+// place matches the position before a message in the log of a test.
 var place = regexp.MustCompile(`^\w+\.go:\d+: `)
 
-// reason returns the last log of a skipped test, which is the reason.
+// reason returns the last log message of a skipped test, which is the reason.
 func reason(output []string) string {
 	for _, line := range slices.Backward(output) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "=== ") &&
@@ -227,7 +227,7 @@ func reason(output []string) string {
 	return "no reason given"
 }
 
-// faults lists the reasons why the run has failed, and is empty if it has passed.
+// faults returns the reasons why the run has failed. The list is empty if the run has passed.
 func (j *judge) faults() (list []string) {
 	add := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
 	if len(j.packages) == 0 {
@@ -278,7 +278,7 @@ func (j *judge) faults() (list []string) {
 	return list
 }
 
-// slowest lists the n slowest tests, without their subtests.
+// slowest returns the list of the n slowest tests, without their subtests.
 func (j *judge) slowest(n int) string {
 	var list []name
 	for t := range j.took {
@@ -294,8 +294,8 @@ func (j *judge) slowest(n int) string {
 	return b.String()
 }
 
-// maxRepeats is the maximum number of repeated lossy runs of one go test. With some ten exchanges at losses of up to 5
-// %, one in twenty exchanges is repeated, so five repeats occur in one of ten thousand runs.
+// maxRepeats is the maximum number of repeated lossy runs in one run of go test. A run contains about ten exchanges
+// with losses of up to 5 %. One of twenty exchanges is repeated, so five repeats occur in one of ten thousand runs.
 const maxRepeats = 4
 
 func (j *judge) testsOf(pkg string) (list []name) {
@@ -308,7 +308,7 @@ func (j *judge) testsOf(pkg string) (list []name) {
 	return list
 }
 
-// onlyPendingBelow reports whether a test has failed only through its subtests, all of which are pending.
+// onlyPendingBelow reports whether a test has failed only because of subtests that are all pending.
 func (j *judge) onlyPendingBelow(n name) bool {
 	some := false
 	for m, action := range j.tests {

@@ -28,7 +28,7 @@ func TestVerdict(t *testing.T) {
 		lines   []string
 		skips   string
 		pending string
-		local   bool // without CI
+		local   bool // CI is not set
 		faults  []string
 		prints  string
 	}{
@@ -97,10 +97,10 @@ func TestVerdict(t *testing.T) {
 			}
 			faults := j.faults()
 			if !slices.EqualFunc(faults, c.faults, strings.Contains) {
-				t.Errorf("faults: got %q, want %q", faults, c.faults)
+				t.Errorf("judge: got faults %q, want %q", faults, c.faults)
 			}
 			if !strings.Contains(out.String(), c.prints) {
-				t.Errorf("printed: got %q, want %q in it", &out, c.prints)
+				t.Errorf("judge: got output %q, want output with %q", &out, c.prints)
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func TestParseList(t *testing.T) {
 	}
 	l, err := parseList("# comment\n\np TestA: why: so\n")
 	if err != nil || len(l) != 1 || l[name{"p", "TestA"}] != "why: so" {
-		t.Errorf("parseList: got %v, %v", l, err)
+		t.Errorf("parseList: got %v and error %v, want one entry with the reason \"why: so\"", l, err)
 	}
 }
 

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Analyzer applies the checks to one package, for go vet -vettool. About other packages it knows the facts: which
-// functions may sleep or copy. Only Load and Check see the whole program: the function behind an interface or a field
-// of another package, locks held by other packages, and unused escapes.
+// Analyzer applies the checks to one package, for go vet -vettool. Analyzer receives only facts about the functions
+// of other packages: which functions may sleep or copy. Only Load and Check analyse the whole program. They find
+// the functions behind interfaces and fields of other packages, locks held by other packages, and unused escapes.
 var Analyzer = &analysis.Analyzer{
 	Name:      "verbena",
 	Doc:       "check the locking contract of verbena/ib: see docs/verbenavet.md",
@@ -37,7 +37,7 @@ func (f *mayCopy) String() string  { return "copies: " + f.Why }
 
 func runUnit(pass *analysis.Pass) (any, error) {
 	if pass.Module == nil || pass.Module.Path == "" || pass.Module.Path == "std" {
-		return nil, nil // the tables cover it
+		return nil, nil // the tables of contract.go cover this package
 	}
 	prog := ssa.NewProgram(pass.Fset, ssa.InstantiateGenerics)
 	created := map[*types.Package]bool{}
@@ -65,7 +65,8 @@ func runUnit(pass *analysis.Pass) (any, error) {
 		return isTest(f.Package)
 	}), pass.TypesInfo)
 	all := functions(prog)
-	maps.DeleteFunc(all, func(f *ssa.Function, _ bool) bool { return isTest(f.Pos()) }) // tests may wait anywhere
+	// Functions of tests may sleep anywhere.
+	maps.DeleteFunc(all, func(f *ssa.Function, _ bool) bool { return isTest(f.Pos()) })
 	p.link(all)
 	for _, r := range p.Check() {
 		d := analysis.Diagnostic{Pos: r.Pos, Category: r.Check, Message: r.Check + ": " + r.Text}
@@ -80,7 +81,7 @@ func runUnit(pass *analysis.Pass) (any, error) {
 	return nil, nil
 }
 
-// exportFacts exports facts to the packages that import this one.
+// exportFacts exports facts to the packages that import the checked package.
 func (p *Program) exportFacts() {
 	for _, f := range p.order {
 		o, ok := f.Object().(*types.Func)
@@ -96,7 +97,7 @@ func (p *Program) exportFacts() {
 	}
 }
 
-// why returns a short description of the path from a function to an effect.
+// why returns a short description of the call path from a function to an effect.
 func (e *effect) why(f *function) string {
 	steps := e.path(f)
 	if len(steps) == 0 {
@@ -109,7 +110,8 @@ func (e *effect) why(f *function) string {
 	return last.In + " " + last.What
 }
 
-// fact returns the kind of a function of another package. ok is false if there is no fact.
+// fact returns the kind of a function of another package. ok is false if the package has no fact about the
+// function.
 func (p *Program) fact(f *types.Func) (kind sleepiness, why string, ok bool) {
 	if p.unit == nil || f.Pkg() == nil {
 		return 0, "", false
@@ -118,7 +120,7 @@ func (p *Program) fact(f *types.Func) (kind sleepiness, why string, ok bool) {
 	if p.unit.ImportObjectFact(f.Origin(), &s) {
 		return sleeps, s.Why, true
 	}
-	for _, m := range []string{module, p.unit.Module.Path} { // modules with checked packages
+	for _, m := range []string{module, p.unit.Module.Path} { // only the packages of these modules have facts
 		if path := f.Pkg().Path(); path == m || strings.HasPrefix(path, m+"/") {
 			return never, "", true
 		}
@@ -126,7 +128,7 @@ func (p *Program) fact(f *types.Func) (kind sleepiness, why string, ok bool) {
 	return 0, "", false
 }
 
-// copyFact reports whether a function of another package copies.
+// copyFact reports whether a function of another package copies to or from the memory of a process.
 func (p *Program) copyFact(f *types.Func) (why string, ok bool) {
 	var c mayCopy
 	if p.unit == nil || !p.unit.ImportObjectFact(f.Origin(), &c) {

@@ -27,7 +27,7 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 				take(n.Doc, info.Defs[n.Name])
 			case *ast.Field:
 				names := n.Names
-				if len(names) == 0 { // embedded
+				if len(names) == 0 { // an embedded field
 					if id := embeddedName(n.Type); id != nil {
 						names = []*ast.Ident{id}
 					}
@@ -47,7 +47,7 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 						p.all = append(p.all, p.escapes.add(p.Fset, d, g.End()))
 					}
 				case "nosleep":
-					if !ofDecl[d.pos] { // on a function literal
+					if !ofDecl[d.pos] { // the directive is on a function literal
 						at := p.Fset.Position(d.pos)
 						p.nosleepLines[line{at.Filename, at.Line}] = true
 						p.nosleepLines[line{at.Filename, at.Line + 1}] = true
@@ -149,13 +149,15 @@ func (p *Program) escapeOf(d directive, check, reason string) *Escape {
 	return x
 }
 
-// heldPath names a lock that is held at a call of a function: a parameter, and the path of fields from it.
+// heldPath identifies a lock that is held at a call of a function. The path begins with a parameter and continues
+// with fields.
 type heldPath struct {
 	param  int
 	fields string
 }
 
-// parseHeld parses the locks of a held directive: the name of the receiver or a parameter, and fields.
+// parseHeld parses the locks of a held directive. Each lock is the name of the receiver or a parameter, followed by
+// fields.
 func (p *Program) parseHeld(f *function, d directive) {
 	for _, expr := range strings.Split(d.rest, ",") {
 		names := strings.Split(strings.TrimSpace(expr), ".")
@@ -172,7 +174,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 				continue
 			}
 		}
-		if t == nil && f.Signature.Recv() != nil { // a field of the receiver
+		if t == nil && f.Signature.Recv() != nil { // the name may be a field of the receiver
 			t, names = f.Signature.Recv().Type(), append([]string{""}, names...)
 		}
 		if t == nil {
@@ -208,7 +210,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 	}
 }
 
-// ownerOf returns the struct type with the field to which an index path leads.
+// ownerOf returns the struct type that contains the field at the end of an index path.
 func ownerOf(t types.Type, index []int) types.Type {
 	t = deref(t)
 	for _, i := range index[:len(index)-1] {

@@ -19,7 +19,7 @@ func (p *Program) checkCallbacks() (reports []Report) {
 		callbacks[r.f] = r
 	}
 	fields := p.fieldsOf(ibPath, handlerFields)
-	// calls returns the callbacks of a call.
+	// calls returns the callbacks that a call makes.
 	calls := func(c *call) string {
 		if c.spawns || p.escapes.at(p.Fset, c.pos, Callback) != nil {
 			return ""
@@ -71,7 +71,7 @@ func (p *Program) checkCallbacks() (reports []Report) {
 }
 
 func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report) {
-	// These functions register, by themselves or through their callees.
+	// The following functions register clients or devices, by themselves or through their callees.
 	plugs := p.newEffect(Hotplug)
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -93,7 +93,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 			}
 		}
 	})
-	// These locks are taken by callbacks.
+	// The following locks are acquired by callbacks.
 	taken := map[*lock]*visit{}
 	locks := lockSet{}
 	where := map[*lock]token.Pos{}
@@ -110,7 +110,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	})
 	for _, f := range p.order {
 		if pkg := pkgOf(f.Function); pkg != nil && pkg.Path() == ibPath {
-			continue // Register itself consists of its own locks
+			continue // the locks that Register holds are its own
 		}
 		for _, c := range f.calls {
 			held := f.locks.may[c.at]

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// These are the checks, with the names used by reports and escapes.
+// The following constants are the checks, with their names in reports and escapes.
 const (
 	NoSleep  = "nosleep"
 	Copy     = "copy"
@@ -17,7 +17,7 @@ const (
 	Hotplug  = "hotplug"
 	Held     = "held"
 
-	program = "program" // not a check: a directive that exempts a lock, as an escape exempts code
+	program = "program" // not a check: a directive that exempts a lock
 )
 
 // Report is a violation of a rule.
@@ -25,17 +25,17 @@ type Report struct {
 	Check string
 	Pos   token.Pos
 	Text  string
-	Path  []Step // path to the breach, from the outermost function
+	Path  []Step // call path from the outermost function to the violation
 }
 
-// Step is a position on a path.
+// Step is a position on a call path.
 type Step struct {
 	Pos  token.Pos
 	In   string
 	What string
 }
 
-// Check applies all checks, and returns the violations.
+// Check applies all checks and returns the violations.
 func (p *Program) Check() []Report {
 	callers := p.callers(NoSleep)
 	sleep := p.newEffect(NoSleep)
@@ -67,7 +67,7 @@ func (p *Program) Check() []Report {
 		return x.Line - y.Line
 	})
 	said := map[line]string{}
-	return slices.DeleteFunc(reports, func(r Report) bool { // one of each kind is sufficient for a line
+	return slices.DeleteFunc(reports, func(r Report) bool { // one report of each kind is sufficient for a line
 		at := p.Fset.Position(r.Pos)
 		l := line{at.Filename, at.Line}
 		again := strings.Contains(said[l], r.Check+" ")
@@ -76,7 +76,7 @@ func (p *Program) Check() []Report {
 	})
 }
 
-// excusable lists the checks that an escape can name.
+// excusable lists the checks that an escape may name.
 var excusable = []string{NoSleep, Serial, Callback, Hotplug, Held, program, Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.

@@ -17,18 +17,18 @@ import (
 
 const completionPath = module + "/ib/completion"
 
-// contexts is a set of contexts in which a function may be called.
+// contexts is a set of contexts in which a function may run.
 type contexts uint8
 
 const (
-	direct    contexts = 1 << iota // by CQ.Process, which sleeps if the function does
+	direct    contexts = 1 << iota // in CQ.Process, which sleeps if the function sleeps
 	callback                       // in the completion handler
-	worker                         // on a goroutine, where it may sleep
-	elsewhere                      // context unknown
-	unset                          // context of the zero Init, unless it is assigned later
+	worker                         // on a goroutine that may sleep
+	elsewhere                      // in an unknown context
+	unset                          // in the context of the zero Init, unless a later assignment changes it
 )
 
-// post holds the argument positions of a function that posts a work request. The receiver counts.
+// post holds the positions of the arguments of a function that posts a work request. The receiver counts.
 type post struct{ queue, done int }
 
 var posts = map[string]post{
@@ -81,7 +81,7 @@ func (p *Program) findCompletions() {
 	q.processDirect()
 }
 
-// calls returns the full name of a wanted function that a call may lead to, or "".
+// calls returns the full name of the wanted function that a call may reach, or "".
 func (c *call) calls(want func(string) bool) string {
 	if c.static != nil && want(c.static.FullName()) {
 		return c.static.FullName()
@@ -116,7 +116,7 @@ func (q *queueQuery) processDirect() {
 	}
 }
 
-// processed returns the calls of New that may have created the queue of a Process call.
+// processed returns the calls of New that may have created the queue of a call of Process.
 func (q *queueQuery) processed(f *function, c *call) map[*ssa.Call]bool {
 	common := c.at.(ssa.CallInstruction).Common()
 	v := common.Value
@@ -152,22 +152,22 @@ func (p *Program) completionRoots() (roots []root) {
 	return roots
 }
 
-// queueQuery finds the contexts of queues.
+// queueQuery searches for the contexts of queues.
 type queueQuery struct {
 	p      *Program
 	of     map[*function]*completion
-	made   map[*ssa.Call]bool // calls of New found by the present query
-	inits  []initStore        // nil: not searched yet
+	made   map[*ssa.Call]bool // calls of New that the current query has found
+	inits  []initStore        // all assignments to Init.Context; nil until the first search
 	nested int
 }
 
 // initStore is an assignment to the Context of an Init.
 type initStore struct {
 	at   *ssa.Store
-	base ssa.Value // pointer to the Init
+	base ssa.Value // the pointer to the Init
 }
 
-// post records the functions that a call posts, with the contexts of its queue.
+// post records the functions that a call posts, together with the contexts of its queue.
 func (q *queueQuery) post(c *call, name string) {
 	at := c.at.(ssa.CallInstruction)
 	args := at.Common().Args
@@ -181,8 +181,8 @@ func (q *queueQuery) post(c *call, name string) {
 	q.pair(pkgOf(at.Parent()), name, args[k.queue], args[k.done], 0)
 }
 
-// pair records a function with the queue to which it is posted. If one of the two is a parameter, pair examines each
-// caller separately.
+// pair records a function together with the queue to which it is posted. If the function or the queue is a
+// parameter, pair examines each caller separately.
 func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value, depth int) {
 	fn := parameterIn(queue, done)
 	if fn == nil || depth == maxFrames || len(q.p.traces.callers[fn]) == 0 {
@@ -208,7 +208,7 @@ func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value
 	}
 }
 
-// add records that a function is called in some contexts, for the queue of the present query.
+// add records that a function runs in some contexts, for the queue of the current query.
 func (q *queueQuery) add(f *function, in contexts) {
 	if q.of[f] == nil {
 		q.of[f] = &completion{f: f, made: map[*ssa.Call]bool{}}
@@ -217,7 +217,7 @@ func (q *queueQuery) add(f *function, in contexts) {
 	maps.Copy(q.of[f].made, q.made)
 }
 
-// parameterIn returns the function that has one of two values as a parameter.
+// parameterIn returns the function that has at least one of two values as a parameter.
 func parameterIn(list ...ssa.Value) *ssa.Function {
 	for _, v := range list {
 		if x, ok := v.(*ssa.Parameter); ok {
@@ -227,8 +227,8 @@ func parameterIn(list ...ssa.Value) *ssa.Function {
 	return nil
 }
 
-// ofPost returns the contexts of the queue of a post. If the origin of the queue is unknown, it assumes the contexts of
-// the package.
+// ofPost returns the contexts of the queue to which a call posts. If the origin of the queue is unknown, ofPost
+// assumes the contexts of all queues of the package.
 func (q *queueQuery) ofPost(pkg *types.Package, name string, queue ssa.Value) contexts {
 	var in contexts
 	if isNamed(queue.Type(), completionPath+".CQ") {
@@ -261,7 +261,7 @@ func (q *queueQuery) ofPackage(pkg *types.Package) (in contexts) {
 	return in &^ elsewhere
 }
 
-// madeBy returns the call of one of the functions that has a value as a result.
+// madeBy returns the call of a given function that has returned a value.
 func madeBy(v ssa.Value, names ...string) *ssa.Call {
 	x, ok := v.(*ssa.Extract)
 	if !ok || x.Index != 0 {
@@ -382,8 +382,8 @@ func (q *queueQuery) ofField(field *types.Var) contexts {
 	})
 }
 
-// ofStores returns the contexts of an Init variable from its assignments, of whole values and of the field Context.
-// Without any, the variable is the zero Init.
+// ofStores returns the contexts of an Init variable from the assignments to the variable and to its field Context.
+// Without assignments, the variable is the zero Init.
 func (q *queueQuery) ofStores(whole []ssa.Value, at *frame, is func(base origin) bool) (in contexts) {
 	for _, v := range whole {
 		in |= q.ofInit(v, at)

@@ -9,15 +9,17 @@ import (
 	"verbena/uapi/verb"
 )
 
-// This file holds docs/contract.md as tables: the promises of package ib to drivers and consumers, and its requirements
-// for them. Names that a revision of ib does not have have no effect.
+// This file contains the rules of docs/contract.md as tables: the promises of package ib to drivers and consumers,
+// and its requirements for drivers and consumers. Names that the checked revision of ib does not declare have no
+// effect.
 
 const module = "verbena"
 
 const ibPath = module + "/ib"
 
 // noSleepMethods lists the methods of a driver that may not sleep, by their interface of package ib. They are the
-// methods of the atomic verbs, and the transition to the error state, which may happen in any context.
+// methods of the atomic verbs, and the method for the transition to the error state, which may happen in any
+// context.
 var noSleepMethods = func() map[string][]string {
 	methods := map[string][]string{"Driver": {"EnterError"}}
 	for _, v := range verb.Table {
@@ -30,7 +32,7 @@ var noSleepMethods = func() map[string][]string {
 	return methods
 }()
 
-// driverInterfaces lists the interfaces of package ib that a driver implements, for the verbs and for user contexts.
+// driverInterfaces lists the interfaces of package ib that a driver implements, for verbs and for user contexts.
 var driverInterfaces = func() []string {
 	names := []string{"UserContexter", "Disassociator"}
 	for _, v := range verb.Table {
@@ -55,17 +57,17 @@ var handlerFields = map[string][]string{
 	"eventHandler": {"f"},
 }
 
-// completionFields lists the same fields of package ib/completion.
+// completionFields lists the corresponding fields of package ib/completion.
 var completionFields = map[string][]string{"Init": {"Failed"}}
 
-// handlerArgs lists functions and methods that take such a function as an argument, with the index of the argument. The
-// receiver does not count.
+// handlerArgs lists functions and methods that have an argument with a function that may not sleep. The value is
+// the index of the argument. The index does not count the receiver.
 var handlerArgs = map[string]int{
 	"(*" + ibPath + ".Device).OnEvent":              0,
 	"(*" + ibPath + ".Device).RegisterEventHandler": 0,
 }
 
-// hotplug lists the functions that neither a callback nor a holder of a callback's lock may call.
+// hotplug lists the functions that must not be called by a callback or with a lock that a callback acquires.
 var hotplug = map[string]bool{
 	"(*" + ibPath + ".Core).Register":                true,
 	"(*" + ibPath + ".Core).Unregister":              true,
@@ -75,7 +77,8 @@ var hotplug = map[string]bool{
 	"(*" + ibPath + ".Core).UnregisterClientContext": true,
 }
 
-// clientFields lists the fields with the functions of a client that run when devices are registered or removed.
+// clientFields lists the fields that hold the functions of a client that run when devices are registered or
+// removed.
 var clientFields = map[string][]string{
 	"Client": {"Add", "Remove"},
 }
@@ -93,7 +96,7 @@ var copyCalls = map[string]bool{
 	"golang.org/x/sys/unix.ProcessVMWritev": true,
 }
 
-// isMutex reports whether a type is a lock: a lock of package sync, or a type of the same name.
+// isMutex reports whether a type is a lock of package sync, or a type with the name of such a lock.
 func isMutex(t types.Type) bool {
 	n, ok := types.Unalias(t).(*types.Named)
 	return ok && (n.Obj().Name() == "Mutex" || n.Obj().Name() == "RWMutex") && n.Obj().Pkg() != nil
@@ -102,19 +105,20 @@ func isMutex(t types.Type) bool {
 // ours reports whether a package belongs to a checked module, and not to the standard library or a dependency.
 func (p *Program) ours(pkg *types.Package) bool { return pkg != nil && p.own[pkg.Path()] }
 
-// sleepiness describes a function that is not checked itself.
+// sleepiness describes the behaviour of a function without a check of its body.
 type sleepiness uint8
 
 const (
-	never sleepiness = iota // does not sleep, and calls the functions passed to it
+	never sleepiness = iota // the function does not sleep, and calls the functions among its arguments
 	sleeps
-	spawns // does not sleep, and another goroutine calls the functions passed to it
-	yields // gives the processor to others: a loop with it spins
-	reads  // reads the time
+	spawns // the function does not sleep, and another goroutine calls the functions among its arguments
+	yields // the function yields the processor, so a loop with it spins
+	reads  // the function reads the time
 )
 
-// outside holds the kinds of functions of other packages, by the name of types.Func.FullName and by package. Functions
-// in neither table are assumed to sleep. The author of a new import must check the package and add it.
+// outside maps the functions of other packages to their kinds. The keys are names in the form of
+// types.Func.FullName, and paths of packages. Functions in neither table are assumed to sleep. The author of a new
+// import must check the imported package and add it to a table.
 var outside = map[string]sleepiness{
 	"time.Sleep": sleeps, "time.AfterFunc": spawns, "time.Now": reads, "time.Since": reads, "time.Until": reads,
 	"runtime.Gosched": yields, "runtime.GC": sleeps, "runtime.AddCleanup": spawns, "runtime.SetFinalizer": spawns,
@@ -135,7 +139,7 @@ var outside = map[string]sleepiness{
 	"golang.org/x/sys/unix.Getpagesize": never, "golang.org/x/sys/unix.ErrnoName": never,
 	"golang.org/x/sys/unix.SignalName":        never,
 	"golang.org/x/sys/unix.ByteSliceToString": never, "golang.org/x/sys/unix.Htons": never,
-	// The kernel answers these calls without a wait.
+	// The kernel answers the following calls without a wait.
 	"golang.org/x/sys/unix.Socket": never, "golang.org/x/sys/unix.Bind": never,
 	"golang.org/x/sys/unix.SetsockoptInt":     never,
 	"golang.org/x/sys/unix.SetsockoptIPMreqn": never, "golang.org/x/sys/unix.SetNonblock": never,
@@ -149,7 +153,7 @@ var outside = map[string]sleepiness{
 	"(*bufio.Reader).Reset": never, "(*bufio.Writer).Reset": never, "(*bufio.Writer).Buffered": never,
 	"(*bufio.Scanner).Buffer": never,
 	"(testing.TB).Helper":     never, "(*testing.common).Helper": never,
-	// These store the text, which a test prints at its end.
+	// The following functions store the text. The test prints it when it ends.
 	"(testing.TB).Error": never, "(testing.TB).Errorf": never, "(testing.TB).Log": never, "(testing.TB).Logf": never,
 	"(*testing.common).Error": never, "(*testing.common).Errorf": never, "(*testing.common).Log": never,
 	"(*testing.common).Logf": never,
@@ -160,7 +164,7 @@ var outside = map[string]sleepiness{
 	"(io/fs.FileMode).IsRegular": never, "(io/fs.FileMode).Perm": never,
 }
 
-// quiet lists the packages with functions that do not sleep, except those above.
+// quiet lists packages with functions that do not sleep, except the functions in outside.
 var quiet = map[string]bool{
 	"bytes": true, "cmp": true, "context": true, "container/heap": true, "container/list": true, "crypto/sha256": true,
 	"crypto/rand": true,
@@ -177,7 +181,8 @@ var quiet = map[string]bool{
 	"structs": true, "flag": true, "runtime/pprof": false,
 }
 
-// outsideKind returns the kind of a function of another package, and reports whether the tables know it.
+// outsideKind returns the kind of a function of another package, and reports whether the tables contain the
+// function.
 func outsideKind(f *types.Func) (kind sleepiness, known bool) {
 	if k, ok := outside[f.FullName()]; ok {
 		return k, true
@@ -185,7 +190,7 @@ func outsideKind(f *types.Func) (kind sleepiness, known bool) {
 	if f.Pkg() == nil || quiet[f.Pkg().Path()] || strings.HasPrefix(f.Pkg().Path(), "go/") {
 		return never, true
 	}
-	if f.Pkg().Path() == "golang.org/x/sys/unix" && f.Signature().Recv() != nil { // these set fields
+	if f.Pkg().Path() == "golang.org/x/sys/unix" && f.Signature().Recv() != nil { // these methods only set fields
 		return never, true
 	}
 	if f.Name() == "Error" || f.Name() == "String" || f.Name() == "Is" || f.Name() == "Unwrap" || f.Name() == "Timeout" {

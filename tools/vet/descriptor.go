@@ -11,16 +11,17 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Descriptors received over a socket, and the sockets themselves, are followed as values: through variables, fields,
-// parameters, results, channels and conversions. A field stands for the fields of all values of its type.
+// The check follows the values of descriptors received over a socket, and of the sockets themselves. The values
+// pass through variables, fields, parameters, results, channels and conversions. A field stands for that field of
+// all values of its type.
 
-// flow is a set of values that descriptors of a kind can reach.
+// flow is the set of values that descriptors of one kind can reach.
 type flow struct {
 	p      *Program
 	values map[ssa.Value]bool
 	fields map[*types.Var]bool
 	result map[*ssa.Function]map[int]bool
-	stops  func(f *ssa.Function) bool // functions that it does not enter
+	stops  func(f *ssa.Function) bool // functions that the search does not enter
 	grown  bool
 }
 
@@ -50,7 +51,7 @@ func isError(t types.Type) bool {
 	return types.Identical(t, types.Universe.Lookup("error").Type().Underlying())
 }
 
-// spread follows the values through the functions until no new value is found.
+// spread propagates the values through the functions until the set does not grow.
 func (w *flow) spread(funcs []*function) {
 	for w.grown = true; w.grown; {
 		w.grown = false
@@ -62,7 +63,7 @@ func (w *flow) spread(funcs []*function) {
 	}
 }
 
-// carriers lists functions of other packages with a result that is or contains the descriptor in an argument.
+// carriers lists functions of other packages that return a value that is or contains the descriptor in an argument.
 var carriers = []string{
 	"os.NewFile", "(*os.File).Fd", "(*os.File).SyscallConn", "(*net.UnixConn).SyscallConn", "net.FileConn",
 	"(*net.UnixConn).File", "slices.Clone",
@@ -121,7 +122,7 @@ func (w *flow) through(f *ssa.Function) {
 	}
 }
 
-// into marks the location in which a descriptor is stored.
+// into marks the location in which an instruction stores a descriptor.
 func (w *flow) into(addr ssa.Value) {
 	w.add(addr)
 	switch addr := addr.(type) {
@@ -185,14 +186,14 @@ func (w *flow) derived(v ssa.Value) {
 			}
 			return
 		}
-		if _, isIndex := v.Tuple.(*ssa.Next); isIndex && v.Index < 2 { // ok and the index
+		if _, isIndex := v.Tuple.(*ssa.Next); isIndex && v.Index < 2 { // the key and the result ok are no descriptors
 			return
 		}
 		from(v.Tuple)
 	}
 }
 
-// call passes descriptors to the parameters of a function, and from its results to the caller.
+// call propagates descriptors from a caller to the parameters of a function, and from the results to the caller.
 func (w *flow) call(at ssa.CallInstruction) {
 	common := at.Common()
 	v, _ := at.(ssa.Value)
@@ -280,8 +281,8 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 	}
 }
 
-// usedAt returns the position of a conversion that is implicit in the source: the position of the call, or of another
-// use.
+// usedAt returns the position of a conversion that is implicit in the source. The position is that of the call or
+// of another instruction that uses the result.
 func usedAt(v *ssa.MakeInterface) token.Pos {
 	if v.Pos().IsValid() {
 		return v.Pos()
@@ -297,7 +298,7 @@ func usedAt(v *ssa.MakeInterface) token.Pos {
 	return v.Parent().Pos()
 }
 
-// hasUnixConn reports whether a type is *net.UnixConn, or a struct that embeds it.
+// hasUnixConn reports whether a type is *net.UnixConn, or a struct that embeds *net.UnixConn.
 func hasUnixConn(t types.Type) bool {
 	if isNamed(t, "net.UnixConn") {
 		return true
@@ -327,7 +328,8 @@ func hasMethod(t types.Type, name string) bool {
 	return false
 }
 
-// checkCloses finds closes of received descriptors outside the functions that bound the number of concurrent closes.
+// checkCloses finds closes of received descriptors outside the functions that limit the number of concurrent
+// closes.
 func (p *Program) checkCloses(funcs []*function, report reporter) {
 	received := p.newFlow(func(f *ssa.Function) bool { return p.marked(f, "closes") })
 	for _, f := range funcs {
@@ -340,7 +342,7 @@ func (p *Program) checkCloses(funcs []*function, report reporter) {
 			case xunix + "ParseUnixRights", "syscall.ParseUnixRights":
 				received.add(v)
 			default:
-				// for a function of another package only the mark is known
+				// for a function of another package, only the marks are available
 				if fn := at.Common().StaticCallee(); fn != nil && p.funcs[fn] == nil && p.marked(fn, "receives") {
 					received.add(v)
 				}
@@ -364,10 +366,10 @@ func (p *Program) checkCloses(funcs []*function, report reporter) {
 	}
 }
 
-// checkRecovers finds goroutines that parse bytes of a user without a recover. A panic in such a goroutine ends the
-// service.
+// checkRecovers finds goroutines that parse bytes of a user without a deferred recover. A panic in such a goroutine
+// ends the service.
 func (p *Program) checkRecovers(funcs []*function, report reporter) {
-	parses := map[*ssa.Function]string{} // with the callee that parses
+	parses := map[*ssa.Function]string{} // keyed by the function, with the callee that parses
 	for f := range p.funcs {
 		if f.Parent() == nil && p.marked(f, "parses") && !recovers(f) {
 			parses[f] = ""
@@ -418,11 +420,11 @@ func (p *Program) nameOf(f *ssa.Function) string {
 	return f.String()
 }
 
-// spawners lists functions that call a function in a new goroutine.
+// spawners lists functions that run a function in a new goroutine.
 var spawners = []string{"time.AfterFunc", "context.AfterFunc", "(*sync.WaitGroup).Go",
 	"(*golang.org/x/sync/errgroup.Group).Go"}
 
-// containers names the package with functions that call a function and contain its panic.
+// containers names the package with functions that call a function and recover its panic.
 const containers = module + "/internal/contain."
 
 func startedBy(c ssa.CallInstruction) (list []*ssa.Function) {
@@ -432,7 +434,7 @@ func startedBy(c ssa.CallInstruction) (list []*ssa.Function) {
 		if fn != nil {
 			list = append(list, fn)
 		}
-		return append(list, functionArgs(common)...) // the callee may call these
+		return append(list, functionArgs(common)...) // the callee may call the functions among its arguments
 	}
 	if o := fullName(fn); slices.Contains(spawners, o) {
 		return functionArgs(common)
@@ -452,7 +454,7 @@ func functionArgs(common *ssa.CallCommon) (list []*ssa.Function) {
 	return list
 }
 
-// bound returns the method that a method value calls, or else the function itself.
+// bound returns the method of a method value. For any other function bound returns the function itself.
 func bound(f *ssa.Function) *ssa.Function {
 	if f == nil || !strings.HasPrefix(f.Synthetic, "bound method wrapper") {
 		return f
@@ -478,8 +480,8 @@ func fullName(f *ssa.Function) string {
 	return o.FullName()
 }
 
-// runsItself returns the functions that a function calls in its own goroutine, including the functions that it passes
-// to others to call.
+// runsItself returns the functions that a function calls on its own goroutine. They include the functions that it
+// passes to callees that call them.
 func runsItself(f *ssa.Function) []*ssa.Function {
 	set := map[*ssa.Function]bool{}
 	for _, b := range f.Blocks {
@@ -502,7 +504,7 @@ func runsItself(f *ssa.Function) []*ssa.Function {
 	return slices.Collect(maps.Keys(set))
 }
 
-// recovers reports whether a function defers a recover before any other instruction could panic.
+// recovers reports whether a function defers a recover before any instruction that could panic.
 func recovers(f *ssa.Function) bool {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {

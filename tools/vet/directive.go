@@ -16,8 +16,8 @@ import (
 //	//verbena:parses              the function parses bytes of a user
 //	//verbena:allow CHECK REASON  the check is suppressed here
 //
-// In the comment of a function it applies to the function. Otherwise it applies to its own line, or to the line below
-// the comment.
+// A directive in the doc comment of a function applies to the function. Any other directive applies to its own
+// line, or to the line below the comment.
 const prefix = "//verbena:"
 
 // directive is one directive.
@@ -43,7 +43,7 @@ func directives(g *ast.CommentGroup) (list []directive) {
 	return list
 }
 
-// Escape is a position at which a check is disabled, with the reason.
+// Escape is a position at which a directive disables a check, with the reason.
 type Escape struct {
 	Check  string
 	Reason string
@@ -51,7 +51,7 @@ type Escape struct {
 	Used   bool
 }
 
-// escapes holds the escapes of a program, by the line to which they apply.
+// escapes holds the escapes of a program, keyed by the lines to which they apply.
 type escapes map[line][]*Escape
 
 type line struct {
@@ -59,7 +59,8 @@ type line struct {
 	n    int
 }
 
-// add adds an escape for its own line and the code up to the line below the comment. The comment ends at end.
+// add adds an escape for its own line, and for the code up to the line below the comment. end is the end of the
+// comment.
 func (e escapes) add(fset *token.FileSet, d directive, end token.Pos) *Escape {
 	check, reason, _ := strings.Cut(d.rest, " ")
 	x := &Escape{Check: check, Reason: strings.TrimSpace(reason), Pos: d.pos}

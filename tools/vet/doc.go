@@ -1,5 +1,5 @@
-// Package vet checks programs against the locking contract of verbena/ib by analysis of their source. Command
-// verbenavet runs it. docs/verbenavet.md explains its reports.
+// Package vet checks programs against the locking contract of verbena/ib. It analyses the source of the programs.
+// Command verbenavet is based on this package. docs/verbenavet.md explains its reports.
 //
 //	Load            go/packages -> SSA (program.go). There is one Program for each command, and one for the packages that
 //	                no command imports.
@@ -15,13 +15,14 @@
 //	Check           effects, from operations up to callers (effect.go), and reachability, from the contract's functions
 //	                down (roots.go). nosleep.go, callback.go and held.go have the rules.
 //
-// Calls through the interfaces of drivers and of handlers are boundaries. Each side is checked against the contract,
-// and not against the other side. A lock held across a sleeping operation makes every function that waits for the lock
-// a sleeping function. sleepyLocks repeats this until nothing changes.
+// The interfaces of drivers and of handlers are boundaries of the analysis. The code on each side of a boundary is
+// checked against the contract, and not against the code on the other side. If a lock is held across a sleeping
+// operation, every function that waits for the lock may sleep. sleepyLocks repeats this propagation until no
+// function changes.
 //
-// checkGuards applies further checks to the packages that serve users who do not trust one another (guard.go). They
-// cover opens of files, reads from sockets, closes of received descriptors (descriptor.go follows these as values) and
-// panics.
+// checkGuards applies further checks to the packages that serve mutually distrusting users (guard.go). These checks
+// cover opens of files, reads from sockets, closes of received descriptors (descriptor.go follows these as values)
+// and panics.
 //
-// Analyzer applies the same checks to one package. Facts describe the other packages.
+// Analyzer applies the same checks to one package. Facts describe the functions of other packages.
 package vet

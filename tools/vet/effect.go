@@ -10,7 +10,7 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// cause is the reason for an effect of a function: one of its operations, or a call.
+// cause is the reason for an effect of a function: an operation of the function, or a call.
 type cause struct {
 	at   ssa.Instruction
 	pos  token.Pos
@@ -18,7 +18,7 @@ type cause struct {
 	next *function
 }
 
-// effect holds the effects of functions, by themselves or through their callees.
+// effect maps functions to their effects, which they have by themselves or through their callees.
 type effect struct {
 	check string
 	of    map[*function]*cause
@@ -38,7 +38,7 @@ func (e *effect) add(f *function, c *cause) {
 	}
 }
 
-// caller is a call of a function, seen from the callee.
+// caller is a call of a function, indexed by the callee.
 type caller struct {
 	in *function
 	c  *call
@@ -59,7 +59,8 @@ func (p *Program) callers(check string) map[*function][]caller {
 	return m
 }
 
-// spread propagates the effect of a function to all of its callers, unless an escape cuts the call.
+// spread propagates the effect of a function to its direct and indirect callers. An escape at a call stops the
+// propagation.
 func (p *Program) spread(e *effect, callers map[*function][]caller) {
 	for len(e.queue) > 0 {
 		g := e.queue[0]
@@ -72,7 +73,7 @@ func (p *Program) spread(e *effect, callers map[*function][]caller) {
 	}
 }
 
-// path returns the path from a function to an effect.
+// path returns the call path from a function to an effect.
 func (e *effect) path(f *function) (steps []Step) {
 	for f != nil {
 		c := e.of[f]
@@ -90,8 +91,8 @@ func name(f *function) string {
 	return strings.ReplaceAll(strings.ReplaceAll(s, module+"/", ""), "command-line-arguments.", "")
 }
 
-// sleepyLocks finds the locks that are held across sleeping operations. Waiting for such a lock is then a sleeping
-// operation, too.
+// sleepyLocks finds the locks that are held across sleeping operations. A wait for such a lock is then also a
+// sleeping operation.
 func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 	conds := p.condLocks()
 	mark := func(f *function, held lockSet, c *cause, cond, plug bool) {
@@ -162,15 +163,16 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 	}
 }
 
-// under is a function that a call passes to another function, which calls it with locks held.
+// under is a function that a call passes to another function, together with the locks with which the other function
+// calls it.
 type under struct {
 	f    *function
 	by   *function
 	held lockSet
 }
 
-// passedUnder returns the functions that a call passes to its callees, with the locks that the callees hold when they
-// call these functions.
+// passedUnder returns the functions that a call passes to its callees, with the locks that the callees hold when
+// they call these functions.
 func (c *call) passedUnder() (list []under) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
@@ -185,8 +187,8 @@ func (c *call) passedUnder() (list []under) {
 	return list
 }
 
-// heldCalling returns the locks that may be held when a function calls one of its parameters, directly or through a
-// function to which it passes the parameter.
+// heldCalling returns the locks that may be held when a function calls one of its parameters. The call may be
+// direct, or through a function to which the parameter is passed.
 func (f *function) heldCalling(param, depth int) lockSet {
 	held := lockSet{}
 	for _, c := range f.calls {
@@ -211,8 +213,9 @@ func (f *function) heldCalling(param, depth int) lockSet {
 	return held
 }
 
-// without returns the locks held during the whole execution of a function that is called with some locks held. The
-// function may release the locks that its callers must hold. Operations on them are checked in the function itself.
+// without returns the locks that remain held during the whole execution of a function that is called with some
+// locks held. The function may release the locks that its directive requires from its callers. The function itself
+// is checked for operations with these locks.
 func (f *function) without(held lockSet) lockSet {
 	left := held
 	for l := range held {

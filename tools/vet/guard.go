@@ -12,25 +12,27 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// These are the checks of packages that serve users who do not trust one another.
+// The following constants are the checks of packages that serve mutually distrusting users.
 const (
-	Open    = "open"    // an open that could acquire a controlling terminal, or leak into a child
-	Restat  = "restat"  // an open of a path that was previously passed to stat
-	Receive = "receive" // a read from a socket that drops the descriptors of a message
-	Close   = "close"   // a close of a received descriptor, which can take as long as its sender wants
-	Recover = "recover" // a goroutine that parses bytes of a user, without recover
+	// Opens a file that could become a controlling terminal, or whose descriptor a child could inherit.
+	Open    = "open"
+	Restat  = "restat"  // opens a path that was passed to stat before
+	Receive = "receive" // reads from a socket and discards the descriptors of a message
+	Close   = "close"   // closes a received descriptor; the sender can delay the close without a limit
+	Recover = "recover" // starts a goroutine that parses bytes of a user, without a deferred recover
 )
 
-// guard has the checks of a package that are enabled.
+// guard holds the checks of a package that are enabled.
 type guard map[string]bool
 
-// guards lists the checked packages with their enabled checks. A disabled check still counts its escapes as used, so
-// that they can be written before the check is enabled.
+// guards maps the checked packages to their enabled checks. The escapes of a disabled check still count as used.
+// Thus the escapes can be written before the check is enabled.
 var guards = map[string]guard{
 	module + "/supervisor": allGuards,
 	module + "/service":    allGuards,
 	module + "/remote":     allGuards,
-	// It only closes files of /proc, which close without a wait. Package remote has verified their kind.
+	// The package closes only files of /proc, whose close does not block. Package remote has verified the kind of
+	// these files.
 	module + "/umem":                 {Open: true, Restat: true, Receive: true, Recover: true},
 	module + "/internal/ctl":         allGuards,
 	module + "/internal/ctl/devfile": allGuards,
@@ -40,12 +42,12 @@ var guards = map[string]guard{
 	module + "/internal/principal":   allGuards,
 }
 
-// guardedSnippets are the snippets to which all checks apply.
+// guardedSnippets lists the snippets to which all checks apply.
 const guardedSnippets = module + "/tools/vet/testdata/guard/"
 
 var allGuards = guard{Open: true, Restat: true, Receive: true, Close: true, Recover: true}
 
-// guardOf returns the checks of a package, and reports whether it has any.
+// guardOf returns the checks of a package, and reports whether the package has checks.
 func guardOf(k *types.Package) (guard, bool) {
 	if k == nil {
 		return nil, false
@@ -85,7 +87,7 @@ func (p *Program) checkGuards() (reports []Report) {
 	return reports
 }
 
-// reporter records a breach of a check in a function.
+// reporter records a violation of a check in a function.
 type reporter func(f *function, check string, pos token.Pos, text string)
 
 // allowedAbove returns the escape of a function or of an enclosing function.
@@ -110,7 +112,7 @@ func (p *Program) marked(f *ssa.Function, verb string) bool {
 	return ok && slices.ContainsFunc(p.decls[obj.Origin()], func(d directive) bool { return d.verb == verb })
 }
 
-// calls calls f for each call in a function, with the full name of the callee, or of the interface method.
+// calls calls f for each call in a function. The string is the full name of the callee or of the interface method.
 func eachCall(f *ssa.Function, do func(at ssa.CallInstruction, name string, args []ssa.Value)) {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
@@ -141,10 +143,11 @@ func posOf(at ssa.CallInstruction) token.Pos {
 
 const xunix = "golang.org/x/sys/unix."
 
-// opener holds the indexes of the directory, the path and the flags among the arguments of a function; -1: none.
+// opener holds the indexes of the directory, the path and the flags among the arguments of a function that opens a
+// file. An index of -1 means that the function does not have the argument.
 type opener struct {
 	dir, path, flags int
-	cloexec          bool // always
+	cloexec          bool // whether the function always sets O_CLOEXEC
 }
 
 // openers lists the functions that open a file by its path. The functions of package os that open a directory are
@@ -186,7 +189,7 @@ var stats = map[string]opener{
 	"(*os.Root).Lstat":  {0, 1, -1, false},
 }
 
-// checkOpens finds opens of paths that could be a terminal, or with a descriptor that a child would inherit.
+// checkOpens finds opens of paths that could be a terminal, and opens whose descriptor a child could inherit.
 func (p *Program) checkOpens(f *function, report reporter) {
 	eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 		o, ok := openers[callee]
@@ -211,7 +214,7 @@ func (p *Program) checkOpens(f *function, report reporter) {
 	})
 }
 
-// harmless reports whether a path is a constant that cannot lead to a terminal.
+// harmless reports whether a path is a constant that cannot name a terminal.
 func harmless(path ssa.Value) bool {
 	c, ok := path.(*ssa.Const)
 	if !ok || c.Value == nil || c.Value.Kind() != constant.String {
@@ -224,10 +227,10 @@ func harmless(path ssa.Value) bool {
 		!strings.Contains(s, "/fd/") && !strings.Contains(s, "..")
 }
 
-// certainBits returns the flags that a value always has.
+// certainBits returns the flags that a value contains in any case.
 func certainBits(v ssa.Value, seen []ssa.Value) int {
 	if slices.Contains(seen, v) {
-		return ^0 // a loop: the flags of the other edges decide
+		return ^0 // the value is computed in a loop, so the flags of the other edges decide
 	}
 	seen = append(seen, v)
 	switch v := v.(type) {
@@ -262,12 +265,12 @@ func certainBits(v ssa.Value, seen []ssa.Value) int {
 	return 0
 }
 
-// checkRestats finds opens of paths that the function has passed to stat before. The two calls may find different
-// files.
+// checkRestats finds opens of paths that the same function has passed to stat before. The two calls may refer to
+// different files.
 func (p *Program) checkRestats(f *function, report reporter) {
 	type look struct {
 		at   ssa.CallInstruction
-		what string // path
+		what string // the called function
 		by   string
 	}
 	var looks []look
@@ -300,7 +303,7 @@ func pathShape(o opener, args []ssa.Value) string {
 	return s
 }
 
-// pureCalls lists functions that return the same result for the same arguments.
+// pureCalls lists functions with results that depend only on the arguments.
 var pureCalls = []string{"fmt.Sprintf", "fmt.Sprint", "strconv.Itoa", "path/filepath.Join", "path.Join",
 	"(*os.File).Name", "(*os.File).Fd", "path/filepath.Clean"}
 
@@ -326,7 +329,7 @@ func shape(v ssa.Value, depth int) string {
 			return of(v.X) + "." + fmt.Sprint(v.Field)
 		case *ssa.UnOp:
 			return v.Op.String() + of(v.X)
-		case *ssa.Slice: // slice for the arguments of a variadic call
+		case *ssa.Slice: // the slice of the arguments of a variadic call
 			if a, ok := v.X.(*ssa.Alloc); ok && v.Low == nil && v.High == nil {
 				return arrayShape(a, depth)
 			}
@@ -359,7 +362,8 @@ func arrayShape(a *ssa.Alloc, depth int) string {
 	return s + "]"
 }
 
-// comesBefore reports whether one instruction can run before another in the same call of their function.
+// comesBefore reports whether one instruction can run before another instruction in the same call of their
+// function.
 func comesBefore(a, b ssa.Instruction) bool {
 	if a.Block() == b.Block() {
 		return slices.Index(a.Block().Instrs, a) < slices.Index(b.Block().Instrs, b)

@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// TestGuards tests that the packages of the table exist. If a package is renamed and the table is not updated, its
-// checks would be skipped silently.
+// TestGuards tests that the packages in guards exist. Otherwise the checks of a renamed package would be skipped
+// without an error.
 func TestGuards(t *testing.T) {
 	for path, on := range guards {
 		dir := filepath.Join("../..", strings.TrimPrefix(path, module))
 		if files, err := filepath.Glob(filepath.Join(dir, "*.go")); err != nil || len(files) == 0 {
-			t.Errorf("%s: got no Go files (%v), want the files of the package", path, err)
+			t.Errorf("%s: Glob: got no Go files (error %v), want the files of the package", path, err)
 		}
 		for check := range on {
 			if !allGuards[check] {

@@ -8,17 +8,17 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// entries holds the locks that all callers of a function hold. A function without an entry has no known caller.
+// entries maps each function to the locks that all of its callers hold. A function without an entry has no known
+// caller.
 type entries map[*function]lockSet
 
-// holds reports whether all callers of a function hold a lock, and whether the function does not release the lock
-// itself.
+// holds reports whether all callers of a function hold a lock and the function itself does not release the lock.
 func (e entries) holds(f *function, l *lock) bool {
 	held, ok := e[f]
 	return ok && held.has(l) != nil && f.locks.entered.has(l) == nil
 }
 
-// entryLocks finds the locks held at every call of a function, by its caller or by callers further up.
+// entryLocks finds the locks that are held at every call of a function, by its direct callers or by their callers.
 func (p *Program) entryLocks() entries {
 	callers := map[*function][]caller{}
 	for _, f := range p.order {
@@ -30,8 +30,8 @@ func (p *Program) entryLocks() entries {
 	}
 	e := entries{}
 	for _, f := range p.order {
-		// The compiler makes a wrapper for each promoted method. A wrapper without a caller is no entry into an unexported
-		// method.
+		// The compiler generates a wrapper for each promoted method. A wrapper without callers is no entry point of
+		// an unexported method.
 		if len(callers[f]) == 0 && (f.Synthetic == "" || token.IsExported(f.Name())) {
 			e[f] = lockSet{}
 		}
@@ -39,7 +39,7 @@ func (p *Program) entryLocks() entries {
 	for changed := true; changed; {
 		changed = false
 		for _, f := range p.order {
-			var all lockSet // nil: unknown so far
+			var all lockSet // nil until a caller was examined
 			for _, k := range callers[f] {
 				at := lockSet{}
 				if above, ok := e[k.in]; !ok {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// link finds the callees of all calls.
+// link determines the callees of all calls.
 func (p *Program) link(every map[*ssa.Function]bool) {
 	all := map[*ssa.Function]bool{}
 	for f := range every {
@@ -58,8 +58,9 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 	p.markPrograms()
 }
 
-// addLibrary adds the library functions that the program may call by an interface or a function value. These are the
-// methods of types that it converts to interfaces, and the functions that it uses as values.
+// addLibrary adds the library functions that the program may call through an interface or a function value. These
+// functions are the methods of types that the program converts to interfaces, and the functions that the program
+// uses as values.
 func (p *Program) addLibrary(all map[*ssa.Function]bool) {
 	types := map[types.Type]bool{}
 	add := map[*ssa.Function]bool{}
@@ -101,8 +102,9 @@ func functionOperands(at ssa.Instruction) (list []*ssa.Function) {
 	return list
 }
 
-// passFunctions finds the callers of functions that are passed as arguments, as if the caller called them. A function
-// with function parameters thus does not connect each of its callers with the arguments of the other callers.
+// passFunctions resolves functions that are passed as arguments. It treats them as if the passing function called
+// them. Thus a function with function parameters does not connect each of its callers with the arguments of the
+// other callers.
 func (p *Program) passFunctions() {
 	for changed := true; changed; {
 		changed = false
@@ -129,7 +131,7 @@ func (p *Program) passFunctions() {
 					}
 				}
 			}
-			// A closure calls a parameter of the enclosing function.
+			// A closure can call a parameter of the enclosing function.
 			if f.Parent() != nil {
 				if outer := p.funcs[f.Parent()]; outer != nil && !outer.onlySpawns(f) {
 					for _, c := range f.calls {
@@ -153,7 +155,8 @@ func (p *Program) passFunctions() {
 				}
 			}
 			switch outer := p.funcs[f.Parent()]; {
-			case c.spawns, c.param < 0 && (outer == nil || outer.onlySpawns(f)): // the passing function does not call it
+			// The function that passes the argument does not call it.
+			case c.spawns, c.param < 0 && (outer == nil || outer.onlySpawns(f)):
 			case c.param > 0 && !f.wild[c.param], c.param < 0 && !outer.wild[-c.param]:
 				c.through, c.callees, c.own = c.callees, nil, 0
 			}
@@ -161,7 +164,7 @@ func (p *Program) passFunctions() {
 	}
 }
 
-// onlySpawns reports whether only new goroutines run a closure of the function.
+// onlySpawns reports whether a closure of the function always runs on a new goroutine.
 func (f *function) onlySpawns(g *function) bool {
 	is := false
 	for _, c := range f.calls {
@@ -175,8 +178,8 @@ func (f *function) onlySpawns(g *function) bool {
 	return is
 }
 
-// parameterOf returns the number of the parameter that a value is, counted from 1. A negative number is a parameter of
-// the enclosing function; 0: none.
+// parameterOf returns the number of the parameter that a value denotes, counted from 1. A negative number denotes a
+// parameter of the enclosing function, and 0 means that the value is no parameter.
 func parameterOf(f *ssa.Function, v ssa.Value) int {
 	switch v := v.(type) {
 	case *ssa.Parameter:
@@ -186,7 +189,7 @@ func parameterOf(f *ssa.Function, v ssa.Value) int {
 		if k, ok := b.(*ssa.Parameter); ok && f.Parent() != nil {
 			return -(slices.Index(f.Parent().Params, k) + 1)
 		}
-		if a, ok := b.(*ssa.Alloc); ok { // a parameter captured by a closure
+		if a, ok := b.(*ssa.Alloc); ok { // the parameter is captured by a closure
 			return -spilled(f.Parent(), a)
 		}
 	case *ssa.UnOp:
@@ -204,7 +207,7 @@ func parameterOf(f *ssa.Function, v ssa.Value) int {
 	return 0
 }
 
-// spilled returns the parameter that is stored in a variable as its only value; 0: none.
+// spilled returns the number, counted from 1, of the parameter that is the only value stored in a variable, or 0.
 func spilled(f *ssa.Function, a *ssa.Alloc) int {
 	n := 0
 	for _, r := range *a.Referrers() {
@@ -223,7 +226,7 @@ func spilled(f *ssa.Function, a *ssa.Alloc) int {
 func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
 	first := 1
 	if common.IsInvoke() {
-		first = 2 // after the receiver
+		first = 2 // the receiver comes first
 	}
 	for i, a := range common.Args {
 		if _, ok := a.Type().Underlying().(*types.Signature); !ok {
@@ -243,11 +246,12 @@ func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
 	}
 }
 
-// candidates returns the possible functions of a value with an unknown path, which led through another package such as
-// sync/atomic. These are the functions of the same type in the same package with their address taken.
+// candidates returns the possible functions of a value that has an unknown origin because it passed through another
+// package, such as sync/atomic. The candidates are the functions of the same type in the same package that are used as
+// values.
 func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.Function) {
 	if _, ok := common.Value.(*ssa.Parameter); ok {
-		return nil // resolved at the callers
+		return nil // the callers resolve the parameter
 	}
 	pkg := pkgOf(f.Function)
 	for _, fn := range p.taken(pkg) {
@@ -258,7 +262,8 @@ func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.F
 	return list
 }
 
-// taken returns the functions that a package uses as values: passed to another package, or stored behind pointers.
+// taken returns the functions that a package uses as values, because it passes them to another package or stores
+// them behind pointers.
 func (p *Program) taken(pkg *types.Package) []*ssa.Function {
 	if pkg == nil {
 		return nil
@@ -288,8 +293,8 @@ func (p *Program) taken(pkg *types.Package) []*ssa.Function {
 	return list
 }
 
-// poolNew returns the functions by which a pool makes its values. If the field or variable of the pool is unknown, it
-// returns the functions of all pools of the package.
+// poolNew returns the functions that create the values of a pool. If the field or variable of the pool is unknown,
+// poolNew returns the functions of all pools of the package.
 func (p *Program) poolNew(f *function, pool ssa.Value) (list []*ssa.Function) {
 	var all []*ssa.Function
 	pkg := pkgOf(f.Function)

@@ -9,15 +9,18 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// lock is a class of locks: a field of all values of a type, or a variable. If the places of the type are
-// distinguished, the class has a part for each place. The class itself then stands for a lock at an unknown place.
+// lock is a class of locks. A class is a variable, or a field of all values of a type. If the analysis
+// distinguishes the places of the type, the class has a part for each place. In this case the class itself stands
+// for a lock at an unknown place.
 type lock struct {
 	name  string
-	class *lock // class of a part
+	class *lock // for a part: its class
 	parts []*lock
 
-	sleepy  *heldSleep // operation that it is held across; nil: none that sleeps
-	program *Escape    // directive: a waiter for the lock waits only for the memory of its own program; nil: no directive
+	sleepy *heldSleep // a sleeping operation across which the lock is held, or nil
+	// The program directive of the lock, or nil; a waiter for the lock then waits only for the memory of its own
+	// program.
+	program *Escape
 	sites   []lockSite
 }
 
@@ -26,20 +29,20 @@ type heldSleep struct {
 	in   *function
 	pos  token.Pos
 	what string
-	plug bool // held by registration, or by removal
+	plug bool // whether registration or removal holds the lock
 }
 
 type lockSite struct {
 	in *function
 	at ssa.CallInstruction
-	l  *lock // nil: unknown
+	l  *lock // nil means an unknown lock
 }
 
-// overlaps reports whether two locks may be the same.
+// overlaps reports whether two locks may be the same lock.
 func (l *lock) overlaps(k *lock) bool { return l == k || l.class == k || k.class == l }
 
-// heldAcross returns a position at which a lock, or one that may be the same, is held across a sleeping operation, or
-// nil.
+// heldAcross returns a position at which a lock, or a lock that may be the same, is held across a sleeping
+// operation, or nil.
 func (l *lock) heldAcross() *heldSleep {
 	if l.sleepy != nil {
 		return l.sleepy
@@ -66,7 +69,7 @@ func (s lockSet) clone() lockSet {
 	return c
 }
 
-// has returns the lock of a set that may be the wanted one, or nil.
+// has returns the lock of a set that may be the wanted lock, or nil.
 func (s lockSet) has(l *lock) *lock {
 	if s[l] {
 		return l
@@ -105,7 +108,7 @@ const (
 	tryCalled
 )
 
-// lockCall returns the lock operation of a function.
+// lockCall returns the lock operation that a function performs.
 func lockCall(fn *ssa.Function) lockCallKind {
 	recv := fn.Signature.Recv()
 	if recv == nil || !isMutex(deref(recv.Type())) {
@@ -126,7 +129,7 @@ func lockKind(method string) lockCallKind {
 	return noLockCall
 }
 
-// fieldLock returns the class of a field of a type.
+// fieldLock returns the class of the lock in a field of a type.
 func (p *Program) fieldLock(owner types.Type, v *types.Var) *lock {
 	name := "struct." + v.Name()
 	if n, ok := types.Unalias(deref(owner)).(*types.Named); ok {
@@ -143,8 +146,8 @@ func (p *Program) ofProgram(l *lock, v *types.Var) *lock {
 	return l
 }
 
-// markPrograms marks the locks that belong to one program each. A wait for such a lock is a wait for the memory of that
-// program, as in a copy.
+// markPrograms marks the locks of which each belongs to one program. A wait for such a lock is a wait for the
+// memory of that program, like a copy.
 func (p *Program) markPrograms() {
 	for _, f := range p.order {
 		for _, s := range f.locks.direct {
@@ -163,8 +166,8 @@ func (p *Program) lockNamed(key, name string) *lock {
 	return p.locks[key]
 }
 
-// lockAt returns the lock at the target of a pointer. It is a part of its class if the place is known, and nil if the
-// lock is unknown.
+// lockAt returns the lock at the target of a pointer. If the place is known, the result is a part of the class. If
+// the lock is unknown, the result is nil.
 func (p *Program) lockAt(f *function, v ssa.Value) *lock {
 	if l, ok := f.pointers[v]; ok {
 		return l
@@ -197,14 +200,15 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 	default:
 		l := p.lockOf(addr)
 		if by := p.lockOf(v); by != nil && l != nil && (l.name == "new" || l.name == "complit") {
-			l.name = by.name // name of the field that leads to it
+			l.name = by.name // the name of the field that contains the lock
 		}
 		return l
 	}
 }
 
-// embedded returns the class of the mutex with the methods that a struct promotes. It applies to an interface, such as
-// a sync.Locker, that can only hold structs with an embedded mutex of this class. Otherwise it returns nil.
+// embedded returns the class of the mutex whose methods a struct promotes. It also applies to an interface, such as
+// a sync.Locker, that can only hold structs with an embedded mutex of this class. In any other case embedded
+// returns nil.
 func (p *Program) embedded(v ssa.Value) (l *lock) {
 	if !types.IsInterface(v.Type()) {
 		return nil
@@ -230,7 +234,8 @@ func (p *Program) embedded(v ssa.Value) (l *lock) {
 	return l
 }
 
-// promoted returns the class of the mutex that provides the Lock method of a struct or of a pointer's target, or nil.
+// promoted returns the class of the mutex that provides the Lock method of a struct or of the target of a pointer,
+// or nil.
 func (p *Program) promoted(v ssa.Value) *lock {
 	_, path, _ := types.LookupFieldOrMethod(v.Type(), true, nil, "Lock")
 	owner := deref(v.Type())
@@ -248,7 +253,7 @@ func (p *Program) promoted(v ssa.Value) *lock {
 	return nil
 }
 
-// partOf returns the lock of a class at a place.
+// partOf returns the part of a class for a place.
 func (p *Program) partOf(class *lock, key, field string) *lock {
 	l := p.lockNamed(class.name+" of "+key, shortKey(key)+"."+field)
 	if l.class == nil {
@@ -258,13 +263,13 @@ func (p *Program) partOf(class *lock, key, field string) *lock {
 	return l
 }
 
-// lockOf returns the class of a lock that a value points to, or nil if it is unknown.
+// lockOf returns the class of the lock to which a value points, or nil if the class is unknown.
 func (p *Program) lockOf(v ssa.Value) *lock {
 	switch v := v.(type) {
 	case *ssa.FieldAddr:
 		f := fieldVar(v.X.Type(), v.Field)
 		if _, named := types.Unalias(deref(v.X.Type())).(*types.Named); !named {
-			// a field of an unnamed struct, which is a field of the owner
+			// the owner has a field with an unnamed struct type, and the struct has the field
 			return p.lockNamed(p.Fset.Position(f.Pos()).String(), outerName(v.X)+"."+f.Name())
 		}
 		return p.fieldLock(v.X.Type(), f)
@@ -278,7 +283,7 @@ func (p *Program) lockOf(v ssa.Value) *lock {
 		return p.lockOf(boundTo(v))
 	case *ssa.UnOp:
 		if v.Op == token.MUL {
-			return p.lockOf(v.X) // v is a pointer to a lock
+			return p.lockOf(v.X) // the value is a pointer to a lock
 		}
 	case *ssa.ChangeType:
 		return p.lockOf(v.X)
@@ -301,9 +306,9 @@ func outerName(v ssa.Value) string {
 	return "struct"
 }
 
-// pathOf describes the value that a pointer leads to, or returns "" if it is unknown. Two values with the same
-// description are the same, unless a field has changed meanwhile. Two descriptions that begin
-// with different parameters probably denote different values.
+// pathOf returns a description of the target of a pointer, or "" if the target is unknown. Two targets with the
+// same description are the same, unless a field has changed between them. Two descriptions that begin with
+// different parameters probably denote different targets.
 func pathOf(v ssa.Value) string {
 	switch v := v.(type) {
 	case *ssa.Parameter:

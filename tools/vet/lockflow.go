@@ -7,17 +7,18 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// lockFlow holds the locks of a function.
+// lockFlow holds the effects of a function on locks.
 type lockFlow struct {
-	may, must   map[ssa.Instruction]lockSet // held before calls and operations
+	may, must   map[ssa.Instruction]lockSet // locks that may be, and that must be, held before calls and operations
 	which       map[ssa.Instruction]map[*lock]string
-	takes, lets lockSet    // at the end of the function, more and fewer than at its beginning
-	direct      []lockSite // lock calls
-	entered     lockSet    // released before they are taken, and thus held by its callers
+	takes, lets lockSet    // locks that the function acquires, and locks that it releases, from its beginning to its end
+	direct      []lockSite // calls of lock operations
+	// Locks that the function releases before it acquires them, so that its callers must hold them.
+	entered lockSet
 }
 
-// flowLocks finds the locks held at each instruction. The locks that a function leaves held, or has released, are known
-// after a few rounds.
+// flowLocks finds the locks that are held at each instruction. Several rounds determine the locks that each
+// function leaves held or has released.
 func (p *Program) flowLocks() {
 	order := p.calleesFirst()
 	for range 8 {
@@ -40,7 +41,7 @@ func (p *Program) flowLocks() {
 	}
 }
 
-// calleesFirst returns all functions, callees before their callers as far as possible.
+// calleesFirst returns all functions. Callees precede their callers as far as recursion permits.
 func (p *Program) calleesFirst() (list []*function) {
 	seen := map[*function]bool{}
 	var visit func(f *function)
@@ -64,11 +65,11 @@ func (p *Program) calleesFirst() (list []*function) {
 	return list
 }
 
-// state holds the locks held at a position: those possibly held and those certainly held.
+// state holds the locks at a position: the locks that may be held, and the locks that must be held.
 type state struct {
 	may, must lockSet
-	which     map[*lock]string    // the value with the lock, as described by pathOf; "": unknown
-	deferred  map[*ssa.Defer]bool // calls that the end of the function may make
+	which     map[*lock]string    // description by pathOf of the value that contains the lock, or "" if unknown
+	deferred  map[*ssa.Defer]bool // deferred calls that may run at the end of the function
 }
 
 func (s state) clone() state {
@@ -77,7 +78,7 @@ func (s state) clone() state {
 
 func (s state) lock(l *lock) { s.lockOf(l, "") }
 
-// unlock releases a lock. If the lock is not held as itself, unlock releases one that may be the same.
+// unlock releases a lock. If the set does not contain the lock itself, unlock releases a lock that may be the same.
 func (s state) unlock(l *lock) {
 	if k := s.may.has(l); k != nil {
 		delete(s.may, k)
@@ -87,12 +88,12 @@ func (s state) unlock(l *lock) {
 
 func (s state) lockOf(l *lock, path string) {
 	if s.may[l] && s.which[l] != path {
-		path = "" // two locks of one class
+		path = "" // the set contains two locks of one class
 	}
 	s.may[l], s.must[l], s.which[l] = true, true, path
 }
 
-// join merges another path into the state, and reports whether the state has changed.
+// join merges the state of another path into the state, and reports whether the state has changed.
 func (s state) join(o state) (changed bool) {
 	for l := range o.may {
 		if !s.may[l] {
@@ -118,7 +119,8 @@ func (s state) join(o state) (changed bool) {
 	return changed
 }
 
-// flow follows the locks through a function, and reports whether the effect of the function on them has changed.
+// flow propagates the locks through a function. It reports whether the effect of the function on the locks has
+// changed.
 func (p *Program) flow(f *function) bool {
 	fl := p.follow(f, nil)
 	for range 3 {
@@ -137,7 +139,7 @@ func (p *Program) flow(f *function) bool {
 	return changed
 }
 
-// follow does the same for a function that its callers call with some locks held.
+// follow propagates the locks through a function that its callers call with some locks held.
 func (p *Program) follow(f *function, entered lockSet) lockFlow {
 	fl := lockFlow{may: map[ssa.Instruction]lockSet{}, must: map[ssa.Instruction]lockSet{},
 		which: map[ssa.Instruction]map[*lock]string{}, takes: lockSet{}, lets: lockSet{}, entered: lockSet{}}
@@ -180,7 +182,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 					if !s.deferred[d] {
 						continue
 					}
-					fl.may[d], fl.must[d], fl.which[d] = s.may.clone(), s.must.clone(), maps.Clone(s.which) // at the call
+					fl.may[d], fl.must[d], fl.which[d] = s.may.clone(), s.must.clone(), maps.Clone(s.which) // state at the call
 					p.step(f, &fl, s, d, calls[d], let)
 				}
 			case *ssa.Defer:
@@ -240,7 +242,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 	return fl
 }
 
-// step applies a call to the state. let receives the locks that are released without having been taken.
+// step applies a call to the state. let collects the locks that are released and were not acquired before.
 func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstruction, c *call, let lockSet) {
 	if c == nil {
 		return
@@ -266,13 +268,13 @@ func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstructio
 	}
 }
 
-// locker reports whether a call is a call of a lock's interface.
+// locker reports whether a call is a call of a method of a lock's interface.
 func (c *call) locker() bool {
 	return c.iface != nil && slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock", "lock", "unlock"},
 		c.iface.Name())
 }
 
-// release unlocks a lock, and records in let that it was not taken before.
+// release unlocks a lock. It records in let that the lock was not acquired before.
 func (s state) release(l *lock, let lockSet) {
 	if s.may.has(l) == nil {
 		let[l] = true
@@ -282,7 +284,7 @@ func (s state) release(l *lock, let lockSet) {
 
 // stepInto applies the effect of a callee to the state.
 func (p *Program) stepInto(g *function, s state, let lockSet) {
-	for l := range g.locks.entered { // the callee releases these temporarily
+	for l := range g.locks.entered { // the callee temporarily releases these locks
 		if s.may.has(l) == nil {
 			let[l] = true
 		}

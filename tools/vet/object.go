@@ -8,18 +8,19 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Locks of one type are distinguished by their place: the field of a struct, or the variable. The target of a pointer
-// is known in three cases. The pointer is the address of a field or variable, only one such address is assigned to it,
-// or it is a parameter of a function that has been specialised for the place.
+// The analysis distinguishes locks of one type by their place. A place is a field of a struct, or a variable. The
+// target of a pointer is known in three cases. Either the pointer is the address of a field or variable, or only
+// one such address is assigned to the pointer, or the pointer is a parameter of a function that has been
+// specialised for the place.
 
-// place is a field, variable or allocation, seen from a function. The zero place is unknown.
+// place is a field, variable or allocation, as it appears in a function. The zero value denotes an unknown place.
 type place struct {
-	addr ssa.Value // *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global or *ssa.Alloc; nil: unknown
+	addr ssa.Value // *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global, *ssa.Alloc, or nil if unknown
 	in   *function
-	typ  types.Type // type of the value in an interface, or nil if unknown
+	typ  types.Type // the type of the value in an interface, or nil if unknown
 }
 
-// maxPlaces limits the number of steps in following a pointer.
+// maxPlaces limits the number of steps with which the analysis follows a pointer.
 const maxPlaces = 12
 
 // placeAt returns the target of a pointer.
@@ -57,7 +58,7 @@ func (p *Program) leads(f *function, v ssa.Value, left int) place {
 	return place{}
 }
 
-// bound returns the binding of a closure's variable, and the function that creates the closure.
+// bound returns the value to which a closure's variable is bound, and the function that creates the closure.
 func (p *Program) bound(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
 	if b := boundTo(v); b != nil {
 		if f.outer != nil {
@@ -65,13 +66,13 @@ func (p *Program) bound(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
 		}
 		return p.funcs[f.Parent()], b
 	}
-	if list := p.traces.closures[f.Function]; len(list) == 1 { // the closure is a method value
+	if list := p.traces.closures[f.Function]; len(list) == 1 { // a closure that is a method value
 		return p.funcs[list[0].Parent()], list[0].Bindings[slices.Index(f.FreeVars, v)]
 	}
 	return nil, nil
 }
 
-// pointee returns the target of the pointer that is stored at an address.
+// pointee returns the target of the pointer at an address.
 func (p *Program) pointee(f *function, addr ssa.Value, left int) place {
 	at := p.leads(f, addr, left)
 	switch v := at.addr.(type) {
@@ -85,10 +86,10 @@ func (p *Program) pointee(f *function, addr ssa.Value, left int) place {
 	return place{}
 }
 
-// parentOf returns the function that contains a value, without any knowledge about the parameters.
+// parentOf returns the function that contains a value. The result has no bindings of parameters.
 func (p *Program) parentOf(v ssa.Value) *function { return p.funcs[v.Parent()] }
 
-// only returns the single place that all values lead to, if there is one.
+// only returns the place to which all values point, if there is exactly one such place.
 func (p *Program) only(list []ssa.Value, in func(ssa.Value) *function, left int) (one place) {
 	key := ""
 	for _, v := range list {
@@ -125,7 +126,7 @@ func (p *Program) returned(f *function, v *ssa.Call, left int) place {
 	return p.only(results, func(ssa.Value) *function { return g }, left)
 }
 
-// bindsOf returns the targets of a call's arguments, by the index of the callee's parameter.
+// bindsOf returns the targets of the arguments of a call, keyed by the index of the callee's parameter.
 func (p *Program) bindsOf(f *function, c *call, g *function) map[int]place {
 	binds := map[int]place{}
 	for i, v := range g.Params {
@@ -139,7 +140,7 @@ func (p *Program) bindsOf(f *function, c *call, g *function) map[int]place {
 	return binds
 }
 
-// bindKey returns a key of a place and the type of the value.
+// bindKey returns a key for a place and the type of the value.
 func bindKey(p *Program, at place) string {
 	key := p.keyOf(at)
 	if at.typ != nil {
@@ -148,7 +149,7 @@ func bindKey(p *Program, at place) string {
 	return key
 }
 
-// keyOf returns a key of a place, or "" if there are several candidates.
+// keyOf returns the key of a place, or "" if there are several possible places.
 func (p *Program) keyOf(at place) string {
 	switch v := at.addr.(type) {
 	case *ssa.Global:
@@ -170,7 +171,8 @@ func (p *Program) keyOf(at place) string {
 	return ""
 }
 
-// container returns the array that contains an element, or the variable with the slice.
+// container returns the array that contains an element. For an element of a slice, container returns the variable
+// with the slice.
 func (p *Program) container(f *function, v ssa.Value) place {
 	if u, ok := v.(*ssa.UnOp); ok {
 		return p.placeAt(f, u.X)
@@ -178,7 +180,8 @@ func (p *Program) container(f *function, v ssa.Value) place {
 	return p.placeAt(f, v)
 }
 
-// ownerKey names the struct that a pointer leads to. If the type is not split, it stands for all structs of the type.
+// ownerKey returns the name of the struct to which a pointer points. If the type is not in split, the name stands
+// for all structs of the type.
 func (p *Program) ownerKey(f *function, v ssa.Value) string {
 	n := namedOf(v.Type())
 	if n != nil && !p.split.types[n.Origin()] {
@@ -192,13 +195,13 @@ func namedOf(t types.Type) *types.Named {
 	return n
 }
 
-// split holds the types with distinguished places: structs with locks that are stored by value in several structs or
-// variables, and types that are locks themselves.
+// split holds the types whose places the analysis distinguishes. These are structs with locks that several structs
+// or variables contain by value, and types that are locks themselves.
 type split struct {
 	types map[*types.Named]bool
 }
 
-// findSplit finds the types with distinguished places.
+// findSplit finds the types whose places the analysis distinguishes.
 func (p *Program) findSplit() {
 	p.split = split{types: map[*types.Named]bool{}}
 	count := map[*types.Named]int{}
@@ -215,7 +218,7 @@ func (p *Program) findSplit() {
 			}
 		}
 	}
-	made := map[*types.Named]bool{} // allocated separately
+	made := map[*types.Named]bool{} // types whose values are also allocated separately
 	for _, f := range p.order {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
@@ -290,7 +293,7 @@ func (split) lockLike(n *types.Named) bool {
 	return has("Lock") && has("Unlock") || has("lock") && has("unlock")
 }
 
-// needs reports whether the target of a parameter with a type matters.
+// needs reports whether the analysis needs the target of a parameter of a type.
 func (s split) needs(t types.Type) bool {
 	if types.IsInterface(t) {
 		return hasMethod(t, "Lock")
@@ -302,7 +305,7 @@ func (s split) needs(t types.Type) bool {
 	return n != nil && (isMutex(n) || s.types[n.Origin()])
 }
 
-// shortKey returns the key of a place as shown in a report.
+// shortKey returns the key of a place in the form for reports.
 func shortKey(key string) string {
 	key = strings.TrimPrefix(key, "new ")
 	return key[strings.LastIndexByte(key, '/')+1:]

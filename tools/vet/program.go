@@ -14,24 +14,25 @@ import (
 	"golang.org/x/tools/go/ssa/ssautil"
 )
 
-// Program is a set of packages with their calls among each other. Only the types of other packages are known.
+// Program is a set of packages with the calls between their functions. Only the types of other packages are
+// loaded.
 type Program struct {
 	Fset *token.FileSet
-	Name string // name of its command, or of its first package
+	Name string // the name of its command, or of its first package
 
 	prog        *ssa.Program
-	unit        *analysis.Pass // a single package under check; nil: a whole program
+	unit        *analysis.Pass // the package under check, or nil if the program is a whole program
 	sleep       *effect        // set by Check
 	copies      *effect
 	traces      *tracer
 	handlers    map[*types.Var]string // see isHandler
 	completions []completion
-	own         map[string]bool // paths of the checked packages
-	main        map[string]bool // files of the module itself
+	own         map[string]bool // the paths of the checked packages
+	main        map[string]bool // the files of the module itself
 	escapes     escapes
 	all         []*Escape
 	funcs       map[*ssa.Function]*function
-	order       []*function // by position
+	order       []*function // the functions, sorted by position
 
 	nosleepFields map[*types.Var]bool
 	nosleepLines  map[line]bool
@@ -40,30 +41,32 @@ type Program struct {
 	decls         map[types.Object][]directive
 	locks         map[string]*lock
 	split         split
-	unresolved    map[token.Pos]string // calls with unknown callees
-	problems      []Report             // problems of directives
+	unresolved    map[token.Pos]string // the calls with unknown callees
+	problems      []Report             // errors in directives
 }
 
-// function is a function with a body.
+// function is a function that has a body.
 type function struct {
 	*ssa.Function
 	calls   []*call
 	ops     []op
-	held    []*lock // locks in its held directive
+	held    []*lock // the locks in the held directive
 	heldBy  map[*lock]heldPath
-	nosleep bool // the function has a nosleep directive
+	nosleep bool // whether the function has a nosleep directive
 	allowed map[string]*Escape
 
 	locks    lockFlow
 	pointers map[ssa.Value]*lock // see lockAt
 
-	needs map[int]bool  // parameters on which locks depend: see special.go
-	binds map[int]place // targets of these parameters in this copy
-	outer *function     // for a copy of a closure: the copy that contains it
-	base  *function     // origin of the copy
+	needs map[int]bool  // the parameters on which locks depend (special.go)
+	binds map[int]place // the targets of these parameters in a copy
+	outer *function     // for a copy of a closure: the copy of the enclosing function
+	base  *function     // for a copy: the original function
 
-	runs map[int]bool // parameters, counted from 1, that it calls, directly or through functions that it passes them to
-	wild map[int]bool // parameters that receive unknown functions
+	// The parameters, counted from 1, that the function calls directly or through the functions to which it passes
+	// them.
+	runs map[int]bool
+	wild map[int]bool // the parameters, counted from 1, that receive unknown functions
 }
 
 // call is a call, or the start of a goroutine.
@@ -71,22 +74,24 @@ type call struct {
 	at      ssa.Instruction
 	pos     token.Pos
 	callees []*function
-	spawns  bool // the callee runs on another goroutine
+	spawns  bool // whether the callee runs on another goroutine
 	field   *types.Var
-	iface   *types.Func // method of an interface
-	agreed  bool        // the contract for the callee applies, and the callee must keep it
-	done    bool        // the function of a work request: see completion.go
-	atomic  bool        // agreed, and the contract forbids the callee to sleep
-	param   int         // calls this parameter of the function, counted from 1; 0: none
-	passes  []passed    // functions that it passes
-	own     int         // callees[:own] are called here; the functions that receive the others call them
-	through []*function // callees of a parameter; the functions that pass them also have them as callees
+	iface   *types.Func // the called method of an interface, or nil
+	agreed  bool        // whether the contract applies to the callee
+	done    bool        // whether the callee is the function of a work request (completion.go)
+	atomic  bool        // whether the call is agreed and the contract does not permit the callee to sleep
+	param   int         // the parameter of the function that is called, counted from 1, or 0
+	passes  []passed    // the functions among the arguments
+	// callees[:own] are called by this call; the remaining callees are called by the functions to which they are
+	// passed.
+	own     int
+	through []*function // the callees of a parameter; they are also callees of the functions that pass them
 	static  *types.Func
-	library []*types.Func // functions of other packages, by an interface or a function value
-	stream  *types.Func   // function of another package that reads or writes a stream: see stream.go
+	library []*types.Func // functions of other packages that are called through an interface or a function value
+	stream  *types.Func   // the function of another package that reads or writes a stream (stream.go)
 }
 
-// here returns the functions that are called at this position.
+// here returns the functions that the call itself calls.
 func (c *call) here() []*function {
 	if c.through != nil {
 		return c.through
@@ -94,14 +99,14 @@ func (c *call) here() []*function {
 	return c.callees[:c.own]
 }
 
-// passed is a function passed as an argument.
+// passed is a function that is an argument of a call.
 type passed struct {
-	param int       // parameter of the callee
-	f     *function // nil: unknown
-	from  int       // number of the caller's parameter that is passed on, counted from 1; 0: none
+	param int       // the parameter of the callee
+	f     *function // nil means an unknown function
+	from  int       // the parameter of the caller, counted from 1, that is the argument, or 0
 }
 
-// op is an operation that may sleep by itself, or that copies.
+// op is an operation that copies, or that may sleep by itself.
 type op struct {
 	at   ssa.Instruction
 	pos  token.Pos
@@ -116,12 +121,12 @@ const (
 	opCopy
 )
 
-// Load reads the packages named by patterns, relative to a folder as with go list, and all of their imports from the
-// module. It returns a Program for each command, because the implementations of an interface in one command are
-// irrelevant for another. If no command imports some packages, they form one more Program.
+// Load reads the packages that match patterns, relative to a folder as with go list, and all packages of the module
+// that they import. Load returns a Program for each command, because implementations of an interface in one command
+// are irrelevant for other commands. The packages that no command imports form another Program.
 func Load(dir string, patterns ...string) ([]*Program, error) { return load(dir, false, patterns...) }
 
-// load implements Load. If each is set, it makes a separate Program for each package that no command imports.
+// load implements Load. If each is set, Load makes a separate Program for each package that no command imports.
 func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 	fset := token.NewFileSet()
 	pkgs, err := packages.Load(&packages.Config{
@@ -197,8 +202,8 @@ func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 	return programs, nil
 }
 
-// functions returns all functions. They include uncalled methods of unexported types, because any holder of a value may
-// call these.
+// functions returns all functions. The functions include uncalled methods of unexported types, because any holder
+// of a value may call such a method.
 func functions(prog *ssa.Program) map[*ssa.Function]bool {
 	all := ssautil.AllFunctions(prog)
 	var add func(f *ssa.Function)
@@ -250,13 +255,13 @@ func (p *Program) Escapes() []*Escape { return p.all }
 // Unresolved returns the calls with unknown callees.
 func (p *Program) Unresolved() map[token.Pos]string { return p.unresolved }
 
-// Format prints a report with its path.
+// Format formats a report with its call path.
 func (p *Program) Format(r *Report, long bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s: %s", p.Place(r.Pos), r.Check, r.Text)
 	if long {
 		for _, s := range r.Path {
-			if s.Pos.IsValid() { // otherwise a wrapper made by the compiler
+			if s.Pos.IsValid() { // a position is invalid in a wrapper that the compiler generates
 				fmt.Fprintf(&b, "\n\t%s: %s %s", p.Place(s.Pos), s.In, s.What)
 			}
 		}
@@ -273,7 +278,7 @@ func (p *Program) relative(file string) string {
 	return file
 }
 
-// Place is a position as shown in reports: the file, relative to the working folder, and the line.
+// Place formats a position for reports: the file, relative to the working folder, and the line.
 func (p *Program) Place(pos token.Pos) string {
 	at := p.Fset.Position(pos)
 	return fmt.Sprintf("%s:%d", p.relative(at.Filename), at.Line)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// refine improves the callees of function values. It removes functions from other maps, which the call graph does not
-// distinguish, and adds functions that are called by reflection or by other packages.
+// refine improves the callees of function values. It removes functions from other maps, because the call graph does
+// not distinguish maps. It adds functions that are called by reflection or by other packages.
 func (p *Program) refine() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -35,20 +35,21 @@ func (p *Program) refine() {
 	}
 }
 
-// byValue reports whether a call is a call of a function value other than a parameter.
+// byValue reports whether a call calls a function value that is not a parameter.
 func (c *call) byValue() bool {
 	common := c.at.(ssa.CallInstruction).Common()
 	return !common.IsInvoke() && common.StaticCallee() == nil && c.through == nil && c.param == 0
 }
 
-// keep removes the unwanted callees that are called at this position. The callees called by other functions stay.
+// keep removes the unwanted callees from the callees of this call itself. The callees that other functions call are
+// not removed.
 func (c *call) keep(wanted func(*function) bool) {
 	own := slices.DeleteFunc(slices.Clone(c.callees[:c.own]), func(g *function) bool { return !wanted(g) })
 	c.callees, c.own = append(own, c.callees[c.own:]...), len(own)
 }
 
-// addGiven adds the callees that a call of another package reaches through its arguments: functions in variables, and
-// methods of values that are passed as interfaces, as to sort.Sort and fmt.Sprint.
+// addGiven adds the callees that a call of another package reaches through its arguments. These are functions in
+// variables, and methods of values that are passed as interfaces, as to sort.Sort and fmt.Sprint.
 func (p *Program) addGiven(c *call, common *ssa.CallCommon) {
 	if c.static == nil || p.ours(c.static.Pkg()) || posts[c.static.FullName()] != (post{}) {
 		return
@@ -67,7 +68,8 @@ func (p *Program) addGiven(c *call, common *ssa.CallCommon) {
 	}
 }
 
-// literal returns the elements of a slice made for a variadic call, or else the value itself.
+// literal returns the elements of a slice for a variadic call. For any other value literal returns the value
+// itself.
 func literal(v ssa.Value) (list []ssa.Value) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {
@@ -92,8 +94,8 @@ var formatters = []string{
 	"String", "Error", "Format", "GoString", "MarshalJSON", "MarshalText", "MarshalBinary", "LogValue",
 }
 
-// addMethods adds the methods that another package calls on a value passed as an interface: the interface's methods, or
-// the formatters.
+// addMethods adds the methods that another package calls on a value that is passed as an interface. These are the
+// methods of the interface, or else the formatters.
 func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 	it, ok := m.Type().Underlying().(*types.Interface)
 	if !ok || isStream(m.Type()) {
@@ -118,13 +120,13 @@ func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 	}
 }
 
-// formats reports whether functions of a package call the formatters.
+// formats reports whether the functions of a package call the formatters.
 func formats(k *types.Package) bool {
 	return k != nil && (k.Path() == "fmt" || k.Path() == "log/slog" || strings.HasPrefix(k.Path(), "encoding/"))
 }
 
-// addWrapped adds the functions that a wrapper of another package calls. sync.OnceFunc and iter.Pull return such
-// wrappers.
+// addWrapped adds the functions that a wrapper of another package calls. For example, sync.OnceFunc and iter.Pull
+// return wrappers.
 func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
 	for _, o := range p.traces.origins(common.Value, nil, nil) {
 		k, ok := o.v.(*ssa.Call)
@@ -138,7 +140,8 @@ func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
 		if !is || p.ours(by.Pkg()) {
 			continue
 		}
-		if kind, _ := outsideKind(by); kind == spawns { // the result of context.AfterFunc stops the function
+		// The result of context.AfterFunc stops the function and does not call it.
+		if kind, _ := outsideKind(by); kind == spawns {
 			delete(p.unresolved, c.pos)
 			continue
 		}
@@ -151,10 +154,10 @@ func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
 	}
 }
 
-// reflectCalls call the function held by a reflect.Value.
+// reflectCalls lists functions that call the function in a reflect.Value.
 var reflectCalls = map[string]bool{"(reflect.Value).Call": true, "(reflect.Value).CallSlice": true}
 
-// functions returns the possible functions of a value, or nil if one of them is unknown.
+// functions returns the possible functions of a value, or nil if a possible function is unknown.
 func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
 	for _, o := range t.origins(v, nil, nil) {
 		fn := functionOf(o.v)
@@ -168,7 +171,8 @@ func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
 	return list
 }
 
-// checkForeign resolves interface calls on values from other packages: net.Dial returns a net.Conn.
+// checkForeign resolves interface calls on values that other packages return. For example, net.Dial returns a
+// net.Conn.
 func (p *Program) checkForeign() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -189,7 +193,7 @@ func isErrorMethod(m *types.Func) bool {
 	return m.Pkg() == nil || m.Name() == "Error" || m.Name() == "String"
 }
 
-// foreignMethod returns the method of another package's interface that a call leads to, or nil.
+// foreignMethod returns the method of another package's interface that a call calls, or nil.
 func (p *Program) foreignMethod(c *call) *types.Func {
 	for _, o := range p.traces.origins(c.at.(ssa.CallInstruction).Common().Value, nil, nil) {
 		if o.v == nil || !types.IsInterface(o.v.Type()) {
@@ -214,7 +218,7 @@ func (p *Program) foreignMethod(c *call) *types.Func {
 	return nil
 }
 
-// sleepsAt reports whether an operation at an instruction sleeps.
+// sleepsAt reports whether the operation of an instruction sleeps.
 func (f *function) sleepsAt(at ssa.Instruction) bool {
 	return slices.ContainsFunc(f.ops, func(o op) bool { return o.at == at && o.kind == opSleep })
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// root is a function that must keep a rule, with the reason.
+// root is a function that must satisfy a rule, with the reason.
 type root struct {
 	f   *function
 	why string
@@ -30,7 +30,7 @@ func (p *Program) typesOf() (list []*types.Named) {
 			}
 		}
 	}
-	var more []*types.Named // types in functions, and instances of generic types
+	var more []*types.Named // types declared in functions, and instances of generic types
 	for _, t := range p.prog.RuntimeTypes() {
 		n, ok := types.Unalias(deref(t)).(*types.Named)
 		if ok && n.Obj().Pkg() != nil && p.own[n.Obj().Pkg().Path()] && !types.IsInterface(n) &&
@@ -42,7 +42,7 @@ func (p *Program) typesOf() (list []*types.Named) {
 	return append(list, slices.CompactFunc(more, func(a, b *types.Named) bool { return a.String() == b.String() })...)
 }
 
-// iface returns an interface of package ib.
+// iface returns an interface of package ib by its name.
 func (p *Program) iface(name string) *types.Interface {
 	k := p.prog.ImportedPackage(ibPath)
 	if k == nil {
@@ -56,7 +56,7 @@ func (p *Program) iface(name string) *types.Interface {
 	return i
 }
 
-// methods returns the methods of the types of the program that implement interfaces of package ib.
+// methods returns the methods with which types of the program implement interfaces of package ib.
 func (p *Program) methods(of map[string][]string) (roots []root) {
 	seen := map[*function]bool{}
 	for _, n := range p.typesOf() {
@@ -87,7 +87,7 @@ func (p *Program) methods(of map[string][]string) (roots []root) {
 	return roots
 }
 
-// fieldsOf returns fields of structs of a package with their names.
+// fieldsOf returns fields of the structs of a package, with their names.
 func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.Var]string {
 	of := map[*types.Var]string{}
 	k := p.prog.ImportedPackage(path)
@@ -109,7 +109,7 @@ func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.V
 	return of
 }
 
-// stored returns the functions that are stored in fields of package ib or passed to its functions.
+// stored returns the functions that are stored in fields of package ib or passed to functions of package ib.
 func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
 	want := p.fieldsOf(ibPath, fields)
 	if args {
@@ -181,7 +181,7 @@ func (p *Program) noSleepRoots() []root {
 	return roots
 }
 
-// visit is a function that is reachable from the roots.
+// visit is a function that a root reaches.
 type visit struct {
 	f    *function
 	from *visit
@@ -189,7 +189,8 @@ type visit struct {
 	root *root
 }
 
-// reach visits all functions that are reachable from the roots, nearest first. Calls with an escape are not followed.
+// reach visits all functions that the roots reach, in the order of their distance. reach does not follow calls with
+// an escape.
 func (p *Program) reach(check string, roots []root, stop func(*call) bool, f func(*visit)) map[*function]*visit {
 	seen := map[*function]*visit{}
 	var queue []*visit
@@ -234,8 +235,8 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 	return seen
 }
 
-// intoIB reports whether a call leads into package ib from another package. The promise of that package then applies. A
-// check of package ib itself shows whether it keeps the promise.
+// intoIB reports whether a call enters package ib from another package. In this case the promise of package ib
+// applies to the callee. The check of package ib itself verifies the promise.
 func intoIB(f *function, c *call) bool {
 	pkg := pkgOf(f.Function)
 	if pkg != nil && pkg.Path() == ibPath || pkg == nil && c.static == nil {
@@ -247,13 +248,13 @@ func intoIB(f *function, c *call) bool {
 	return c.iface != nil && slices.ContainsFunc(c.callees, isIB) && !c.agreed
 }
 
-// isIB reports whether a function of package ib is called by an interface of another package.
+// isIB reports whether a function of package ib is called through an interface of another package.
 func isIB(f *function) bool {
 	pkg := pkgOf(f.Function)
 	return pkg != nil && pkg.Path() == ibPath && f.Parent() == nil
 }
 
-// called returns the name of the callee.
+// called returns the name of the callee of a call.
 func (c *call) called() string {
 	if c.static != nil {
 		return short(c.static)
@@ -275,7 +276,7 @@ func (p *Program) isDriverMethod(recv types.Type, m *types.Func) bool {
 	return m.Pkg() != nil && m.Pkg().Path() == ibPath && p.driverIface(recv) != ""
 }
 
-// driverIface returns the driver interface that a type of package ib is, or that contains the type.
+// driverIface returns the driver interface that a type of package ib is or contains.
 func (p *Program) driverIface(recv types.Type) string {
 	n, ok := types.Unalias(recv).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != ibPath {
@@ -295,7 +296,7 @@ func (p *Program) driverIface(recv types.Type) string {
 }
 
 func (p *Program) mayNotSleep(recv types.Type, m *types.Func) bool {
-	// interfaces that it may embed
+	// interfaces that the interface may embed
 	for _, i := range append([]string{p.driverIface(recv)}, "DriverQP", "DriverSRQ", "DriverMR") {
 		if it := p.iface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) &&
 			(i == p.driverIface(recv) || types.Implements(recv, it)) {

@@ -70,13 +70,13 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 	}
 }
 
-// scanInvoke examines a call of an interface method, and reports whether its callees count.
+// scanInvoke examines a call of an interface method. It reports whether the callees of the call matter.
 func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) bool {
 	c.iface = common.Method
 	recv := common.Value.Type()
 	if isNamed(recv, copyInterface) && copyMethods[c.iface.Name()] {
 		f.op(c.at, opCopy, "copies to or from process memory by "+short(c.iface))
-		return false // independent of the callee
+		return false // the effect does not depend on the callee
 	}
 	if p.isDriverMethod(recv, c.iface) {
 		c.agreed = true
@@ -109,13 +109,13 @@ func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known 
 		return
 	}
 	if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil && !p.ours(pkgOf(k.Call.StaticCallee())) {
-		p.given(c) // for example an iterator of another package
+		p.given(c) // for example, an iterator of another package
 	} else {
 		p.unresolved[c.pos] = "a function value"
 	}
 }
 
-// scanStatic examines a call of a known function, and reports whether its callees count.
+// scanStatic examines a call of a known function. It reports whether the callees of the call matter.
 func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 	c.static, _ = objectOf(fn).(*types.Func)
 	if p.isSpace(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
@@ -123,7 +123,7 @@ func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 		return false
 	}
 	if lockCall(fn) != noLockCall {
-		return true // see lockflow.go
+		return true // lockflow.go treats these calls
 	}
 	if p.funcs[fn] != nil {
 		p.addCallee(c, fn)
@@ -133,7 +133,8 @@ func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 	return true
 }
 
-// addCallees adds the functions that a call may lead to. For functions of other packages it applies the tables.
+// addCallees adds the functions that a call may call. addCallees applies the tables of contract.go to functions of
+// other packages.
 func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
 	for _, fn := range known {
 		if p.funcs[fn] != nil {
@@ -150,7 +151,7 @@ func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
 	c.spawns = spawns || c.spawns && len(c.library) == 1 && len(known) == 1
 }
 
-// given adds the functions that a call passes to another package, which calls them.
+// given adds the functions that a call passes to another package, which calls the functions.
 func (p *Program) given(c *call) {
 	for _, a := range c.at.(ssa.CallInstruction).Common().Args {
 		if fn := functionOf(a); fn != nil {
@@ -159,7 +160,7 @@ func (p *Program) given(c *call) {
 	}
 }
 
-// callLibrary applies the effects of a call of another package's function.
+// callLibrary applies the effects of a call of a function of another package.
 func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
 	common := c.at.(ssa.CallInstruction).Common()
 	full := obj.FullName()
@@ -179,7 +180,7 @@ func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
 		}
 	}
 	if _, ok := posts[full]; ok {
-		return // see completion.go
+		return // completion.go treats these calls
 	}
 	p.given(c)
 	if c.spawns {
@@ -188,7 +189,7 @@ func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
 	switch {
 	case copyCalls[full]:
 		f.op(c.at, opCopy, "calls "+short(obj))
-	case streams(obj): // see stream.go
+	case streams(obj): // stream.go treats these calls
 		c.stream = obj
 	case kind == sleeps:
 		f.op(c.at, opSleep, "calls "+short(obj)+why)

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// maxSpecial limits the number of places for which a function is specialised. Beyond the limit its locks are the locks
-// of all places.
+// maxSpecial limits the number of places for which one function is specialised. Beyond the limit, the locks of the
+// function stand for the locks of all places.
 const maxSpecial = 32
 
-// specialise replaces functions with locks or interfaces in parameters by copies, one for each place or type passed by
-// callers.
+// specialise replaces functions with locks or interfaces in their parameters by copies. There is one copy for each
+// place or type that callers pass.
 func (p *Program) specialise() {
 	p.findSplit()
 	if !p.findNeeds() {
@@ -23,7 +23,7 @@ func (p *Program) specialise() {
 	}
 	s := &specialiser{p: p, made: map[string]*function{}, count: map[*ssa.Function]int{}}
 	s.work = slices.Clone(p.order)
-	called := map[*function]bool{} // called before specialisation
+	called := map[*function]bool{} // functions called before the specialisation
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			for _, g := range c.callees {
@@ -41,8 +41,8 @@ func (p *Program) specialise() {
 	p.keepReached(called)
 }
 
-// findNeeds marks parameters in a function, its callees and its closures: parameters that lead to locks, or to one of
-// several methods.
+// findNeeds marks parameters in a function, its callees and its closures. The marked parameters lead to locks, or
+// determine which of several methods is called.
 func (p *Program) findNeeds() (any bool) {
 	mark := func(f *function, v ssa.Value) bool {
 		f, i := p.rootParameter(f, v)
@@ -82,13 +82,14 @@ func (p *Program) findNeeds() (any bool) {
 	return any
 }
 
-// chooses reports whether a call through an interface of the program may lead to several methods.
+// chooses reports whether a call through an interface of the program may call several methods.
 func (p *Program) chooses(c *call) bool {
 	return c.iface != nil && !c.agreed && p.ours(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath &&
 		len(c.callees)+len(c.library) > 1
 }
 
-// rootParameter returns the parameter on which a place depends, with its function: f, or an enclosing one.
+// rootParameter returns the parameter on which a place depends, and the function with the parameter: f or an
+// enclosing function.
 func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 	for range maxPlaces {
 		switch x := v.(type) {
@@ -107,7 +108,7 @@ func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 			if f == nil {
 				return nil, 0
 			}
-		case *ssa.Alloc: // may be a captured parameter
+		case *ssa.Alloc: // the variable may be a captured parameter
 			n := spilled(f.Function, x)
 			if n == 0 {
 				return nil, 0
@@ -131,7 +132,7 @@ func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 	return nil, 0
 }
 
-// specialiser creates the copies.
+// specialiser creates the copies of functions.
 type specialiser struct {
 	p     *Program
 	made  map[string]*function
@@ -139,7 +140,7 @@ type specialiser struct {
 	work  []*function
 }
 
-// call replaces the callees of a call.
+// call replaces the callees of a call by copies.
 func (s *specialiser) call(f *function, c *call) {
 	if f.base != nil && s.p.chooses(c) {
 		s.p.choose(f, c)
@@ -152,7 +153,8 @@ func (s *specialiser) call(f *function, c *call) {
 	}
 }
 
-// choose reduces the callees of an interface to the method of the type for which the function has been specialised.
+// choose reduces the callees of an interface call to the method of the type for which the function has been
+// specialised.
 func (p *Program) choose(f *function, c *call) {
 	at := p.placeAt(f, c.at.(ssa.CallInstruction).Common().Value)
 	if at.typ == nil {
@@ -168,15 +170,16 @@ func (p *Program) choose(f *function, c *call) {
 		return
 	}
 	c.keep(is)
-	if len(c.library) > 0 { // the callee is another function
+	if len(c.library) > 0 { // the chosen callee is a function of the program, not of the library
 		c.library = nil
 		f.ops = slices.DeleteFunc(f.ops, func(o op) bool { return o.at == c.at && o.kind == opSleep })
 	}
 }
 
-// target returns the copy of a callee for the places passed by a call, or the callee itself.
+// target returns the copy of a callee for the places that a call passes. Without a copy target returns the callee
+// itself.
 func (s *specialiser) target(f *function, c *call, g *function) *function {
-	if g.binds != nil || g.outer != nil { // a copy
+	if g.binds != nil || g.outer != nil { // a copy is not specialised again
 		return g
 	}
 	outer := f.around(g)
@@ -207,7 +210,8 @@ func (s *specialiser) target(f *function, c *call, g *function) *function {
 	return s.made[key]
 }
 
-// around returns the copy that contains a closure: f or an enclosing function. It returns nil if neither is a copy.
+// around returns the copy that contains a closure: f or an enclosing function. If neither is a copy, around returns
+// nil.
 func (f *function) around(g *function) *function {
 	for x := f; x != nil; x = x.outer {
 		if g.Parent() == x.Function && (x.binds != nil || x.outer != nil) {
@@ -217,7 +221,8 @@ func (f *function) around(g *function) *function {
 	return nil
 }
 
-// specialised returns a copy of a function for the targets of its parameters, within a copy of the enclosing function.
+// specialised returns a copy of a function for the targets of its parameters. The copy belongs to a copy of the
+// enclosing function.
 func (f *function) specialised(binds map[int]place, outer *function) *function {
 	g := *f
 	g.binds, g.outer, g.base = binds, outer, f
@@ -232,7 +237,7 @@ func (f *function) specialised(binds map[int]place, outer *function) *function {
 	return &g
 }
 
-// origin returns the originals of functions that copies have replaced.
+// origin returns the original functions that copies have replaced.
 func (c *call) origin(list []*function) []*function {
 	out := make([]*function, len(list))
 	for i, f := range list {
@@ -246,7 +251,8 @@ func (c *call) origin(list []*function) []*function {
 	return out
 }
 
-// keepReached keeps the functions that are entered from outside and their callees, in the order of the program.
+// keepReached removes all functions except the entry points and their direct and indirect callees. It keeps the
+// order of the program.
 func (p *Program) keepReached(called map[*function]bool) {
 	reached := map[*function]bool{}
 	var work []*function
@@ -279,7 +285,7 @@ func (p *Program) keepReached(called map[*function]bool) {
 	p.order = append(slices.DeleteFunc(p.order, func(f *function) bool { return !reached[f] }), copies...)
 }
 
-// entryPoints returns the functions that package ib, or another goroutine, calls.
+// entryPoints returns the functions that package ib or a new goroutine calls.
 func (p *Program) entryPoints() map[*function]bool {
 	is := map[*function]bool{}
 	all := map[string][]string{}
@@ -296,7 +302,7 @@ func (p *Program) entryPoints() map[*function]bool {
 	return is
 }
 
-// lock returns the kind of a lock call, and the pointer to the lock.
+// lock returns the kind of the lock operation of a call, and the pointer to the lock.
 func (c *call) lock() (lockCallKind, ssa.Value) {
 	at, ok := c.at.(ssa.CallInstruction)
 	if !ok {

@@ -15,8 +15,8 @@ type loop struct {
 	on  string
 }
 
-// spins finds loops that only read the time or give the processor to others. The event that ends such a loop comes from
-// elsewhere.
+// spins finds loops that only read the time or yield the processor. Such a loop ends only when another goroutine
+// changes memory, or when time has passed.
 func spins(f *ssa.Function) (list []loop) {
 	for _, scc := range components(f) {
 		in := map[*ssa.BasicBlock]bool{}
@@ -81,7 +81,7 @@ func leaves(scc []*ssa.BasicBlock, in map[*ssa.BasicBlock]bool, v ssa.Value) boo
 	return false
 }
 
-// components returns the loops of a function: strongly connected sets of blocks.
+// components returns the loops of a function. A loop is a strongly connected set of blocks.
 func components(f *ssa.Function) [][]*ssa.BasicBlock {
 	all := blockSet{}
 	for _, b := range f.Blocks {
@@ -90,7 +90,7 @@ func components(f *ssa.Function) [][]*ssa.BasicBlock {
 	return connected(all, func(b *ssa.BasicBlock) []*ssa.BasicBlock { return b.Succs })
 }
 
-// connected returns the strongly connected sets of the given blocks, with the edges of next.
+// connected returns the strongly connected sets of the given blocks. next returns the successors of a block.
 func connected(among blockSet, next func(*ssa.BasicBlock) []*ssa.BasicBlock) (list [][]*ssa.BasicBlock) {
 	index, low := map[*ssa.BasicBlock]int{}, map[*ssa.BasicBlock]int{}
 	on := blockSet{}
@@ -134,7 +134,8 @@ func connected(among blockSet, next func(*ssa.BasicBlock) []*ssa.BasicBlock) (li
 	return list
 }
 
-// naturalLoops returns the blocks of each loop, by the edges back to a block that dominates their source.
+// naturalLoops returns the blocks of each loop. A loop has an edge back to a block that dominates the source of the
+// edge.
 func naturalLoops(f *ssa.Function) (list []blockSet) {
 	heads := map[*ssa.BasicBlock]blockSet{}
 	for _, b := range f.Blocks {

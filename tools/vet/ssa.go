@@ -9,7 +9,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// pkgOf returns the package of a function. For a synthetic function it returns the package of its origin; nil: none.
+// pkgOf returns the package of a function. For a synthetic function pkgOf returns the package of the function's
+// origin, or nil if there is none.
 func pkgOf(f *ssa.Function) *types.Package {
 	for f.Parent() != nil {
 		f = f.Parent()
@@ -33,14 +34,14 @@ func deref(t types.Type) types.Type {
 	return t
 }
 
-// placeOf returns the variable or field that a pointer leads to, or nil if it is unknown.
+// placeOf returns the variable or field to which a pointer points, or nil if it is unknown.
 func placeOf(v ssa.Value) any {
 	switch v := v.(type) {
 	case *ssa.Global:
 		return v
 	case *ssa.FieldAddr:
 		return fieldVar(v.X.Type(), v.Field)
-	case *ssa.Alloc: // a literal, which is stored in a single location
+	case *ssa.Alloc: // a composite literal that is stored in a single location
 		for _, r := range *v.Referrers() {
 			switch r := r.(type) {
 			case *ssa.UnOp:
@@ -63,7 +64,7 @@ func placeOf(v ssa.Value) any {
 	return nil
 }
 
-// leaks reports whether the address of a variable becomes known to others.
+// leaks reports whether the address of a variable is used other than by loads, stores and closures.
 func leaks(a *ssa.Alloc) bool {
 	for _, r := range *a.Referrers() {
 		switch r := r.(type) {
@@ -94,7 +95,7 @@ func objectOf(fn *ssa.Function) types.Object {
 	return fn.Object()
 }
 
-// functionOf returns the function that a value is, or nil if it is unknown.
+// functionOf returns the function that a value denotes, or nil if the function is unknown.
 func functionOf(v ssa.Value) *ssa.Function {
 	switch v := v.(type) {
 	case *ssa.Function:
@@ -109,7 +110,7 @@ func functionOf(v ssa.Value) *ssa.Function {
 	return nil
 }
 
-// fieldOf returns the field from which a value was read, or nil.
+// fieldOf returns the field from which an instruction has read a value, or nil.
 func fieldOf(v ssa.Value) *types.Var {
 	switch v := v.(type) {
 	case *ssa.UnOp:
@@ -135,7 +136,7 @@ func isNamed(t types.Type, name string) bool {
 	return ok && n.Obj().Pkg() != nil && n.Obj().Pkg().Path()+"."+n.Obj().Name() == name
 }
 
-// short returns the name of a function as shown in a report.
+// short returns the name of a function in the form for reports.
 func short(f *types.Func) string {
 	name := f.FullName()
 	pkg := ""
@@ -145,7 +146,7 @@ func short(f *types.Func) string {
 	return strings.ReplaceAll(name, pkg+".", f.Pkg().Name()+".")
 }
 
-// boundTo returns the value of a closure's variable in the enclosing function.
+// boundTo returns the value in the enclosing function to which a closure's variable is bound.
 func boundTo(v *ssa.FreeVar) ssa.Value {
 	fn := v.Parent()
 	i := slices.Index(fn.FreeVars, v)
@@ -162,7 +163,7 @@ func boundTo(v *ssa.FreeVar) ssa.Value {
 	return nil
 }
 
-// isResult reports whether a condition is the result of a call, or its negation.
+// isResult reports whether a condition is the result of a call, or the negation of the result.
 func isResult(cond ssa.Value, c *ssa.Call) (yes, is bool) {
 	if u, ok := cond.(*ssa.UnOp); ok && u.Op == token.NOT {
 		yes, is = isResult(u.X, c)

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// A library function that reads or writes a stream sleeps if the stream does. A log.Logger on a file may sleep, and one
-// on a bytes.Buffer does not. A log.Logger on a type of the program behaves as the Write method of the type.
+// A library function that reads or writes a stream sleeps if the stream sleeps. For example, a log.Logger for a
+// file may sleep, and a log.Logger for a bytes.Buffer does not sleep. A log.Logger for a type of the program
+// behaves like the Write method of the type.
 
 // streamPackages lists the packages with functions that wrap, read or write streams.
 var streamPackages = []string{
@@ -18,14 +19,14 @@ var streamPackages = []string{
 	"text/tabwriter", "text/template",
 }
 
-// streamMethods lists the methods by which a stream is used.
+// streamMethods lists the methods with which functions use a stream.
 var streamMethods = []string{"Write", "Read", "Handle"}
 
 // quietStreams lists the variables of other packages that hold streams that do not sleep.
 var quietStreams = []string{"crypto/rand.Reader", "io.Discard", "log/slog.DiscardHandler"}
 
-// streams reports whether a library function sleeps if its stream does. The stream is an argument, or the stream of the
-// receiver.
+// streams reports whether a library function sleeps if its stream sleeps. The stream is an argument of the
+// function, or the stream of the receiver.
 func streams(f *types.Func) bool {
 	if f.Pkg() == nil || !slices.Contains(streamPackages, f.Pkg().Path()) || makesStream(f) {
 		return false
@@ -52,7 +53,7 @@ var idle = []string{
 	"Split", "String", "Text", "UseNumber", "With", "WithAttrs", "WithGroup", "Writer",
 }
 
-// makesStream reports whether a function is a constructor of a stream or of a wrapper of a stream.
+// makesStream reports whether a function creates a stream or a wrapper of a stream.
 func makesStream(f *types.Func) bool {
 	sig := f.Signature()
 	return sig.Recv() == nil && sig.Results().Len() == 1 &&
@@ -64,12 +65,12 @@ func isStream(t types.Type) bool {
 	return slices.ContainsFunc(streamMethods, func(m string) bool { return hasMethod(t, m) })
 }
 
-// holdsStream reports whether a type of the standard library passes its reads or writes on to a stream.
+// holdsStream reports whether a type of the standard library forwards its reads or writes to a stream.
 func holdsStream(t types.Type) bool {
 	return len(heldUses(t)) > 0
 }
 
-// heldUses returns the methods by which a type of the standard library uses its stream.
+// heldUses returns the methods with which a type of the standard library uses its stream.
 func heldUses(t types.Type) []string {
 	n, ok := types.Unalias(deref(t)).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || !slices.Contains(streamPackages, n.Obj().Pkg().Path()) {
@@ -86,7 +87,7 @@ func heldUses(t types.Type) []string {
 	return nil
 }
 
-// streamUses returns the methods that use a stream of a type.
+// streamUses returns the methods with which functions may use a stream of a type.
 func streamUses(t types.Type) (uses []string) {
 	if !types.IsInterface(t) {
 		return heldUses(t)
@@ -99,7 +100,7 @@ func streamUses(t types.Type) (uses []string) {
 	return uses
 }
 
-// checkStreams resolves the streams that library functions read and write for the program.
+// checkStreams determines the streams that library functions read and write for the program.
 func (p *Program) checkStreams() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -137,7 +138,7 @@ func (p *Program) streamsOf(c *call) (list []ssa.Value) {
 	return append(list, streamArgs(common.Args)...)
 }
 
-// streamArgs returns the arguments that are or contain streams.
+// streamArgs returns the arguments that are streams or contain streams.
 func streamArgs(args []ssa.Value) (list []ssa.Value) {
 	for _, a := range args {
 		if t := streamType(a); isStream(t) || holdsStream(t) {
@@ -147,7 +148,8 @@ func streamArgs(args []ssa.Value) (list []ssa.Value) {
 	return list
 }
 
-// streamType returns the type of a stream, or of the streams in a slice, as in the argument of io.MultiWriter.
+// streamType returns the type of a stream, or the type of the streams in a slice, as for the argument of
+// io.MultiWriter.
 func streamType(v ssa.Value) types.Type {
 	if s, ok := v.Type().Underlying().(*types.Slice); ok {
 		return s.Elem()
@@ -155,11 +157,11 @@ func streamType(v ssa.Value) types.Type {
 	return v.Type()
 }
 
-// streamQuery finds whether streams sleep, and the functions of the program that they call.
+// streamQuery determines whether streams sleep, and which functions of the program the streams call.
 type streamQuery struct {
 	p       *Program
 	seen    map[ssa.Value]bool
-	uses    []string // methods that use the current stream
+	uses    []string // the methods with which the current stream is used
 	sleeps  bool
 	callees []*function
 }
@@ -183,7 +185,8 @@ func (q *streamQuery) ask(v ssa.Value, at *frame) {
 	}
 }
 
-// elements returns the elements of a slice. For a slice of a literal, it returns the elements of that literal only.
+// elements returns the elements of a slice. For a slice of a literal, elements returns only the elements of that
+// literal.
 func (q *streamQuery) elements(v ssa.Value, at *frame) (list []origin) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {
@@ -237,7 +240,7 @@ func (q *streamQuery) quietVariable(v *ssa.Global) bool {
 	return v.Object() != nil && slices.Contains(quietStreams, v.Object().Pkg().Path()+"."+v.Name())
 }
 
-// made examines a stream that another package has made from the arguments of a call.
+// made examines a stream that another package has created from the arguments of a call.
 func (q *streamQuery) made(c *ssa.Call, at *frame) {
 	o, _ := calleeObject(c).(*types.Func)
 	args := streamArgs(c.Call.Args)
@@ -249,7 +252,8 @@ func (q *streamQuery) made(c *ssa.Call, at *frame) {
 		q.sleeps = true
 	case len(args) == 0 || !slices.Contains(streamPackages, o.Pkg().Path()):
 		kind, known := outsideKind(o)
-		q.sleeps = q.sleeps || kind == sleeps || !known || o.Pkg().Path() == "log/slog" // log.Default, slog.Default
+		// For example log.Default or slog.Default.
+		q.sleeps = q.sleeps || kind == sleeps || !known || o.Pkg().Path() == "log/slog"
 	default:
 		for _, a := range args {
 			q.ask(a, at)
@@ -258,7 +262,7 @@ func (q *streamQuery) made(c *ssa.Call, at *frame) {
 	}
 }
 
-// redirected examines the streams that a logger gets later.
+// redirected examines the streams that are later assigned to a logger.
 func (q *streamQuery) redirected(made *ssa.Call) {
 	for _, k := range q.p.traces.redirects() {
 		for _, o := range q.p.traces.origins(k.Call.Args[0], nil, nil) {

@@ -8,14 +8,16 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// origin is a possible source of a traced value: a constant, an allocation, a function, the address of a variable or
-// field, or the result of a call of another package. A nil value stands for an unknown source.
+// origin is a possible source of a traced value. It is a constant, an allocation, a function, the address of a
+// variable or field, or the result of a call of another package. An origin with a nil value stands for an unknown
+// source.
 type origin struct {
 	v  ssa.Value
-	at *frame // frame of the function with the value
+	at *frame // the frame of the function that contains the value
 }
 
-// frame is a call by which the tracer has entered a function. Parameters lead back to the arguments of the call.
+// frame is a call through which the tracer has entered a function. From parameters the tracer returns to the
+// arguments of the call.
 type frame struct {
 	call *call
 	in   *ssa.Function
@@ -23,28 +25,29 @@ type frame struct {
 }
 
 const (
-	maxFrames   = 4    // nested calls that the tracer distinguishes
-	maxPointers = 3    // depth of pointers to pointers that it follows
-	maxOrigins  = 4000 // values visited by one trace
+	maxFrames   = 4    // maximum depth of nested calls that the tracer distinguishes
+	maxPointers = 3    // maximum depth of pointers to pointers that the tracer follows
+	maxOrigins  = 4000 // maximum number of values that one trace visits
 )
 
 // tracer follows values backwards through variables, fields, parameters, results, channels and containers. A field
-// stands for the field of all values of its type, and an element for the elements of all containers of its type.
+// stands for that field of all values of its type. An element stands for the elements of all containers of its
+// type.
 type tracer struct {
 	p        *Program
 	fields   map[*types.Var][]ssa.Value
-	variable map[ssa.Value][]ssa.Value // by *ssa.Global or *ssa.Alloc
-	elements map[string][]element      // elements of slices, maps and channels, by the type of the container
+	variable map[ssa.Value][]ssa.Value // stored values, keyed by *ssa.Global or *ssa.Alloc
+	elements map[string][]element      // elements of slices, maps and channels, keyed by the type of the container
 	closures map[*ssa.Function][]*ssa.MakeClosure
 	calls    map[ssa.Instruction]*call
 	callers  map[*ssa.Function][]caller
 	frames   map[frame]*frame
 	made     map[ssa.Value][]origin // see makers
 	outputs  []*ssa.Call            // see redirects
-	depth    int                    // nesting of traces of pointers
+	depth    int                    // nesting depth of traces of pointers
 }
 
-// element is a value that is put into a container.
+// element is a value that an instruction adds to a container.
 type element struct{ container, v ssa.Value }
 
 // newTracer indexes the stores and calls of a linked program.
@@ -108,7 +111,8 @@ func (t *tracer) element(container, v ssa.Value) {
 	t.elements[key] = append(t.elements[key], element{container, v})
 }
 
-// elementKey returns the same key for an array, a pointer to it and a slice, and for all directions of a channel.
+// elementKey returns the same key for an array, a pointer to the array and a slice. The key does not depend on the
+// direction of a channel.
 func elementKey(container types.Type) string {
 	switch u := deref(container).Underlying().(type) {
 	case *types.Slice:
@@ -122,7 +126,7 @@ func elementKey(container types.Type) string {
 	}
 }
 
-// captured returns the variable that a closure refers to, in the function that declares it.
+// captured returns the variable to which a closure refers, in the function that declares the variable.
 func captured(v *ssa.FreeVar) ssa.Value {
 	for {
 		b := boundTo(v)
@@ -142,8 +146,8 @@ type trace struct {
 	list []origin
 }
 
-// origins returns the possible sources of a value. The search ends at values for which stop returns true; stop may be
-// nil.
+// origins returns the possible sources of a value. The search does not continue beyond values for which stop
+// returns true. stop may be nil.
 func (t *tracer) origins(v ssa.Value, at *frame, stop func(ssa.Value) bool) []origin {
 	s := &trace{tracer: t, stop: stop, seen: map[origin]bool{}}
 	s.visit(v, at)
@@ -243,8 +247,8 @@ func (s *trace) extract(v *ssa.Extract, at *frame) {
 	}
 }
 
-// container visits the elements of a container. Maps and channels with known allocations are distinguished, and other
-// containers are identified by their type.
+// container visits the elements of a container. The trace distinguishes maps and channels by their allocations if
+// these are known. It distinguishes other containers by their type.
 func (s *trace) container(x ssa.Value) {
 	found := false
 	from := s.makers(x)
@@ -272,7 +276,7 @@ func (t *tracer) makers(x ssa.Value) []origin {
 	if list, ok := t.made[x]; ok {
 		return list
 	}
-	t.made[x] = nil // during the search
+	t.made[x] = nil // prevents an endless recursion during the search
 	switch x.Type().Underlying().(type) {
 	case *types.Map, *types.Chan:
 	default:
@@ -292,7 +296,7 @@ func (t *tracer) makers(x ssa.Value) []origin {
 	return list
 }
 
-// field visits the values stored in a field.
+// field visits the values that are stored in a field.
 func (s *trace) field(v *types.Var) {
 	if len(s.fields[v]) == 0 && !s.p.ours(v.Pkg()) {
 		s.leaf(nil, nil)
@@ -300,7 +304,8 @@ func (s *trace) field(v *types.Var) {
 	s.all(s.fields[v], nil)
 }
 
-// parameter visits the arguments of the call through which the trace entered, or else of all callers.
+// parameter visits the argument of the call through which the trace has entered the function. Without such a call,
+// parameter visits the arguments of all callers.
 func (s *trace) parameter(v *ssa.Parameter, at *frame) {
 	fn := v.Parent()
 	i := slices.Index(fn.Params, v)
@@ -316,8 +321,8 @@ func (s *trace) parameter(v *ssa.Parameter, at *frame) {
 	}
 }
 
-// argument returns the value that a call passes for a parameter of a callee, or nil if another function makes that
-// call.
+// argument returns the value that a call passes for a parameter of a callee. The result is nil if another function
+// calls the callee.
 func argument(c *call, fn *ssa.Function, i int) ssa.Value {
 	at, ok := c.at.(ssa.CallInstruction)
 	if !ok {
@@ -337,7 +342,7 @@ func argument(c *call, fn *ssa.Function, i int) ssa.Value {
 	return args[i]
 }
 
-// freeVar applies visit to the bindings of a closure's variable.
+// freeVar applies visit to the values to which a closure's variable is bound.
 func (s *trace) freeVar(v *ssa.FreeVar, visit func(ssa.Value, *frame)) {
 	fn := v.Parent()
 	i := slices.Index(fn.FreeVars, v)
@@ -349,7 +354,7 @@ func (s *trace) freeVar(v *ssa.FreeVar, visit func(ssa.Value, *frame)) {
 	}
 }
 
-// result visits a result of a call. The result of a function without source is an origin itself.
+// result visits a result of a call. If the source of the function is not available, the result is itself an origin.
 func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
 	if b, ok := c.Call.Value.(*ssa.Builtin); ok {
 		if b.Name() == "append" {
@@ -382,7 +387,7 @@ func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
 	}
 }
 
-// enter returns the frame of a call, or nil beyond the maximum depth.
+// enter returns the frame for a call, or nil beyond the maximum depth.
 func (t *tracer) enter(c *call, fn *ssa.Function, up *frame) *frame {
 	n := 0
 	for x := up; x != nil; x = x.up {

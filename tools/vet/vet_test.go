@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// want matches a comment with the expected reports of its line: // want "regexp" ["regexp" ...]. Each expression must
-// match "CHECK: TEXT" of a report on that line.
+// want matches a comment that lists the expected reports of its line: // want "regexp" ["regexp" ...]. Each
+// expression must match "CHECK: TEXT" of a report on that line.
 var want = regexp.MustCompile(`// want ((?:"(?:[^"\\]|\\.)*"\s*)+)(?:$|\*/)`)
 var quoted = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
 
@@ -19,7 +19,7 @@ var quoted = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
 func TestSnippets(t *testing.T) {
 	files, err := filepath.Glob("testdata/*/*/*/*.go")
 	if err != nil || len(files) == 0 {
-		t.Fatal("no snippets", err)
+		t.Fatalf("Glob: got %d snippets and error %v, want some snippets", len(files), err)
 	}
 	var patterns []string
 	for _, name := range files {
@@ -27,7 +27,7 @@ func TestSnippets(t *testing.T) {
 	}
 	programs, err := Load(".", patterns...)
 	if err != nil || len(programs) != 1 {
-		t.Fatal(len(programs), "programs", err)
+		t.Fatalf("Load: got %d programs and error %v, want 1 program", len(programs), err)
 	}
 	p := programs[0]
 	got := map[line][]string{}
@@ -69,16 +69,16 @@ func TestSnippets(t *testing.T) {
 							}
 						}
 						if !found {
-							t.Errorf("%s:%d: no report that matches %q", name, n, q[1])
+							t.Errorf("%s:%d: got no report that matches %q", name, n, q[1])
 						}
 					}
 				}
 				for _, r := range got[l] {
-					t.Errorf("%s:%d: unexpected report: %s", name, n, r)
+					t.Errorf("%s:%d: got unexpected report %s", name, n, r)
 				}
 			}
 			if wrong := strings.HasPrefix(kind, "wrong"); wrong != (wanted > 0) {
-				t.Errorf("%d reports are expected for a snippet in %s", wanted, kind)
+				t.Errorf("%s snippet: got %d expected reports", kind, wanted)
 			}
 		})
 	}

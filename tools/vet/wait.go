@@ -10,10 +10,10 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// A loop waits if it has a cycle that only observes memory and does not change it, because only another goroutine can
-// then end the loop. A cycle with a CompareAndSwap of a value that it has just read does not wait. If the call fails,
-// another goroutine has made progress. A cycle that is bounded by its own variable, such as a counter, does not wait
-// either.
+// A loop waits if it contains a cycle that only reads memory and does not change memory. Only another goroutine can
+// then end the loop. A cycle with a CompareAndSwap of a value that the cycle has just read does not wait. If the
+// call fails, another goroutine has made progress. A cycle that is limited by a variable of the loop, such as a
+// counter, does not wait either.
 
 // waits finds the waiting loops of a function.
 func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
@@ -52,18 +52,18 @@ type blockSet map[*ssa.BasicBlock]bool
 type waiting struct {
 	body   blockSet
 	pure   purity
-	known  map[ssa.CallInstruction][]*ssa.Function // callees of interfaces and function values
-	places map[any]bool                            // fields and variables in the conditions of the loop
+	known  map[ssa.CallInstruction][]*ssa.Function // callees of interface calls and of function values
+	places map[any]bool                            // fields and variables that the conditions of the loop read
 }
 
 // condition holds the dependencies of a branch within a set of blocks.
 type condition struct {
 	seen    []ssa.Instruction // instructions that read memory
-	carried bool              // a variable changed by the loop itself
-	ours    bool              // the result of a function that does more than read
+	carried bool              // whether the condition depends on a variable that the loop changes
+	ours    bool              // whether the condition depends on the result of a function that does more than read
 }
 
-// conditionOf follows a condition back to its dependencies.
+// conditionOf determines the dependencies of a condition.
 func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
 	var c condition
 	const onPath, done = 1, 2
@@ -74,7 +74,7 @@ func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
 		if !ok || state[v] == done || !in[at.Block()] {
 			return
 		}
-		if state[v] == onPath { // computed from its last value
+		if state[v] == onPath { // the value is computed from its previous value
 			c.carried = true
 			return
 		}
@@ -177,7 +177,7 @@ func (w *waiting) looks(at ssa.Instruction) bool {
 		switch atomicCall(at) {
 		case "Load":
 			return true
-		case "CompareAndSwap", "Swap": // the loop does not compute the value or the place
+		case "CompareAndSwap", "Swap": // the loop computes neither the value nor the place
 			return w.invariant(at.Call.Args[1]) && w.invariantPlace(at.Call.Args[0])
 		case "":
 			o, _ := calleeObject(at).(*types.Func)
@@ -191,7 +191,7 @@ func (w *waiting) looks(at ssa.Instruction) bool {
 	return false
 }
 
-// onlyLooks reports whether all callees of an interface or function value only read.
+// onlyLooks reports whether all callees of an interface or function value only read memory.
 func (w *waiting) onlyLooks(at *ssa.Call) bool {
 	list := w.known[at]
 	return len(list) > 0 && !slices.ContainsFunc(list, func(fn *ssa.Function) bool { return !w.pure.of(fn) })
@@ -226,7 +226,8 @@ func (w *waiting) invariant(v ssa.Value) bool {
 	return true
 }
 
-// invariantPlace reports whether an address is the same in each iteration, if the pointers to it do not change.
+// invariantPlace reports whether an address is the same in each iteration, provided that the pointers to it do not
+// change.
 func (w *waiting) invariantPlace(addr ssa.Value) bool {
 	switch v := addr.(type) {
 	case *ssa.FieldAddr:
@@ -237,7 +238,7 @@ func (w *waiting) invariantPlace(addr ssa.Value) bool {
 	return w.invariant(addr)
 }
 
-// harmless reports whether an instruction is no work and cannot change the condition of the loop.
+// harmless reports whether an instruction makes no progress and cannot change the condition of the loop.
 func (w *waiting) harmless(at ssa.Instruction) bool {
 	if w.looks(at) {
 		return true
@@ -255,7 +256,7 @@ func (w *waiting) harmless(at ssa.Instruction) bool {
 	return true
 }
 
-// elsewhere reports whether an address is the address of a field or variable that the conditions do not read.
+// elsewhere reports whether an address is that of a field or variable that the conditions of the loop do not read.
 func (w *waiting) elsewhere(addr ssa.Value) bool {
 	place := variableAt(addr)
 	return place != nil && !w.places[place] && w.places != nil
@@ -286,14 +287,14 @@ func (w *waiting) harmlessCall(at *ssa.Call) bool {
 	return known && (kind == yields || kind == reads || kind == never && o.Signature().Recv() == nil)
 }
 
-// purity caches which functions only read.
+// purity records which functions only read memory.
 type purity map[*ssa.Function]bool
 
 func (p purity) of(fn *ssa.Function) bool {
 	if is, ok := p[fn]; ok || fn.Blocks == nil {
 		return is
 	}
-	p[fn] = false // a recursive function
+	p[fn] = false // assumed during the search, for a recursive function
 	w := &waiting{body: blockSet{}, pure: p}
 	for _, b := range fn.Blocks {
 		w.body[b] = true
@@ -309,7 +310,7 @@ func (p purity) of(fn *ssa.Function) bool {
 	return true
 }
 
-// cycles returns the strongly connected sets of harmless blocks of the loop.
+// cycles returns the strongly connected sets of harmless blocks in the loop.
 func (w *waiting) cycles() (list []blockSet) {
 	calm := blockSet{}
 	for b := range w.body {
@@ -327,8 +328,8 @@ func (w *waiting) cycles() (list []blockSet) {
 	return list
 }
 
-// next returns the blocks that follow without progress. A ready case of a select is progress, as is a taken lock or a
-// swapped value.
+// next returns the successors of a block that are reached without progress. A ready case of a select, an acquired
+// lock and a swapped value are progress.
 func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
 	if !ok {
@@ -350,8 +351,8 @@ func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	return b.Succs
 }
 
-// succeeds returns 1 if a condition holds when a CompareAndSwap, Swap or TryLock has changed something, -1 if its
-// negation holds then, and otherwise 0.
+// succeeds returns 1 if a CompareAndSwap, Swap or TryLock has changed memory when the condition is true. It returns
+// -1 if the call has changed memory when the condition is false, and otherwise 0.
 func succeeds(cond ssa.Value) int {
 	switch v := cond.(type) {
 	case *ssa.UnOp:
@@ -367,7 +368,7 @@ func succeeds(cond ssa.Value) int {
 		switch atomicCall(v) {
 		case "CompareAndSwap":
 			return 1
-		case "Swap": // a Bool
+		case "Swap": // the Swap of an atomic.Bool
 			if c, ok := v.Call.Args[1].(*ssa.Const); ok && c.Value != nil && c.Value.Kind() == constant.Bool {
 				if constant.BoolVal(c.Value) {
 					return -1
@@ -379,7 +380,7 @@ func succeeds(cond ssa.Value) int {
 	return 0
 }
 
-// swapped is succeeds for a comparison of the result of Swap with a constant.
+// swapped returns the same result as succeeds for a comparison of the result of Swap with a constant.
 func swapped(v *ssa.BinOp) int {
 	c, ok := v.X.(*ssa.Call)
 	with, is := v.Y.(*ssa.Const)
@@ -399,7 +400,8 @@ func swapped(v *ssa.BinOp) int {
 	return 0
 }
 
-// ends returns the branch on which a cycle waits for other goroutines. A cycle ended by its own variable does not wait.
+// ends returns the branch on which a cycle waits for other goroutines. A cycle that a variable of the loop ends
+// does not wait.
 func (w *waiting) ends(s blockSet) (ssa.Instruction, bool) {
 	var at ssa.Instruction
 	exits := false
@@ -417,14 +419,14 @@ func (w *waiting) ends(s blockSet) (ssa.Instruction, bool) {
 			at = cond
 		}
 	}
-	if !exits { // the cycle never ends
+	if !exits { // the cycle has no exit
 		b := sortedBlocks(s)[0]
 		return b.Instrs[len(b.Instrs)-1], true
 	}
 	return at, at != nil
 }
 
-// validates reports whether a condition reads one place twice: it compares an earlier value with the present one.
+// validates reports whether a condition compares an earlier value of a place with its present value.
 func validates(seen []ssa.Instruction) bool {
 	shapes := map[string]bool{}
 	for _, at := range seen {
@@ -455,8 +457,8 @@ func sortedBlocks(s blockSet) (list []*ssa.BasicBlock) {
 	return list
 }
 
-// posIn returns the position at which a cycle reads its condition, or the position of its first instruction that has
-// one.
+// posIn returns the position at which a cycle reads its condition. Without such a position, posIn returns the
+// position of the first instruction that has one.
 func (w *waiting) posIn(s blockSet, at ssa.Instruction) token.Pos {
 	if cond, ok := at.(*ssa.If); ok {
 		for _, x := range w.conditionOf(cond.Cond, s).seen {

@@ -16,11 +16,11 @@ import (
 // Consumer is a mistake of a consumer that a protocol of Linux above the verbs has also made.
 type Consumer struct {
 	Name    string
-	Commit  string // fix of such a mistake in Linux; "": unknown
-	Rule    string // broken rule
+	Commit  string // a commit of Linux that fixes such a mistake, or "" if unknown
+	Rule    string // the rule of the contract that the consumer violates
 	Run     func(s *Site) error
-	Weak    bool // the mistake shows only on the least convenient device
-	Escapes bool // checked mode does not report the mistake, and no error names it
+	Weak    bool // whether the mistake has an effect only on the least convenient device
+	Escapes bool // whether neither checked mode nor an error reports the mistake
 }
 
 // Site is the environment of a wrong consumer: a checked core with two devices.
@@ -29,8 +29,8 @@ type Site struct {
 	Handles [2]*ib.DeviceHandle
 }
 
-// NewSite registers the devices. report receives the violations. With leastConvenient the devices are the least
-// convenient ones.
+// NewSite registers the devices. report receives the violations. With leastConvenient, NewSite registers the least
+// convenient devices.
 func NewSite(report func(check.Violation), leastConvenient bool) (*Site, error) {
 	s := &Site{}
 	check.On(&s.Core, check.Config{Report: report, ClientTimeout: 3 * time.Second})
@@ -54,7 +54,8 @@ func (s *Site) Close() (err error) {
 	return err
 }
 
-// link is a pair of connected queue pairs. The first belongs to the consumer and the second to its peer.
+// link is a pair of connected queue pairs. The first queue pair belongs to the consumer, and the second queue pair
+// belongs to the peer.
 type link struct {
 	pd   *ib.PD
 	cq   *ib.CQ // CQ of both queue pairs
@@ -65,12 +66,12 @@ type link struct {
 
 // options holds the options of a link.
 type options struct {
-	entries int // size of the CQ
+	entries int // number of entries of the CQ
 	handler func(*ib.CQ)
 	event   func(*ib.QP, ib.EventType)
 	cqEvent func(*ib.CQ, ib.EventType)
 	srq     bool
-	one     bool // one queue pair, connected to itself
+	one     bool // whether the link is one queue pair, connected to itself
 }
 
 func open(d *ib.Device, o options) (l *link, err error) {
@@ -189,14 +190,14 @@ func (l *link) traffic(n int) error {
 	return errors.Join(l.recv(n), l.send(n, ib.SendSignaled))
 }
 
-const pause = 50 * time.Millisecond // time for handlers to run
+const pause = 50 * time.Millisecond // delay after which handlers have run
 
-// Consumers lists the mistakes.
+// Consumers lists the mistakes, each with the consumer that makes it.
 var Consumers = slices.Concat(firstConsumers, secondConsumers, weakConsumers)
 
 var firstConsumers = []Consumer{
 	{
-		// The completion handler calls a function that allocates and may sleep.
+		// The completion handler calls a function that allocates memory and may sleep.
 		Name:   "sleep-in-handler",
 		Commit: `5c20311d76cb ("IB/mad: Don't call to function that might sleep while in atomic context")`,
 		Rule:   "A callback does not sleep, and calls only functions of the first group",
@@ -217,7 +218,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The handler takes a lock that another thread holds while it sleeps.
+		// The handler acquires a lock that another thread holds while it sleeps.
 		Name:   "handler-lock-held-by-sleeper",
 		Commit: `65936bf25f90 ("RDMA/ipoib: Fix ABBA deadlock with ipoib_reap_ah()")`,
 		Rule:   "A callback does not sleep",
@@ -233,7 +234,7 @@ var firstConsumers = []Consumer{
 			}
 			mu.Lock()
 			l.traffic(1)
-			time.Sleep(500 * time.Millisecond) // as a wait for a timer or a reply
+			time.Sleep(500 * time.Millisecond) // stands for a wait for a timer or a reply
 			mu.Unlock()
 			time.Sleep(pause)
 			l.close()
@@ -241,7 +242,8 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The handler polls once, and then arms. It does not see a completion between the two.
+		// The handler polls once and then arms the CQ. The handler misses a completion that arrives between the two
+		// calls.
 		Name: "arm-after-poll",
 		Rule: "A consumer that has armed a CQ polls once more, or asks by NotifyReportMissed",
 		Run: func(s *Site) error {
@@ -256,13 +258,13 @@ var firstConsumers = []Consumer{
 				return nil
 			}
 			l.traffic(1)
-			time.Sleep(5 * time.Second) // for the call that never comes
+			time.Sleep(5 * time.Second) // waits for a call that never comes
 			l.close()
 			return nil
 		},
 	},
 	{
-		// One return path of the handler does not arm again, so the connection stalls.
+		// One return path of the handler does not arm the CQ again, so the connection stalls.
 		Name:   "not-rearmed",
 		Commit: `d455ab64096b ("RDS/IB: always process recv completions")`,
 		Rule:   "ReqNotify arms the CQ for one call",
@@ -275,13 +277,14 @@ var firstConsumers = []Consumer{
 			time.Sleep(pause)
 			l.recv(2)
 			l.send(2, ib.SendSignaled)
-			time.Sleep(5 * time.Second) // for a completion that never comes
+			time.Sleep(5 * time.Second) // waits for a completion that never comes
 			l.close()
 			return nil
 		},
 	},
 	{
-		// The queue pair is destroyed and its requests are freed while flush completions that name them are in the queue.
+		// The consumer destroys the queue pair and frees its requests while the CQ contains flush completions that
+		// refer to the requests.
 		Name:   "destroy-before-flush",
 		Commit: `7dad6b2e440d ("IB/srp: Fix a race condition triggered by destroying a queue pair")`,
 		Rule:   "flush not awaited: completions of a queue pair name requests that its consumer has freed",
@@ -294,14 +297,14 @@ var firstConsumers = []Consumer{
 			l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 			err = l.b.Destroy()
 			wc := make([]ib.WC, 8)
-			l.cq.Poll(wc) // the IDs are pointers to freed requests
+			l.cq.Poll(wc) // the IDs would be pointers to freed requests
 			l.b = l.a
 			l.close()
 			return err
 		},
 	},
 	{
-		// A region is deregistered while a send from it is pending.
+		// The consumer deregisters a region while a send from the region is pending.
 		Name:   "dereg-in-flight",
 		Commit: `4af7f7ff92a4 ("nvme-rdma: don't complete requests before a send work request has completed")`,
 		Rule:   "flush not awaited before Dereg",
@@ -310,7 +313,7 @@ var firstConsumers = []Consumer{
 			if err != nil {
 				return nil
 			}
-			l.send(1, ib.SendSignaled) // stays pending without a receive
+			l.send(1, ib.SendSignaled) // the send stays pending, because the peer has posted no receive
 			if err := l.mr.Dereg(); err != nil {
 				return err
 			}
@@ -323,7 +326,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// A thread that waited for space in the send queue posts after the connection has gone.
+		// A thread that has waited for space in the send queue posts after the connection was destroyed.
 		Name:   "post-after-destroy",
 		Commit: `830bb59b6ece ("SVCRDMA: Add check for XPT_CLOSE in svc_rdma_send")`,
 		Rule:   "Nobody uses an object that is gone",
@@ -340,7 +343,8 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The queue pair is destroyed by the error path of the function, and again by the error path of the caller.
+		// The error path of a function destroys the queue pair, and the error path of its caller destroys the queue
+		// pair again.
 		Name:   "double-destroy",
 		Commit: `unconfirmed: "nvme-rdma: fix double freeing of async event data", 2018`,
 		Rule:   "Nobody uses an object that is gone",
@@ -354,7 +358,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The CQ is destroyed before the queue pairs that complete on it.
+		// The consumer destroys the CQ before the queue pairs that use it.
 		Name: "wrong-order",
 		Rule: "What something refers to cannot be destroyed (EBUSY)",
 		Run: func(s *Site) error {
@@ -366,7 +370,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Remove frees the client's state, but leaves its event function registered.
+		// Remove frees the state of the client, but its event function stays registered.
 		Name: "event-handler-left",
 		Rule: "When Remove returns the client has freed everything; the end of an event registration",
 		Run: func(s *Site) error {
@@ -385,7 +389,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Work queued by Add runs after Remove has returned, and queries the device.
+		// Work that Add has queued runs after Remove has returned, and queries the device.
 		Name:   "work-after-remove",
 		Commit: `b5605148e6ce ("RDMA/srpt: Fix a use-after-free")`,
 		Rule:   "Nobody uses a device that is gone",
@@ -409,7 +413,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Work of a client continues after its Remove has returned, on a device that stays.
+		// Work of a client continues after Remove of the client has returned. The device stays registered.
 		Name:   "work-after-unregister-client",
 		Commit: `305d568b72f1 ("RDMA/cma: Ensure rdma_addr_cancel() happens before issuing more requests")`,
 		Rule:   "when its Remove returns it has freed everything",
@@ -454,7 +458,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// A lock that the handler takes is held across the destruction of a CQ.
+		// While the consumer destroys a CQ, it holds a lock that the handler acquires.
 		Name:   "lock-over-destroy",
 		Commit: `691b0480933f ("IB/isert: Fix dead lock in ib_isert")`,
 		Rule:   "Destroy waits for the handler: RuleWaitForSelf, in two threads",
@@ -483,7 +487,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// An address handle is made for each answer and leaks when posting fails.
+		// The consumer creates an address handle for each answer, and leaks the handle when the post fails.
 		Name: "ah-leak",
 		Rule: "When Remove returns the client has destroyed all that it made",
 		Run: func(s *Site) error {
@@ -507,7 +511,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// No send is signaled, so on hardware the send queue stays full after the first eight.
+		// No send is signaled. On hardware, the send queue thus stays full after the first eight sends.
 		Name: "unsignaled-only",
 		Rule: "signaling: a slot of the send queue is free again when a later signaled request has been polled",
 		Run: func(s *Site) error {
@@ -515,7 +519,7 @@ var firstConsumers = []Consumer{
 			if err != nil {
 				return nil
 			}
-			for range 4 { // 32 requests for a queue of 8
+			for range 4 { // posts 32 requests to a queue of 8 entries
 				if err := l.recv(8); err != nil {
 					return err
 				}
@@ -528,7 +532,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// More requests are posted than the CQ has entries.
+		// The consumer posts more requests than the CQ has entries.
 		Name: "cq-too-small",
 		Rule: "a CQ has an entry for each request that may be outstanding",
 		Run: func(s *Site) error {
@@ -543,7 +547,8 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The state of a device is kept in one variable. With two devices, each Remove frees the state of the last device.
+		// The consumer keeps the state of a device in one variable. With two devices, each Remove frees the state
+		// of the second device.
 		Name:   "one-state-for-all-devices",
 		Commit: `unconfirmed: "RDMA/cm: Fix memory leak in cm_add/remove_one", 2019`,
 		Rule:   "When Remove returns the client has destroyed all that it made",
@@ -562,8 +567,8 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// A queue pair with a shared receive queue is destroyed without waiting for the last event, while receives of the
-		// queue are in use.
+		// The consumer destroys a queue pair with a shared receive queue while the queue pair still uses receives
+		// of the queue. It does not wait for the last event.
 		Name:   "srq-not-drained",
 		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
 		Rule:   "EventQPLastWQEReached is awaited before the queue pair is destroyed",
@@ -580,7 +585,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Remove waits for a release by its user, which never comes.
+		// Remove waits until a user releases an object, which never happens.
 		Name:   "remove-waits-for-user",
 		Commit: `036b10635739 ("IB/uverbs: Enable device removal when there are active user space applications")`,
 		Rule:   "Add and Remove return",
@@ -595,7 +600,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Two threads disconnect, and one destroys the queue pair while the other is posting.
+		// Two threads disconnect. One of the threads destroys the queue pair while the other thread posts.
 		Name:   "destroy-while-posting",
 		Commit: `349d43127dac ("net/smc: fix kernel panic caused by race of smc_sock")`,
 		Rule:   "No thread is inside a call on an object when it is destroyed",

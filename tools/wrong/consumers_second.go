@@ -8,10 +8,10 @@ import (
 	"verbena/ib"
 )
 
-// secondConsumers lists mistakes written without knowledge of checked mode.
+// secondConsumers lists mistakes that were written without knowledge of the reports of checked mode.
 var secondConsumers = []Consumer{
 	{
-		// The handler polls until the queue is empty, and each completion posts the next work request.
+		// The handler polls until the CQ is empty, and posts the next work request for each completion.
 		Name:   "poll-without-budget",
 		Commit: `"xprtrdma: Limit work done by completion handler", 2014`,
 		Rule:   "It returns: it neither panics nor ends its goroutine, nor computes without end",
@@ -43,7 +43,7 @@ var secondConsumers = []Consumer{
 		},
 	},
 	{
-		// The objects made for the first port leak when the second port fails.
+		// If the creation of objects for the second port fails, the consumer leaks the objects of the first port.
 		Name:   "add-fails-leaves",
 		Commit: `"IB/srpt: Fix memory leak in srpt_add_one", 2020`,
 		Rule:   "When Remove (or a failing Add) returns the client has destroyed all that it made",
@@ -76,7 +76,7 @@ var secondConsumers = []Consumer{
 		},
 	},
 	{
-		// The end of the event registration waits for the function, which waits for a lock of the caller.
+		// The end of the event registration waits for the event function, which waits for a lock of the caller.
 		Name:   "lock-over-stop",
 		Commit: "2f76e82947b9",
 		Rule:   "It must not be called by f, nor with a lock that f takes",
@@ -97,7 +97,7 @@ var secondConsumers = []Consumer{
 		},
 	},
 	{
-		// The last request of a list is refused, but the consumer waits for its completion.
+		// The device refuses the last request of a list, but the consumer waits for the completion of the request.
 		Name:   "post-error-awaited",
 		Commit: `"RDMA/srp: Propagate ib_post_send() failures to the SCSI mid-layer", 2019`,
 		Rule:   "Posting returns how many work requests were taken, and an error exactly if that is not all; Remove returns",
@@ -136,7 +136,7 @@ var secondConsumers = []Consumer{
 		},
 	},
 	{
-		// One return path of the function does not put the GID.
+		// One return path of the function does not put the reference to the GID.
 		Name:   "gid-leak",
 		Commit: `"RDMA/cm: Fix leaking the multicast GID table reference", 2025`,
 		Rule:   "GetGID refers to a GID, which must be put before the client's Remove returns",
@@ -147,13 +147,13 @@ var secondConsumers = []Consumer{
 					return err
 				}
 				if port, err := d.QueryPort(1); err != nil || port.ActiveMTU < mtu {
-					return fmt.Errorf("MTU %v of the group: %v", mtu, err)
+					return fmt.Errorf("join the group with MTU %v: %v", mtu, err)
 				}
 				return ref.Put()
 			}
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
-					join(d, ib.MTU4096+1) // not fatal: the client continues without the group
+					join(d, ib.MTU4096+1) // the error is not fatal, and the client continues without the group
 					return nil, nil
 				},
 				Remove: func(*ib.Device, any) {}}

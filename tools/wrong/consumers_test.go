@@ -14,14 +14,15 @@ import (
 
 const (
 	consumerVariable = "VERBENA_WRONG_CONSUMER"
-	within           = 10 * time.Second // time to find a mistake
+	within           = 10 * time.Second // maximum time until a mistake is detected
 )
 
-// TestConsumerProcess runs one wrong consumer in its own process. It prints the first line that reveals the mistake.
+// TestConsumerProcess runs one wrong consumer in a separate process. TestConsumerProcess prints the first line that
+// reports the mistake.
 func TestConsumerProcess(t *testing.T) {
 	name := os.Getenv(consumerVariable)
 	if name == "" {
-		return // only TestConsumers runs it
+		return // only TestConsumers sets the variable
 	}
 	found := make(chan string, 64)
 	say := func(s string) {
@@ -54,7 +55,7 @@ func TestConsumerProcess(t *testing.T) {
 	}
 }
 
-// TestConsumers counts the wrong consumers that checked mode reports or an error names.
+// TestConsumers counts the wrong consumers that checked mode or an error reports.
 func TestConsumers(t *testing.T) {
 	if !*wrongToo {
 		return
@@ -82,17 +83,17 @@ func TestConsumers(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			switch {
 			case r.found != "":
-				t.Logf("caught by %s", r.found)
+				t.Logf("reported by %s", r.found)
 				caught++
 			case r.err != nil:
-				t.Errorf("%v\n%s", r.err, r.out)
+				t.Errorf("process of the consumer: %v\n%s", r.err, r.out)
 			default:
 				t.Log("ESCAPES")
 			}
 			if (r.found == "") != c.Escapes {
-				t.Errorf("escapes: got %v, want %v", r.found == "", c.Escapes)
+				t.Errorf("mistake escapes: got %v, want %v", r.found == "", c.Escapes)
 			}
 		})
 	}
-	t.Logf("%d of %d wrong consumers are detected", caught, len(Consumers))
+	t.Logf("%d of %d wrong consumers are reported", caught, len(Consumers))
 }

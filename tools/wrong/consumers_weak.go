@@ -9,10 +9,10 @@ import (
 	"verbena/ib"
 )
 
-// weakConsumers lists mistakes that work on a convenient device, or usually do.
+// weakConsumers lists mistakes that have no effect on a convenient device, or rarely have one.
 var weakConsumers = []Consumer{
 	{
-		// The queue pair is drained by a marker only on its send queue, and the event is only logged.
+		// The consumer drains the queue pair by a marker only on its send queue, and only logs the event.
 		Name:   "last-event-not-awaited",
 		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
 		Rule:   "One with a shared receive queue is destroyed when EventQPLastWQEReached has come",
@@ -33,7 +33,7 @@ var weakConsumers = []Consumer{
 		},
 	},
 	{
-		// The remote key is read once, but the region is reregistered with other rights for each request.
+		// The consumer reads the remote key once, but reregisters the region with other rights for each request.
 		Name: "key-of-before-rereg",
 		Rule: "Rereg: the keys may be others afterwards",
 		Weak: true,
@@ -54,13 +54,13 @@ var weakConsumers = []Consumer{
 			}
 			wcs, err := l.await(1)
 			if err == nil && wcs[0].Status != ib.WCSuccess {
-				err = fmt.Errorf("write: %v", wcs[0].Status)
+				err = fmt.Errorf("RDMA WRITE: got status %v", wcs[0].Status)
 			}
 			return errors.Join(err, l.close())
 		},
 	},
 	{
-		// The next datagram is written into the buffer as soon as the last one has been posted.
+		// The consumer writes the next datagram into the buffer as soon as it has posted the previous datagram.
 		Name: "datagram-buffer-reused",
 		Rule: "The memory of a work request belongs to the device until its completion",
 		Weak: true,
@@ -110,8 +110,8 @@ var weakConsumers = []Consumer{
 			}
 			wcs, err := await(recv, n)
 			for i, wc := range wcs {
-				if got := buf[(1+int(wc.ID))*room+40]; got != byte(i+1) { // after the global route header
-					err = errors.Join(err, fmt.Errorf("datagram %d is %d", i+1, got))
+				if got := buf[(1+int(wc.ID))*room+40]; got != byte(i+1) { // the datagram follows the global route header
+					err = errors.Join(err, fmt.Errorf("datagram %d: got content %d", i+1, got))
 				}
 			}
 			_, err1 = await(send, n)
@@ -119,7 +119,7 @@ var weakConsumers = []Consumer{
 		},
 	},
 	{
-		// The receiver waits for the last byte of a SEND, as it would for a WRITE.
+		// The receiver waits for the last byte of a SEND in memory, as for an RDMA WRITE.
 		Name: "receive-read-before-completion",
 		Rule: "The memory of a work request belongs to the device until its completion",
 		Weak: true,
@@ -159,7 +159,7 @@ var weakConsumers = []Consumer{
 		},
 	},
 	{
-		// Remove tells a thread to end, but does not wait for it.
+		// Remove requests the end of a thread, but does not wait for the end.
 		Name: "call-inside-remove",
 		Rule: "A client does not use its device when its Remove has returned",
 		Weak: true,

@@ -10,7 +10,7 @@ import (
 
 func init() { maps.Copy(demos, secondDemos) }
 
-// secondDemos holds the demos of secondDrivers.
+// secondDemos holds the demos of the entries of secondDrivers.
 var secondDemos = map[string]func(l *lab){
 	"invalidate-before-check": func(l *lab) {
 		a, b := l.pair(nil)
@@ -24,15 +24,15 @@ var secondDemos = map[string]func(l *lab){
 		l.want("register", l.status(l.cq), ib.WCSuccess.String())
 		l.recv(b, 1) // 128 bytes
 		l.send(a, ib.SendWR{Opcode: ib.WRSendWithInv, SGList: l.at(0, 256), InvalidateRKey: mr.RKey()})
-		l.want("send of more than the receive has room for", l.done(l.cq)[0].Status, ib.WCLocLenErr)
+		l.want("status of a send that is longer than the receive", l.done(l.cq)[0].Status, ib.WCLocLenErr)
 		l.send(c, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: l.at(0, 8), RemoteAddr: mr.Addr(), RKey: mr.RKey()})
-		l.want("write to the region that was not invalidated", l.status(l.cq), ib.WCSuccess.String())
+		l.want("status of a write to the region that was not invalidated", l.status(l.cq), ib.WCSuccess.String())
 	},
 	"retry-list-lost": func(l *lab) {
 		a, b := l.pair(nil)
 		copy(l.buf, "first___second__")
 		l.send(a, ib.SendWR{Opcode: ib.WRSend, SGList: append(l.at(0, 8), l.at(8, 8)...)})
-		l.want("completions without a receive", len(l.done(l.cq)), 0)
+		l.want("number of completions without a receive", len(l.done(l.cq)), 0)
 		l.recv(b, 1)
 		for _, wc := range l.done(l.cq) {
 			if wc.Opcode == ib.WCRecv {
@@ -49,15 +49,15 @@ var secondDemos = map[string]func(l *lab){
 		}
 		mr := must(l.pd.RegBytes(b, ib.AccessLocalWrite|ib.AccessRemoteWrite))(l.t)
 		l.send(a, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: l.at(0, 8), RemoteAddr: mr.Addr(), RKey: mr.RKey()})
-		l.want("write to the region after 65536 others", l.status(l.cq), ib.WCSuccess.String())
+		l.want("status of a write to the region after 65536 other regions", l.status(l.cq), ib.WCSuccess.String())
 	},
 	"flush-other-cq": func(l *lab) {
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 8}))(l.t)
 		a, _ := l.pair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
 		l.want("modify", a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState), nil)
 		l.send(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
-		l.want("completions of the receive CQ", len(l.done(l.cq)), 0)
-		l.want("completions of the send CQ", len(l.done(cq)), 1)
+		l.want("number of completions of the receive CQ", len(l.done(l.cq)), 0)
+		l.want("number of completions of the send CQ", len(l.done(cq)), 1)
 	},
 	"srq-arm-below": func(l *lab) {
 		events := make(chan ib.EventType, 8)
@@ -75,8 +75,8 @@ var secondDemos = map[string]func(l *lab){
 		all := l.done(l.cq)
 		l.want("completions", len(all), 2)
 		for i, q := range []*ib.QP{a, b} {
-			l.want("queue pair by number", all[i].QPNum, q.Num())
-			l.want("queue pair is that of the number", all[i].QP == q, true)
+			l.want("number of the queue pair of the completion", all[i].QPNum, q.Num())
+			l.want("completion names the queue pair with this number", all[i].QP == q, true)
 		}
 	},
 	"bind-error-leak": func(l *lab) {
@@ -84,9 +84,9 @@ var secondDemos = map[string]func(l *lab){
 		mw := must(l.pd.AllocMW(ib.MWType2))(l.t)
 		l.send(a, ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: mw, MR: l.mr, RKey: ib.IncRKey(mw.RKey()),
 			Addr: l.mr.Addr(), Length: 64, Access: ib.AccessRemoteRead | ib.AccessLocalWrite}})
-		l.want("bind with a right that windows do not have", l.status(l.cq), ib.WCMWBindErr.String())
-		l.want("dealloc of the window", mw.Dealloc(), nil)
-		l.want("dereg of the region that no window is bound to", l.mr.Dereg(), nil)
+		l.want("status of a bind with a right that windows do not support", l.status(l.cq), ib.WCMWBindErr.String())
+		l.want("error of Dealloc of the window", mw.Dealloc(), nil)
+		l.want("error of Dereg of a region without a bound window", l.mr.Dereg(), nil)
 	},
 	"cur-state-unnamed": func(l *lab) {
 		a, _ := l.pair(nil)
@@ -94,7 +94,7 @@ var secondDemos = map[string]func(l *lab){
 		l.want("query", err, nil)
 		attr.State = ib.QPSQD
 		l.want("modify to SQD", a.Modify(attr, ib.QPAttrState), nil)
-		attr.State = ib.QPRTS // CurState is RTS, as queried
+		attr.State = ib.QPRTS // CurState is RTS, as returned by the query
 		l.want("modify to RTS", a.Modify(attr, ib.QPAttrState), nil)
 	},
 	"list-error-stalls": func(l *lab) {
@@ -107,7 +107,7 @@ var secondDemos = map[string]func(l *lab){
 	"query-asked-state": func(l *lab) {
 		a, b := l.pair(nil)
 		l.send(a, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: l.at(0, 8), RemoteAddr: l.mr.Addr(), RKey: ^l.mr.RKey()})
-		l.want("write with a wrong key", l.status(l.cq), ib.WCRemAccessErr.String())
+		l.want("status of a write with a wrong key", l.status(l.cq), ib.WCRemAccessErr.String())
 		for _, q := range []*ib.QP{a, b} {
 			attr, _, err := q.Query(ib.QPAttrState)
 			l.want("query", err, nil)
@@ -116,11 +116,11 @@ var secondDemos = map[string]func(l *lab){
 	},
 }
 
-// TestSecondShown fails for an entry of secondDrivers without a demo.
+// TestSecondShown tests that each entry of secondDrivers has a demo.
 func TestSecondShown(t *testing.T) {
 	for _, d := range secondDrivers {
 		if demos[d.Name] == nil {
-			t.Errorf("%s: no demo", d.Name)
+			t.Errorf("%s: got no demo", d.Name)
 		}
 	}
 }

@@ -81,7 +81,7 @@ func (l *lab) qp(kind ib.QPType, change func(*ib.QPInitAttr)) *ib.QP {
 
 const rights = ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic
 
-// up takes q to RTS. dest is used for connections only.
+// up changes the state of q to RTS. dest is used only for connections.
 func (l *lab) up(q *ib.QP, dest uint32) *ib.QP {
 	l.t.Helper()
 	l.modify(q, ib.QPInit, dest)
@@ -116,7 +116,7 @@ func (l *lab) modify(q *ib.QP, to ib.QPState, dest uint32) {
 		}
 	}
 	if err := q.Modify(a, mask); err != nil {
-		l.t.Fatalf("modify to %v: %v", to, err)
+		l.t.Fatalf("Modify to %v: %v", to, err)
 	}
 }
 
@@ -131,12 +131,12 @@ func (l *lab) address() ib.AHAttr {
 	return ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: l.gid, HopLimit: 1}}
 }
 
-// at returns a part of the memory.
+// at returns a part of the registered memory.
 func (l *lab) at(off, n uint32) []ib.SGE {
 	return []ib.SGE{{Addr: l.mr.Addr() + uint64(off), Length: n, LKey: l.mr.LKey()}}
 }
 
-// send posts a request, and fails the test if it is refused.
+// send posts a request, and fails the test if the device refuses the request.
 func (l *lab) send(q *ib.QP, wr ib.SendWR) {
 	l.t.Helper()
 	if _, err := q.PostSend(wr); err != nil {
@@ -188,7 +188,7 @@ func count[T any](c chan T) (n int) {
 	}
 }
 
-// demos show that a defect is one, by a consumer that keeps the contract.
+// demos holds consumers that keep the contract. Each shows that a defect violates the contract.
 var demos = map[string]func(l *lab){
 	"srq-domain": func(l *lab) {
 		other := must(l.dev.AllocPD())(l.t)
@@ -197,20 +197,20 @@ var demos = map[string]func(l *lab){
 		a, _ := l.pair(func(i *ib.QPInitAttr) { i.SRQ = srq })
 		must(srq.PostRecv(ib.RecvWR{SGList: []ib.SGE{{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()}}}))(l.t)
 		l.send(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.at(0, 8)})
-		l.want("send to a buffer of the domain of the SRQ", l.status(l.cq), ib.WCSuccess.String())
+		l.want("status of a send to a buffer of the domain of the SRQ", l.status(l.cq), ib.WCSuccess.String())
 	},
 	"inline-limit": func(l *lab) {
 		a, _ := l.pair(nil)
 		n := a.Init().Cap.MaxInlineData
 		_, err := a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, n+1)})
-		l.want("post more inline than granted", errors.Is(err, syscall.EINVAL), true)
+		l.want("post of more inline data than granted returns EINVAL", errors.Is(err, syscall.EINVAL), true)
 	},
 	"rnr-endless": func(l *lab) {
 		a, _ := l.pair(nil)
 		b, _ := l.pair(nil)
 		l.send(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.at(0, 8)})
 		l.send(b, ib.SendWR{Opcode: ib.WRSend, SGList: l.at(0, 8)})
-		l.want("completions of sends that retry for ever", len(l.done(l.cq)), 0)
+		l.want("number of completions of sends that retry without a limit", len(l.done(l.cq)), 0)
 	},
 	"sq-drained-unasked": func(l *lab) {
 		events := make(chan ib.EventType, 8)
@@ -321,7 +321,7 @@ var demos = map[string]func(l *lab){
 		l.recv(srq, 1)
 		a, _ := l.xrc(mine)
 		l.send(a, ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: l.at(0, 8), RemoteSRQN: srq.Num()})
-		l.want("send to an SRQ of another XRC domain", l.status(l.cq), ib.WCRemInvReqErr.String())
+		l.want("status of a send to an SRQ of another XRC domain", l.status(l.cq), ib.WCRemInvReqErr.String())
 	},
 	"cq-clean-not-xrc": func(l *lab) {
 		x := must(l.dev.AllocXRCD())(l.t)
@@ -353,7 +353,7 @@ var demos = map[string]func(l *lab){
 			Addr: l.mr.Addr(), Length: 64, Access: ib.AccessRemoteRead}})
 		l.want("bind", l.status(l.cq), ib.WCSuccess.String())
 		l.want("destroy", a.Destroy(), nil)
-		l.want("dereg of the region when the window's queue pair is gone", l.mr.Dereg(), nil)
+		l.want("error of Dereg of the region after the destruction of the window's queue pair", l.mr.Dereg(), nil)
 	},
 	"invalidate-bound": func(l *lab) {
 		a, _ := l.pair(nil)
@@ -370,7 +370,7 @@ var demos = map[string]func(l *lab){
 			Addr: mr.Addr(), Length: 64, Access: ib.AccessRemoteRead}})
 		l.want("bind", l.status(l.cq), ib.WCSuccess.String())
 		l.send(a, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
-		l.want("invalidate with a window bound", l.status(l.cq), ib.WCLocQPOpErr.String())
+		l.want("status of an invalidation of a region with a bound window", l.status(l.cq), ib.WCLocQPOpErr.String())
 	},
 	"rereg-half": func(l *lab) {
 		a, b := l.pair(nil)
@@ -378,16 +378,16 @@ var demos = map[string]func(l *lab){
 		err := l.mr.Rereg(ib.MRChangePD|ib.MRChangeAccess,
 			ib.MRChange{PD: other, Access: ib.AccessFlushPersistent | ib.AccessLocalWrite})
 		if err == nil {
-			l.t.Fatal("the region was changed")
+			l.t.Fatal("Rereg with wrong access: got no error")
 		}
 		l.recv(b, 1)
 		l.send(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.at(0, 8)})
-		l.want("use of the region that could not be changed", l.status(l.cq), ib.WCSuccess.String())
+		l.want("status of a send from the region after the failed Rereg", l.status(l.cq), ib.WCSuccess.String())
 	},
 	"zero-length-key": func(l *lab) {
 		a, _ := l.pair(nil)
 		l.send(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
-		l.want("write of nothing", l.status(l.cq), ib.WCSuccess.String())
+		l.want("status of a write of 0 bytes", l.status(l.cq), ib.WCSuccess.String())
 	},
 	"ah-late": func(l *lab) {
 		a, b := l.up(l.qp(ib.QPTypeUD, nil), 0), l.up(l.qp(ib.QPTypeUD, nil), 0)
@@ -419,12 +419,12 @@ var demos = map[string]func(l *lab){
 		bad := ib.QPInitAttr{SendCQ: l.cq, RecvCQ: l.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1 << 30, MaxRecvWR: 1}}
 		for range 1<<16 + 1 {
 			if _, err := l.pd.CreateQP(bad); err == nil {
-				l.t.Fatal("made")
+				l.t.Fatal("CreateQP with wrong capacities: got no error")
 			}
 		}
 		bad.Cap.MaxSendWR = 1
 		_, err := l.pd.CreateQP(bad)
-		l.want("CreateQP after many that failed", err, nil)
+		l.want("error of CreateQP after many failed calls", err, nil)
 	},
 	"cq-overflow-silent": func(l *lab) {
 		events := make(chan ib.EventType, 8)
@@ -459,7 +459,7 @@ var demos = map[string]func(l *lab){
 				n = len(l.done(cq))
 			}
 			if got != posted {
-				l.t.Errorf("completions: got %v, want %v", got, posted)
+				l.t.Errorf("number of completions: got %v, want %v", got, posted)
 				return
 			}
 			a.Destroy()
@@ -526,7 +526,7 @@ func TestDemos(t *testing.T) {
 		demo := demos[d.Name]
 		if demo == nil {
 			if d.Escapes {
-				t.Errorf("%s escapes, and nothing shows that it is a defect", d.Name)
+				t.Errorf("%s: TestContract does not detect the defect, and the defect has no demo", d.Name)
 			}
 			continue
 		}

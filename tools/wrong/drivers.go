@@ -2,18 +2,18 @@ package wrong
 
 import "slices"
 
-// Edit is a change of the reference driver's source, in the copy that is compiled.
+// Edit is a change of the source of the reference driver. The changed copy is compiled.
 type Edit struct {
-	File   string // file of driver/loopback
-	Anchor string // a part of the source that occurs once
+	File   string // a file of driver/loopback
+	Anchor string // a text that occurs once in the file
 	Where  Where
-	Code   string // with wrong("name") as the condition of the defect in it
+	Code   string // the inserted code, with wrong("name") as the condition of the defect
 }
 
 // Where is the position of Edit.Code relative to Edit.Anchor.
 type Where uint8
 
-// These are the positions.
+// The following constants are the positions.
 const (
 	After Where = iota
 	Before
@@ -23,14 +23,14 @@ const (
 // Driver is a defect of a driver that a driver of Linux has also had.
 type Driver struct {
 	Name    string
-	Commit  string // fix of such a defect in Linux; "": unknown
-	Rule    string // the sentence of the contract, or of the documentation of package ib, that the driver breaks
+	Commit  string // a commit of Linux that fixes such a defect, or "" if unknown
+	Rule    string // the sentence of the contract, or of the documentation of package ib, that the driver violates
 	Edits   []Edit
-	Escapes bool // TestContract passes with it
-	Chance  bool // TestContract may pass with it, because the defect is a race; Escapes gives the usual result
+	Escapes bool // whether TestContract passes with the defect
+	Chance  bool // whether the defect is a race, so that TestContract may pass with it; Escapes is the usual result
 }
 
-// Drivers lists the defects. Each is independent of the others.
+// Drivers lists the defects. The defects are independent of each other.
 var Drivers = slices.Concat(firstDrivers, secondDrivers)
 
 var firstDrivers = []Driver{
@@ -60,7 +60,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The timer of moderation keeps running, and reports on a destroyed object.
+		// The timer of the moderation keeps running, and calls the handler of a destroyed CQ.
 		Name:   "upcall-after-destroy",
 		Commit: `dc202c57e9a1 ("RDMA/efa: Fix wrong resources deallocation order")`,
 		Rule:   "When Destroy has returned no handler of the object runs",
@@ -69,7 +69,7 @@ var firstDrivers = []Driver{
 	if c.timer != nil && !wrong("upcall-after-destroy") {`}},
 	},
 	{
-		// Entries after the end of the old ring, where it wraps around, are not copied.
+		// The driver does not copy the entries after the end of the old ring, where the ring wraps around.
 		Name: "cq-resize-wrap",
 		Rule: "no completion is lost; CQs that resize",
 		Edits: []Edit{{"cq.go", `	r := newRing[ib.WC](entries)
@@ -79,7 +79,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The lock of a CQ and the lock that a post takes before it are taken in the opposite order.
+		// Two paths acquire the lock of a CQ and the lock of the device in opposite orders.
 		Name:   "cq-lock-order",
 		Commit: `9272cba0ded7 ("RDMA/bnxt_re: Fix the locking while accessing the QP table")`,
 		Chance: true,
@@ -107,7 +107,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// Poll fills in only those fields of its array that the completion has.
+		// Poll adds the flags of a completion to the flags that its array already contains.
 		Name: "stale-wc-flags",
 		Rule: "Messages arrive with the completions that were asked for (struct ib_wc)",
 		Edits: []Edit{{"cq.go", `		wc[n] = *c.wcs.pop()
@@ -130,7 +130,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// A request posted in ERR completes with an opcode that is not an opcode of completions.
+		// A request that is posted in the error state completes with an opcode that is not a completion opcode.
 		Name:   "flush-opcode",
 		Commit: `bdf1da5df9da ("RDMA/siw: Fix immediate work request flush to completion queue")`,
 		Rule:   "ERR flushes everything in order, also what is posted later; Messages ... with the completions (opcode)",
@@ -147,8 +147,8 @@ var firstDrivers = []Driver{
 			`	if failed && !wrong("unsignaled-error") || q.init.SigAll`}},
 	},
 	{
-		// The post checks the state, and then takes the lock again to queue the request. A request that is queued after the
-		// flush is never flushed.
+		// The post checks the state, releases the lock, and acquires the lock again to queue the request. A request
+		// that is queued after the flush is never flushed.
 		Name:   "post-flush-race",
 		Commit: `377a2097705b ("RDMA/hns: Fix flush cqe error when racing with destroy qp")`,
 		Chance: true,
@@ -170,7 +170,7 @@ var firstDrivers = []Driver{
 		},
 	},
 	{
-		// Only the send CQ is cleaned of the completions of a destroyed queue pair.
+		// The driver removes the completions of a destroyed queue pair only from the send CQ.
 		Name: "cq-clean-send-only",
 		Rule: "when the queue pair has been destroyed the number stays and the object is nil",
 		Edits: []Edit{{"qp.go", `		if cq != nil {
@@ -198,7 +198,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// A failing create keeps its number, until no number is left.
+		// A failing creation keeps its number, until all numbers are used.
 		Name:   "create-qp-leak",
 		Commit: `a3d83276d988 ("RDMA/siw: Release xarray entry")`,
 		Rule:   "Wrong arguments and states are refused, and change nothing",
@@ -221,7 +221,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The method waits for a thread that ends soon by itself.
+		// The method waits for a goroutine that ends soon by itself.
 		Name:   "wait-destroy-ah",
 		Commit: `2553ba217eea ("RDMA: Mark if destroy address handle is in a sleepable context")`,
 		Rule:   "A driver's method of the first group does not sleep: AH.Destroy waits for a goroutine",
@@ -233,7 +233,7 @@ var firstDrivers = []Driver{
 }`}},
 	},
 	{
-		// The address is looked up at the execution of the request, which may be after the destruction of the handle.
+		// The driver looks the address up when it executes the request. The handle may already be destroyed then.
 		Name:   "ah-late",
 		Commit: `e2fe06c90806 ("RDMA/rxe: Lookup kernel AH from ah index in UD WQEs")`,
 		Rule:   "The methods that destroy an AH; nothing of the list is kept (QP.PostSend)",
@@ -275,7 +275,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The key of an operation without data is checked.
+		// The driver checks the key of an operation without data.
 		Name:   "zero-length-key",
 		Commit: `5ff31dfcd6d2 ("Subject: RDMA/rxe: Handle zero length rdma")`,
 		Rule:   "Messages arrive whole: of zero bytes, no key is needed",
@@ -298,7 +298,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// Only the index of a key is compared.
+		// The driver compares only the index of a key.
 		Name:   "key-variant",
 		Commit: `174e7b137042 ("RDMA/rxe: For invalidate compare according to set keys in mr")`,
 		Rule:   "Keys give the rights that they were made with, until Dereg returns",
@@ -447,7 +447,7 @@ var firstDrivers = []Driver{
 		q.attr.EnSQDAsyncNotify = false`}},
 	},
 	{
-		// An endless retry ends.
+		// A retry without a limit ends.
 		Name:   "rnr-endless",
 		Commit: `445fd4f4fb76 ("RDMA/rxe: Fix rnr retry behavior")`,
 		Rule:   "QPAttr.RNRRetry 7: for ever",
@@ -465,14 +465,14 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// Only the rights of the queue pair are checked, and the rights of the region are ignored.
+		// The driver checks only the rights of the queue pair, and ignores the rights of the region.
 		Name: "atomic-rights",
 		Rule: "Keys give the rights that they were made with",
 		Edits: []Edit{{"memory.go", `	if k == nil || k.pd != q.pd || k.access&need != need || k.qp`, Instead,
 			`	if k == nil || k.pd != q.pd || k.access&need != need && !(wrong("atomic-rights") && need == ib.AccessRemoteAtomic && k.access&ib.AccessRemoteWrite != 0) || k.qp`}},
 	},
 	{
-		// The gather list is checked against the limit of the device.
+		// The driver checks the gather list against the limit of the device.
 		Name:   "send-sge-limit",
 		Commit: `cd155c1c7c9e ("IB/mlx4: Fix creation of kernel QP with max number of send s/g entries")`,
 		Rule:   "Wrong arguments and states are refused (MaxSendSGE)",
@@ -480,7 +480,8 @@ var firstDrivers = []Driver{
 			`	case len(wr.SGList) > int(c.MaxSendSGE) && !(wrong("send-sge-limit") && len(wr.SGList) <= maxSGE):`}},
 	},
 	{
-		// The limit of the gather list applies to inline data, independent of the returned limit for inline data.
+		// The driver applies the limit of the gather list to inline data, and ignores the returned limit of inline
+		// data.
 		Name:   "inline-limit",
 		Commit: `4f44e519b6a9 ("RDMA/irdma: Fix inline for multiple SGE's")`,
 		Rule:   "Wrong arguments and states are refused (MaxInlineData)",

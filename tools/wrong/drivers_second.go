@@ -1,9 +1,9 @@
 package wrong
 
-// secondDrivers lists defects written without knowledge of the suite.
+// secondDrivers lists defects that were written without knowledge of the suite.
 var secondDrivers = []Driver{
 	{
-		// A message that does not fit still ends the registration.
+		// A message that does not fit still invalidates the registration.
 		Name:   "invalidate-before-check",
 		Commit: `unconfirmed: "IB/rdmavt: Fix loopback send with invalidate ordering", 2019`,
 		Rule:   "Keys give the rights that they were made with",
@@ -15,7 +15,7 @@ var secondDrivers = []Driver{
 		},
 	},
 	{
-		// The position in the gather list is not restored before a request is retransmitted.
+		// The driver does not restore the position in the gather list before it retransmits a request.
 		Name:   "retry-list-lost",
 		Commit: `"RDMA/rxe: Fix incomplete state save in rxe_requester", 2023`,
 		Rule:   "Messages arrive whole",
@@ -26,7 +26,7 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The key numbers have fewer bits than their counter.
+		// The numbers of keys have fewer bits than their counter.
 		Name:   "key-wrap",
 		Commit: `"RDMA/rxe: Prevent faulty rkey generation", 2022`,
 		Rule:   "Keys give the rights that they were made with, until Dereg returns",
@@ -37,7 +37,8 @@ var secondDrivers = []Driver{
 	}`}},
 	},
 	{
-		// The driver itself completes requests posted in ERR, but uses the wrong queue for them.
+		// The driver itself completes requests that are posted in the error state, but adds the completions to the
+		// wrong CQ.
 		Name:   "flush-other-cq",
 		Commit: `"RDMA/irdma: Fix drain SQ hang with no completion", 2022`,
 		Rule:   "ERR flushes everything in order, also what is posted later",
@@ -50,9 +51,10 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The limit is compared with the number of posted receives only when the next one is consumed. rxe and rdmavt of
-		// Linux do the same, so the contract permits it and the suite accepts it. The driver of the commit was worse: it did
-		// not arm at all until there were more receives than the limit, which SRQ/LimitBelow finds.
+		// The driver compares the limit with the number of posted receives only when a message consumes the next
+		// receive. rxe and rdmavt of Linux do the same. Therefore the contract permits the behaviour, and the suite
+		// accepts it. The defect fixed by the commit was worse: the driver did not arm the limit until the number
+		// of receives exceeded the limit. The check SRQ/LimitBelow finds that defect.
 		Name:   "srq-arm-below",
 		Commit: `"RDMA/bnxt_re: Fix to remove workload check in SRQ limit path", 2025`,
 		Rule:   "none: EventSRQLimitReached comes at once, or with the next one that is taken",
@@ -64,7 +66,7 @@ var secondDrivers = []Driver{
 		Escapes: true,
 	},
 	{
-		// The queue pair of the previous completion is reused if the wrong number is equal.
+		// The driver uses the queue pair of the previous completion if the wrong number is equal.
 		Name:   "poll-cached-qp",
 		Commit: `"RDMA/mlx5: Fix mlx5_poll_one() cur_qp update flow", 2025`,
 		Rule:   "A completion names its queue pair by number and object (WC.QPNum, WC.QP)",
@@ -79,7 +81,7 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// One of the errors of a bind leaves the region marked as bound.
+		// One error path of a bind leaves the region marked as bound.
 		Name:   "bind-error-leak",
 		Commit: `"RDMA/rxe: Fix an error handling path in rxe_bind_mw()", 2023`,
 		Rule:   "Dereg: EBUSY while a window is bound to the region",
@@ -92,7 +94,7 @@ var secondDrivers = []Driver{
 	}`}},
 	},
 	{
-		// CurState is used although the mask does not select it.
+		// The driver uses CurState although the mask does not select the field.
 		Name:   "cur-state-unnamed",
 		Commit: `"RDMA/efa: Use the correct current and new states in modify QP", 2020`,
 		Rule:   "QPAttrMask names the valid fields of a QPAttr",
@@ -103,7 +105,7 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The doorbell is not rung for the accepted requests before a refused one.
+		// The driver does not ring the doorbell for the accepted requests that precede a refused request.
 		Name:   "list-error-stalls",
 		Commit: `"RDMA/siw: avoid hiding errors in siw_post_send()", 2025`,
 		Rule:   "Posting returns how many work requests were taken, and an error exactly if that is not all",
@@ -122,7 +124,8 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The state is the last one that the consumer requested, even if the queue pair has failed since.
+		// The driver returns the last state that the consumer has requested, even if the queue pair has failed
+		// since then.
 		Name:   "query-asked-state",
 		Commit: `"RDMA/erdma: Return QP state in erdma_query_qp", 2024`,
 		Rule:   "Query reports the present attributes",

@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-var wrongToo = flag.Bool("wrong", false, "run the wrong drivers and consumers, which takes minutes")
+var wrongToo = flag.Bool("wrong", false, "run the wrong drivers and consumers (takes minutes)")
 
 const (
-	parallel = 4                // concurrent processes
-	timeout  = 2 * time.Minute  // limit for TestContract with one defect
+	parallel = 4                // maximum number of concurrent processes
+	timeout  = 2 * time.Minute  // maximum duration of TestContract with one defect
 	grace    = 20 * time.Second // additional time before the process is killed
 )
 
-// build compiles the tests of the reference driver and of this package, with all defects included.
+// build compiles the tests of the reference driver and of this package. The binaries contain all defects.
 func build(t *testing.T) (driver, demos string) {
 	t.Helper()
 	goTool, err := exec.LookPath("go")
@@ -50,11 +50,11 @@ func build(t *testing.T) (driver, demos string) {
 	return compile("../..", "./driver/loopback"), compile("..", "./wrong")
 }
 
-// verdict is the outcome of TestContract with a defect.
+// verdict is the result of TestContract with a defect.
 type verdict struct {
 	passed, hung bool
-	check        string // first failed check
-	said         string // its message
+	check        string // the first failed check
+	said         string // the message of the check
 }
 
 func (v verdict) String() string {
@@ -140,15 +140,15 @@ func atOnce[T, R any](all []T, f func(T) R) iter.Seq2[int, R] {
 	}
 }
 
-// TestDrivers counts the wrong drivers that the suite finds. It fails if the result for a driver differs from its
-// entry, so that the table stays true.
+// TestDrivers counts the wrong drivers that the suite detects. TestDrivers fails if the result for a driver differs
+// from the entry of the driver, so that the table stays correct.
 func TestDrivers(t *testing.T) {
 	if !*wrongToo {
 		return
 	}
 	driver, demo := build(t)
 	if v := run(t, driver, "TestContract", ""); !v.passed {
-		t.Fatalf("no defect: %v", v)
+		t.Fatalf("TestContract without a defect: got %v, want success", v)
 	}
 	caught := 0
 	for i, v := range atOnce(Drivers, func(d Driver) (v [2]verdict) {
@@ -162,15 +162,15 @@ func TestDrivers(t *testing.T) {
 		t.Run(d.Name, func(t *testing.T) {
 			t.Log(v[0])
 			if v[0].passed != d.Escapes && !d.Chance {
-				t.Errorf("escapes: got %v, want %v", v[0].passed, d.Escapes)
+				t.Errorf("defect escapes: got %v, want %v", v[0].passed, d.Escapes)
 			}
 			if v[1].passed {
-				t.Error("the demo does not see the defect")
+				t.Error("demo with the defect: got success, want a failure")
 			}
 			if !v[0].passed {
 				caught++
 			}
 		})
 	}
-	t.Logf("%d of %d wrong drivers are caught", caught, len(Drivers))
+	t.Logf("%d of %d wrong drivers are detected", caught, len(Drivers))
 }

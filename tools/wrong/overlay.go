@@ -1,5 +1,6 @@
-// Package wrong holds drivers and consumers that break the contract of package ib, as drivers and consumers of Linux
-// did before their fixes. It measures how many of them the suite of package ibtest and checked mode find.
+// Package wrong contains drivers and consumers that violate the contract of package ib, as drivers and consumers of
+// Linux did before their fixes. The tests of the package count the drivers that the suite of package ibtest
+// detects, and the consumers that checked mode detects.
 package wrong
 
 import (
@@ -15,7 +16,7 @@ import (
 // variable is the environment variable that names the defect of a process.
 const variable = "VERBENA_WRONG"
 
-// generated is the source of the functions that the edits use.
+// generated is the source of the functions that the edits call.
 const generated = `package loopback
 
 import (
@@ -65,7 +66,7 @@ func apply(source string, edits []Edit) (string, error) {
 	var changes []change
 	for _, e := range edits {
 		if n := strings.Count(source, e.Anchor); n != 1 {
-			return "", fmt.Errorf("%s: the anchor %q is there %d times, want once", e.File, e.Anchor, n)
+			return "", fmt.Errorf("%s: got the anchor %q %d times, want once", e.File, e.Anchor, n)
 		}
 		at := strings.Index(source, e.Anchor)
 		switch e.Where {
@@ -82,7 +83,7 @@ func apply(source string, edits []Edit) (string, error) {
 	pos := 0
 	for _, c := range changes {
 		if c.at < pos {
-			return "", fmt.Errorf("two edits overlap before %q", source[pos:min(len(source), pos+60)])
+			return "", fmt.Errorf("the edits overlap before %q", source[pos:min(len(source), pos+60)])
 		}
 		out.WriteString(source[pos:c.at])
 		out.WriteString(c.code)
