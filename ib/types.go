@@ -187,7 +187,9 @@ type WC struct {
 	// errors.
 	Opcode    WCOpcode
 	VendorErr uint32
-	ByteLen   uint32
+	// ByteLen is the length of a received message, or of the data of a READ or an atomic. ByteLen is undefined for other
+	// sends and for errors. (ibv_poll_cq(3))
+	ByteLen uint32
 	// QPNum is the number of the queue pair, and QP is the queue pair itself. QP is nil if the queue pair was destroyed
 	// before the completion was polled.
 	QPNum          uint32

@@ -9,22 +9,22 @@ import (
 // execute executes a request at the requester and the responder. n is the number of bytes received. If there is no
 // receive yet, or the peer is in INIT, execute does nothing and wait is true.
 func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
-	ok := func(good bool, failure ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
+	ok := func(good bool, failures ...ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
 		if good {
 			return success, 0, false
 		}
-		return is(failure), 0, false
+		return failures, 0, false
 	}
 	switch s.Op {
 	case ib.WRLocalInv:
 		if q.Type == ib.QPTypeUC { // a reliable connection waits for earlier requests
 			m.changesKey(s.InvalidateRKey)
 		}
-		return ok(m.invalidate(q, s.InvalidateRKey), ib.WCLocQPOpErr)
+		return ok(m.invalidate(q, s.InvalidateRKey), ib.WCLocQPOpErr, ib.WCMWBindErr)
 	case ib.WRBindMW:
 		return ok(m.bind(q, s.Bind), ib.WCMWBindErr)
 	case ib.WRRegMR:
-		return ok(m.register(q, s.Reg), ib.WCLocQPOpErr)
+		return ok(m.register(q, s.Reg), ib.WCLocQPOpErr, ib.WCMWBindErr)
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
 		return m.fetch(q, s)
 	}

@@ -275,7 +275,7 @@ func (d *drawer) posts() call {
 
 // send draws a send work request. before holds the earlier ones of the same list.
 func (d *drawer) send(q *model.QP, before []send) *send {
-	s := &send{id: d.wrID(), op: d.operation(q.Type), imm: d.Uint32(), add: d.Uint64(), swap: d.Uint64()}
+	s := &send{id: d.wrID(), op: d.operation(q.Type), imm: d.word(), add: d.Uint64(), swap: d.Uint64()}
 	if !d.one(3) {
 		s.flags |= ib.SendSignaled
 	}
@@ -371,6 +371,18 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 		}
 	}
 	return s
+}
+
+// word returns a value with all bits, often 0 or all ones.
+func (d *drawer) word() uint32 {
+	v := d.Uint32()
+	switch v % 8 {
+	case 0:
+		return 0
+	case 1:
+		return 1<<32 - 1
+	}
+	return v
 }
 
 // need maps operations to the right that they need.

@@ -469,7 +469,7 @@ func (x *runner) compareCallbacks() *difference {
 		}
 	}
 	events := func(name string, id model.ID, want []ib.EventType) *difference {
-		got := x.objs[id].seen
+		got := without(x.objs[id].seen, ib.EventCommEst) // optional (11.6.3)
 		if q := x.m.QPs[id]; q != nil && q.Fatal {
 			got = without(got, ib.EventQPFatal)
 		}
