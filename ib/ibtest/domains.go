@@ -31,7 +31,7 @@ func testSRQDomain(e *env) {
 			e.Logf("the driver has no queue pairs of type %v", kind)
 			continue
 		}
-		srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 2}})
+		srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
 		// The second element may belong to the other domain.
 		for i, c := range []struct {
 			what string
@@ -75,7 +75,7 @@ func testSRQDomain(e *env) {
 		}
 	}
 	// Remote keys must belong to the queue pair's domain, whichever receive is consumed.
-	srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 2}})
+	srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
 	for _, target := range []*buffer{bad, good} {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: theirs, srq: srq})
 		e.postSRQ(srq, ib.RecvWR{ID: 2})

@@ -103,7 +103,7 @@ func (e *env) srq(pd *ib.PD, init ib.SRQInitAttr) *ib.SRQ {
 
 func testSRQReceive(e *env) {
 	pd := e.pd()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(e.queueLen), MaxSGE: 2}})
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(e.queueLen), MaxSGE: 1}})
 	a := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 	b := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 	buf := a.buf[1]

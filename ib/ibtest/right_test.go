@@ -13,7 +13,8 @@ var rightDrivers = []struct {
 	name  string
 	alter func(d *wrongDriver)
 }{
-	{"small", small},
+	{"small", func(d *wrongDriver) { limited(d, 2, 32, 512) }},
+	{"smallest", func(d *wrongDriver) { limited(d, 1, 16, 256) }},
 }
 
 // TestRightDrivers checks that the suite passes on every driver that keeps the contract.
@@ -30,9 +31,8 @@ func TestRightDrivers(t *testing.T) {
 	}
 }
 
-// small gives the device the limits of small hardware for SEND: 2 elements and 32 work requests.
-func small(d *wrongDriver) {
-	const elements, requests, completions = 2, 32, 512
+// limited gives the device the limits of small hardware for SEND.
+func limited(d *wrongDriver, elements, requests, completions int) {
 	d.limits = func(a *ib.DeviceAttr) {
 		a.MaxSendSGE, a.MaxRecvSGE, a.MaxSGERd, a.MaxSRQSGE = elements, elements, 1, elements
 		a.MaxQPWR, a.MaxSRQWR, a.MaxCQE = requests, requests, completions
