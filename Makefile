@@ -1,4 +1,4 @@
-# `make` lists the targets that most changes need; `make help-more` lists those of more.mk.
+# `make` lists the targets that most changes need. `make help-more` lists the targets of more.mk.
 GO ?= go
 BIN := bin/verbena
 export CGO_ENABLED := 0
@@ -8,7 +8,7 @@ help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 .PHONY: help-more
-help-more: ## list the others: long runs, records, mutants, releases
+help-more: ## list the other targets: long runs, records, mutants, releases
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' more.mk | expand -t 20
 
 .PHONY: build
@@ -16,25 +16,25 @@ build: ## build bin/verbena
 	$(GO) build -trimpath -o $(BIN) ./cmd/verbena
 
 .PHONY: tools
-tools: ## build the commands for developers (module tools): api, prose, verdict, verbenavet, mutants, staticcheck, stringer
+tools: ## build the developer commands of module tools: api, prose, verdict, verbenavet, mutants, staticcheck, stringer
 	$(GO) build -C tools -o ../bin/ tool ./api ./prose ./verdict ./verbenavet ./mutants
 
 .PHONY: demo
-demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then the Go stack in one process
+demo: build ## run an RDMA ping-pong in under a minute, first with unmodified programs, then with the Go stack in one process
 	@scripts/demo
 
 .PHONY: test
 test: export NO_INSTALL := 1
-test: have-deps ## everything that a change must pass; installs nothing. FAIL_FAST=1 ends after the first stage that fails
+test: have-deps ## run all checks that a change must pass, and install nothing. FAIL_FAST=1 stops after the first failed stage
 	@scripts/stages lint unit libraries cross e2e interop-test
 
 .PHONY: quick
-quick: ## what can be tested in a minute, without root and packages: fewer rounds, the long tests left out (-short)
+quick: ## run the checks that take about a minute and need neither root nor packages, with fewer rounds (-short)
 	$(GO) vet ./...
 	$(GO) test -short -vet=off -ldflags=-w -timeout 3m ./...
 
 .PHONY: deps
-deps: ## install what the tests need (Debian packages, the guest's kernel), as far as this user may
+deps: ## install the packages and the guest kernel that the tests need, if this user has the permission
 	@scripts/deps
 
 .PHONY: have-deps
@@ -42,24 +42,25 @@ have-deps:
 	@NO_INSTALL=1 scripts/deps
 
 .PHONY: lint
-lint: tools ## gofmt, vet, staticcheck, the contract (verbenavet), the rules of imports and of language (prose)
+lint: tools ## run gofmt, vet, staticcheck, verbenavet (the contract and the import rules) and prose (the language rules)
 	@scripts/lint
 
 .PHONY: cross
-# What needs no other process, no memory fault and no multicast, which qemu-user does not know as Linux does.
+# These packages need no other process, no memory fault and no multicast. qemu-user handles these differently from Linux.
 ARM64 := ./verbs ./verbs/embed ./driver/rxe/transport ./uapi/... ./roce/... ./rdmacm/msg
-cross: tools ## compile for the other architecture, and run what runs emulated
+cross: tools ## compile for the other architecture, and run the tests that can run emulated
 	GOARCH=arm64 $(GO) vet ./...
 	GOARCH=amd64 $(GO) vet ./...
 	if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
 		CGO_ENABLED=0 GOARCH=arm64 $(GO) test -json -count=1 -exec qemu-aarch64-static $(ARM64) | bin/verdict; fi
 
 .PHONY: unit
-# Their tests compute, on one goroutine each, or run the suite of ib/ibtest against drivers that are wrong. Lint has vetted all.
+# The tests of these packages compute on one goroutine each, or run the suite of ib/ibtest against wrong drivers. They need no
+# race detector. `make lint` has already vetted all packages.
 PLAIN := /(internal/(explore|layers|notify|states)|ib/ibtest)$$
-# The race detector's runtime keeps each program for a second after its end.
+# By default, a program with the race detector sleeps for a second before its exit.
 unit: export GORACE := atexit_sleep_ms=0
-unit: tools ## unit tests with the race detector
+unit: tools ## run the unit tests with the race detector
 	{ CGO_ENABLED=1 $(GO) test -race -vet=off -json -timeout 8m $$($(GO) list ./... | grep -vE '$(PLAIN)'); \
 	  $(GO) test -vet=off -json -timeout 8m $$($(GO) list ./... | grep -E '$(PLAIN)'); \
 	  CGO_ENABLED=1 $(GO) test -C examples/rblk -race -vet=off -json -timeout 8m ./...; $(GO) test -C tools -vet=off -json -timeout 8m ./...; } | bin/verdict -slowest 40
@@ -70,19 +71,19 @@ unit: tools ## unit tests with the race detector
 	$(GO) test -vet=off -run '^TestLauncherRules$$' ./internal/confine
 
 .PHONY: libraries
-libraries: ## net/http, gRPC and others over rdmanet: a module of its own, with their dependencies
+libraries: ## test net/http, gRPC and others over rdmanet. These tests are a separate module with its own dependencies
 	cd test/rdmanet && $(GO) vet ./... && $(GO) test -count=1 ./...
 
 .PHONY: e2e
-e2e: build tools ## the real programs, end to end; DOORBELLS=native: with doorbells that are not trapped
+e2e: build tools ## run real programs end to end. DOORBELLS=native uses doorbells that the service does not trap
 	VERBENA=$(CURDIR)/$(BIN) DOORBELLS=$(DOORBELLS) $(GO) test -json -count=1 -timeout 18m -parallel 3 -tags e2e ./test/e2e/... | bin/verdict -slowest 40
 
 .PHONY: docs
-docs: ## make the tables in docs anew
+docs: ## regenerate the tables in docs
 	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./ib/weak ./test/kernels
 
 .PHONY: interop
-interop: build tools ## run against the Linux kernel's Soft-RoCE, in QEMU; the report is bin/interop.md
+interop: build tools ## run Verbena against the Soft-RoCE driver of the Linux kernel in QEMU, and write the report to bin/interop.md
 	@scripts/interop bin/interop.md
 
 .PHONY: interop-test
@@ -90,19 +91,19 @@ interop-test: build tools
 	@scripts/interop
 
 .PHONY: fuzz
-fuzz: ## each fuzz target for FUZZTIME (default 1m)
+fuzz: ## run each fuzz target for FUZZTIME (default 1m)
 	@scripts/fuzz
 
 .PHONY: bench
-bench: build ## the figures of docs/results/benchmarks.md, beside the machine's floors; ARGS, such as -short, go to test/bench (-h)
+bench: build ## measure the figures of docs/results/benchmarks.md and the floors of the machine. ARGS are flags of test/bench (-h)
 	@scripts/bench $(ARGS)
 
 .PHONY: release
-release: ## the artefacts of VERSION in dist: archives, packages, an image, checksums; IMAGE=no leaves out the image
+release: ## build archives, packages, an image and checksums of VERSION in dist. IMAGE=no omits the image
 	cd packaging && $(GO) run ./release -version "$(VERSION)" -image=$(if $(filter no,$(IMAGE)),false,true) -out ../dist
 
 .PHONY: clean
-clean: ## remove what was built
+clean: ## remove the files that were built
 	rm -rf bin dist
 
 include more.mk
