@@ -1,5 +1,5 @@
-// Preloaded into rdma(8) by TestRDMATool: a NETLINK_RDMA socket becomes a connection to the test, which answers in
-// the kernel's stead. The socket is assumed to be the only one of the process.
+// TestRDMATool preloads this library into rdma(8). It replaces a NETLINK_RDMA socket by a connection to the test, which
+// answers in place of the kernel. The process must have only one such socket.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

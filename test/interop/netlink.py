@@ -1,10 +1,11 @@
 #!/usr/bin/python3
-"""netlink.py - what NETLINK_RDMA tells of a device, as JSON
+"""netlink.py - print the answers of NETLINK_RDMA about a device as JSON
 
 usage: netlink.py DEVICE
 
-Dumps, and asks for single objects, by the family NLDEV; "rough" is how the socket behaves with buffers that are too
-short, MSG_PEEK, MSG_TRUNC, and requests that are wrong. It is the same on the kernel's device and on Verbena's."""
+The program requests dumps and single objects of the family NLDEV. "rough" is the behaviour of the socket with short
+buffers, MSG_PEEK, MSG_TRUNC and invalid requests. The program is the same for the kernel's device and for Verbena's
+device."""
 import errno, json, os, socket, struct, sys
 
 NETLINK_RDMA, NLDEV = 20, 5
@@ -41,7 +42,7 @@ class Socket:
                 size, kind, flags, seq, pid = struct.unpack_from('=IHHII', datagram)
                 if size < 16 or size > len(datagram): raise RuntimeError(f'message of {size} bytes in a datagram of {len(datagram)}')
                 if seq != self.seq: raise RuntimeError(f'sequence number: got {seq}, want {self.seq}')
-                if pid != self.s.getsockname()[0]: raise RuntimeError(f'port: got {pid}, want that of the socket')
+                if pid != self.s.getsockname()[0]: raise RuntimeError(f'port: got {pid}, want {self.s.getsockname()[0]}')
                 body, datagram = datagram[16:size], datagram[size + -size % 4:]
                 if kind in (DONE, ERROR): return got, -struct.unpack_from('=i', body)[0]
                 got.append((kind, flags, body))
@@ -58,7 +59,7 @@ NESTED = {15, 16, 19, 20, 30, 31, 35, 36, 40, 41, 46, 47, 52, 53, 80, 81, 86, 87
 
 
 def attrs(b):
-    """[[type, nested, length, value]...]"""
+    """returns the attributes: [[type, nested, length, value]...]"""
     out = []
     while len(b) >= 4:
         size, kind = struct.unpack_from('=HH', b)

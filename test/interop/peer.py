@@ -1,12 +1,12 @@
 #!/usr/bin/python3
-"""peer.py - one side of an interoperation test: verbs by remote control
+"""peer.py - one side of an interoperation test, which calls verbs on request
 
 usage: peer.py HOST:PORT NAME DEVICE
 
-Connects to HOST:PORT, says {"name": NAME}, and obeys: a line of JSON {"do": METHOD, ...arguments} is answered with
-{"ok": RESULT} or {"error": TEXT, "errno": N}. The methods are those of class Peer without an underscore. The program
-ends when the connection does. It is the same on the kernel's device and on Verbena's, and knows of RDMA only what
-libibverbs (pyverbs) shows."""
+The program connects to HOST:PORT and sends {"name": NAME}. It answers each line of JSON {"do": METHOD, ...arguments}
+with {"ok": RESULT} or {"error": TEXT, "errno": N}. The methods are the methods of class Peer without an underscore. The
+program ends when the connection ends. It is the same for the kernel's device and for Verbena's device, and uses RDMA
+only through libibverbs (pyverbs)."""
 import ctypes, ipaddress, json, os, platform, random, select, signal, socket, struct, subprocess, sys, time
 
 import pyverbs.enums as e
@@ -56,7 +56,7 @@ def pointer_in(obj, size, fits):
             try:
                 mem.seek(p)
                 s = mem.read(size)
-            except (OSError, ValueError, OverflowError): continue          # no pointer
+            except (OSError, ValueError, OverflowError): continue          # not a pointer
             if len(s) == size and fits(s): return p
     raise RuntimeError(f'{type(obj).__name__}: C struct not found')
 
@@ -160,7 +160,7 @@ class Peer:
 
     def connect(self, qp, type, local, remote, qpn=0, psn=0, remote_psn=0, mtu=1024, timeout=18, retry=7, rnr_retry=7,
                 min_rnr=12, access=(), qkey=0x11111111, rd_atomic=4, hop_limit=64, traffic_class=0, flow_label=0):
-        """takes a queue pair from RESET to RTS"""
+        """changes a queue pair from RESET to RTS"""
         q, a = self._objects[qp], QPAttr(port_num=PORT)
         if type == 'UD': a.qkey = qkey
         else: a.qp_access_flags = bits('IBV_ACCESS_', access)
@@ -238,7 +238,7 @@ class Peer:
         if len: self._objects[mr].write(bytes(len), len, off)
 
     def check(self, mr, off, len, seed):
-        """compares with the bytes of the seed; returns the offset of the first difference, or None"""
+        """compares memory with the bytes of the seed, and returns the offset of the first difference, or None"""
         want, got = random.Random(seed).randbytes(len), self._objects[mr].read(len, off) if len else b''
         if want == got: return None
         return next(i for i in range(len) if want[i] != got[i])

@@ -1,6 +1,6 @@
-// copy memcpy SIZE N  one copy within a process
-// copy far SIZE N     the same between buffers larger than the caches, SIZE bytes at a time
-// copy vm SIZE N      one process_vm_readv from another process, which sleeps
+// copy memcpy SIZE N  time of one copy within a process
+// copy far SIZE N     time of one copy of SIZE bytes between buffers that are larger than the caches
+// copy vm SIZE N      time of one process_vm_readv from another process, which sleeps
 #include "floor.h"
 #include <sys/uio.h>
 

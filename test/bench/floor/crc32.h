@@ -1,8 +1,8 @@
-// CRC-32 (IEEE 802.3, reflected), by carry-less multiplication where the processor has it.
+// CRC-32 (IEEE 802.3, reflected), by carry-less multiplication if the processor supports the instruction.
 //
 // Folding: a 128-bit remainder R = (hi, lo) is moved past D bits by R' = hi*k(D-32) + lo*k(D+32) (reflected), with
-// k(n) = x^n mod P. Four of them run side by side over 64 bytes each; then they are folded into one, and the last 16 bytes
-// go through the table.
+// k(n) = x^n mod P. Four remainders are computed in parallel over blocks of 64 bytes. Then the four are folded into one, and the
+// table processes the last 16 bytes.
 #ifndef CRC32_H
 #define CRC32_H
 #include <stddef.h>
@@ -87,7 +87,7 @@ static uint32_t crc32(const void *p, size_t n)
 	return ~crc_bytes(~0u, p, n);
 }
 
-// crc_check returns whether the fast ways agree with the bit by bit definition.
+// crc_check returns whether the fast implementations agree with the bitwise definition.
 static int crc_check(void)
 {
 	unsigned char buf[700];

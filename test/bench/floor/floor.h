@@ -1,8 +1,8 @@
-// Common parts of the floors: clock, processors, errors, and the one line of output.
+// Common functions of the floors: clock, processors, errors, and the line of output.
 //
-// A floor is the least that an operation can cost on this machine, measured without any of Verbena's code. Each program
-// prints "mean=US typical=US p99=US", in microseconds per operation; typical (the median) and p99 only where operations
-// were timed one by one.
+// A floor is the minimum cost of an operation on this machine, measured without code of Verbena. Each program
+// prints "mean=US typical=US p99=US", in microseconds per operation. typical (the median) and p99 appear only if the
+// program measures each operation.
 #ifndef FLOOR_H
 #define FLOOR_H
 #define _GNU_SOURCE
@@ -58,7 +58,7 @@ static inline void pin(int nth)
 	fail("two processes that poll need two processors");
 }
 
-// fork_child forks; the child ends with its parent.
+// fork_child forks. The child is killed when its parent ends.
 static inline pid_t fork_child(void)
 {
 	pid_t parent = getpid(), pid = fork();
@@ -73,7 +73,7 @@ static inline pid_t fork_child(void)
 	return pid;
 }
 
-// reap waits for a child and fails if the child did.
+// reap waits for a child, and fails if the child has failed.
 static inline void reap(pid_t pid)
 {
 	int status;
@@ -112,7 +112,7 @@ static inline int compare_doubles(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-// print_times prints n times of single operations, which it sorts.
+// print_times sorts the times of n operations, and prints their statistics.
 static inline void print_times(double *t, long n)
 {
 	double sum = 0;

@@ -1,4 +1,5 @@
-// What programs need that talk to themselves: contexts of a device, and queue pairs of it that are connected with one another.
+// Functions for programs that communicate with themselves: they open contexts of a device, and connect its queue pairs with
+// one another.
 #ifndef LOOP_H
 #define LOOP_H
 #include "floor.h"

@@ -1,7 +1,7 @@
 // relay pingpong SIZE N  half a round trip between two processes through shared memory and a third process
-// relay stream SIZE N    a stream of N messages the same way, 64 in flight
+// relay stream SIZE N    a stream of N messages through the third process, 64 in flight
 //
-// All three yield the processor when they have no work, because there may be more polling processes than processors.
+// All three processes yield the processor when they have no work, because there may be more polling processes than processors.
 #include "floor.h"
 #include <stdatomic.h>
 

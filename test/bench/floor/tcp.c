@@ -1,5 +1,5 @@
 // tcp pingpong SIZE N  half a round trip between two processes that block in read()
-// tcp busy SIZE N      the same with polling, each process on a processor of its own
+// tcp busy SIZE N      half a round trip between two polling processes, each on its own processor
 // tcp stream SIZE N    a stream of N writes of SIZE bytes
 #include "floor.h"
 #include <arpa/inet.h>

@@ -1,5 +1,5 @@
 // trap call N           a system call answered by a minimal seccomp supervisor in another process
-// trap stream SIZE N    the same, and SIZE bytes copied from the caller to a third process, which sleeps
+// trap stream SIZE N    a trapped system call, and SIZE bytes copied from the caller to a third process, which sleeps
 // trap pingpong SIZE N  half a round trip of two polling callers, with each copy started by a trapped call
 //
 // This is the floor of an unmodified program's doorbell, and of messages on the shortcut.
@@ -79,7 +79,7 @@ static int receive_fd(int sock)
 
 struct supervised {
 	int listener;
-	pid_t from, to; // to 0: no copy
+	pid_t from, to; // a value of 0 in to means no copy
 	char *bounce;
 };
 
@@ -126,7 +126,7 @@ static void ring(void)
 		die("write to the doorbell");
 }
 
-// caller rings n times, each time at once or after the message of the other caller, and prints the times.
+// caller rings the doorbell n times, and prints the times. It rings immediately, or after the message of the other caller.
 static void caller(int sock, long n, int pingpong, int first)
 {
 	volatile unsigned char *in = (unsigned char *)destination + size - 1;

@@ -1,7 +1,7 @@
-// udp pingpong SIZE N        half a round trip between two polling processes, each on a processor of its own
+// udp pingpong SIZE N        half a round trip between two polling processes, each on its own processor
 // udp plain SIZE N           a stream of N messages of SIZE bytes in datagrams of up to 4 KB
-// udp offload SIZE N         the same with segmentation and receive offload (GSO, GRO), up to 15 packets a call
-// udp offload-crc SIZE N     the same with a CRC-32 over each packet at both ends
+// udp offload SIZE N         a stream as above with segmentation and receive offload (GSO, GRO), up to 15 packets in each call
+// udp offload-crc SIZE N     a stream with offload, and a CRC-32 of each packet at both ends
 // udp check                  test the CRC-32
 //
 // The only flow control of a stream is the receiver's count in shared memory.

@@ -1,8 +1,8 @@
 // cmtalk tests all ways in which a connection between two hosts can begin and end. It prints the events of the
 // connection manager, one in a line. A line begins with the letter of its dialogue.
 //
-//   cmtalk -s ADDR tcp|udp    the passive side; ends on request
-//   cmtalk -c ADDR tcp|udp    the active side: runs all dialogues
+//   cmtalk -s ADDR tcp|udp    the passive side, which ends on request
+//   cmtalk -c ADDR tcp|udp    the active side, which runs all dialogues
 //
 // The first byte of a request's private data is the letter of its dialogue:
 //
@@ -12,7 +12,7 @@
 //   r, R   the passive side rejects, with the maximum of private data, and with none
 //   d      the passive side destroys the new ID without an answer
 //   n      no listener
-//   h, q   probe for the server, and the end: not printed
+//   h, q   probe for the server, and request to end; neither is printed
 #include <netdb.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -224,7 +224,7 @@ int main(int argc, char **argv)
 		serve(argv[2]);
 		return 0;
 	}
-	for (int i = 0; i < 100; i++) { // before the server listens, connections are rejected
+	for (int i = 0; i < 100; i++) { // connections are rejected until the server listens
 		enum rdma_cm_event_type answer = talk(argv[2], 'h', &status);
 		if (udp ? answer == RDMA_CM_EVENT_UNREACHABLE && status == 2 : answer == RDMA_CM_EVENT_REJECTED && status == 28)
 			break;

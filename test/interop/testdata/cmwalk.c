@@ -4,8 +4,8 @@
 //   cmwalk [-w WORKERS] [-q QUIET] [-n STEPS] IPV4 IPV6 IF DIR FIRST COUNT     the walks of COUNT seeds, in DIR/WORKER
 //   cmwalk [...] IPV4 IPV6 IF DIR -                                            the walks that stdin names: SEED [,STEP...]
 //
-// The seed, the number of the step and the earlier results determine a step. The steps after a seed on stdin are left
-// out, which shortens a walk.
+// The seed, the number of the step and the earlier results determine a step. The steps after a seed on stdin are
+// omitted, which shortens a walk.
 //
 // All sides of a walk are in this process. After each call the program waits for the expected events, and then until no
 // event has arrived for QUIET milliseconds (15). The results therefore do not depend on timing. An eager walk takes
@@ -45,9 +45,9 @@ static const char *const event_names[] = {
 
 struct slot {
 	struct rdma_cm_id *id;
-	int channel;           // -1: a synchronous ID, which waits for its own events
+	int channel;           // -1 means a synchronous ID, which waits for its own events
 	enum state state;
-	int ps, peer;          // peer: a slot, -1
+	int ps, peer;          // peer is a slot, or -1
 	uint32_t qpn;          // QPN of the last connect or accept
 	struct rdma_cm_event *unacked[UNACKED];
 	int n;
@@ -353,7 +353,7 @@ static void take(int need)
 		say("  an event that is due has not come\n");
 }
 
-// settle waits until the effects of a call are complete. need is the minimum number of expected events; -1: none.
+// settle waits until the effects of a call are complete. need is the minimum number of expected events; -1 means none.
 static void settle(int need)
 {
 	if (need < 0)
@@ -424,7 +424,7 @@ static struct rdma_conn_param *params(int i, struct rdma_conn_param *p, int acce
 	return p;
 }
 
-// The steps. Each takes a slot, prints its line, and waits.
+// The following functions are the steps. Each step takes a slot, prints its line, and waits.
 
 static void create(int i)
 {
@@ -724,7 +724,7 @@ static void *destroy_thread(void *p)
 	return NULL;
 }
 
-// destroy_waiting destroys an ID with events that are not acknowledged. The call waits until they are.
+// destroy_waiting destroys an ID with events that are not acknowledged. The call waits until the events are acknowledged.
 static void destroy_waiting(int i)
 {
 	struct slot *s = &slots[i];
