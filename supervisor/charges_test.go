@@ -52,12 +52,12 @@ func TestCharges(t *testing.T) {
 			return func() { p.closeSpace(s) }, err
 		}},
 		{"a device file, with its queue file", quota.Descriptors, fileDescriptors + 1, open(verbsNode)},
-		{"native doorbells", quota.Descriptors, bellDescriptors, func() (func(), error) {
-			description, err := file.newBell()
+		{"native doorbells", quota.Descriptors, doorbellDescriptors, func() (func(), error) {
+			description, err := file.newNativeDoorbells()
 			return func() {
 				description.Close()
-				file.closeBell()
-				file.bell = nil
+				file.closeNativeDoorbells()
+				file.native = nil
 			}, err
 		}},
 		{"a file of the connection manager", quota.Contexts, 1, open(cmNode)},
@@ -131,19 +131,19 @@ func TestWorkersOfAUser(t *testing.T) {
 				left, updated, left, user.Held(quota.Workers), 5-left)
 		}
 		started := uint64(0)
-		var turn turn
-		turn.init(func() { started++ }, user)
-		if turn.pass(); started != 1+left || user.Held(quota.Workers) != 5 {
+		var receiveTokens tokens
+		receiveTokens.init(func() { started++ }, user)
+		if receiveTokens.pass(); started != 1+left || user.Held(quota.Workers) != 5 {
 			t.Errorf("%d workers left: got %d started workers, want %d", left, started, 1+left)
 		}
 	}
 	started := 0
-	var turn turn
-	turn.init(func() { started++ }, nil)
-	atomic.StoreUint32(&turn.free, 0)
+	var receiveTokens tokens
+	receiveTokens.init(func() { started++ }, nil)
+	atomic.StoreUint32(&receiveTokens.free, 0)
 	for range 2 * maxWorkers {
-		turn.pass()
-		turn.waiting.Store(int32(atomic.LoadUint32(&turn.free)))
+		receiveTokens.pass()
+		receiveTokens.waiting.Store(int32(atomic.LoadUint32(&receiveTokens.free)))
 	}
 	if started != maxWorkers {
 		t.Errorf("after %d passes: got %d workers, want %d", 2*maxWorkers, started, maxWorkers)

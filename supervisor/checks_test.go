@@ -464,25 +464,25 @@ func TestNetlinkResources(t *testing.T) {
 	}
 }
 
-// TestDoorbellPassesTheTurn tests that a doorbell passes the receive token if several threads make calls and recent
+// TestDoorbellPassesToken tests that a doorbell passes the receive token if several threads make calls and recent
 // doorbells took long.
-func TestDoorbellPassesTheTurn(t *testing.T) {
+func TestDoorbellPassesToken(t *testing.T) {
 	for _, tt := range []struct {
 		lately time.Duration
 		free   uint32
 	}{{0, 0}, {worthPassing - 1, 0}, {worthPassing, 1}, {time.Second, 1}} {
-		w := &worker{session: &Session{}, hasTurn: true}
-		turn := &w.session.turn
-		turn.init(func() {}, nil)
-		atomic.StoreUint32(&turn.free, 0)
-		for i := range turn.watching {
-			turn.watching[i].Store(true) // disables the timers
+		w := &worker{session: &Session{}, hasToken: true}
+		receiveTokens := &w.session.tokens
+		receiveTokens.init(func() {}, nil)
+		atomic.StoreUint32(&receiveTokens.free, 0)
+		for i := range receiveTokens.watching {
+			receiveTokens.watching[i].Store(true) // disables the timers
 		}
-		turn.mixture.Store(mixtureLimit)
-		turn.doorbell.Store(int64(tt.lately))
+		receiveTokens.mixture.Store(mixtureLimit)
+		receiveTokens.doorbell.Store(int64(tt.lately))
 		w.begin(callWrite)
-		if n := atomic.LoadUint32(&turn.free); n != tt.free || w.hasTurn != (tt.free == 0) {
-			t.Errorf("doorbells of %v: got %d free tokens and a held token %v, want %d free", tt.lately, n, w.hasTurn, tt.free)
+		if n := atomic.LoadUint32(&receiveTokens.free); n != tt.free || w.hasToken != (tt.free == 0) {
+			t.Errorf("doorbells of %v: got %d free tokens and a held token %v, want %d free", tt.lately, n, w.hasToken, tt.free)
 		}
 		w.end()
 	}
@@ -490,10 +490,10 @@ func TestDoorbellPassesTheTurn(t *testing.T) {
 
 // TestSharedTurns tests that the receive token is shared from the third change of callers on.
 func TestSharedTurns(t *testing.T) {
-	var turn turn
+	var receiveTokens tokens
 	for i, want := range []bool{false, false, true, true} {
-		turn.note(uint32(i + 1))
-		if got := turn.shared(); got != want {
+		receiveTokens.note(uint32(i + 1))
+		if got := receiveTokens.shared(); got != want {
 			t.Errorf("shared after %d changes: got %v, want %v", i+1, got, want)
 		}
 	}

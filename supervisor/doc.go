@@ -38,7 +38,7 @@
 // # Threads
 //
 // The thread that receives a call also answers it (worker.go), because waking another thread takes several times as
-// long. turn.go contains the rules for passing the receive token to a second thread.
+// long. tokens.go contains the rules for passing the receive token to a second thread.
 //
 // # When one of the three dies
 //

@@ -64,15 +64,15 @@ const (
 type condition uint8
 
 const (
-	always    condition = iota
-	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 is a command file's number
-	ifFile              // argument 0 is a command file's number
-	ifBell              // argument 0 is a command file's number with trapped doorbells
-	ifTo                // argument 1 is a command file's number
-	ifUpTo              // argument 1 is a command file's number, or greater
-	ifDup               // argument 0 is a command file's number, or arguments 1 and 2 request a duplicate there
-	ifCwdFile           // argument 0 is a command file's number, or AT_FDCWD because the path may be absolute
-	ifNetlink           // arguments 0 and 2 request a NETLINK_RDMA socket
+	always            condition = iota
+	ifVerbs                     // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 is a command file's number
+	ifFile                      // argument 0 is a command file's number
+	ifTrappedDoorbell           // argument 0 is a command file's number with trapped doorbells
+	ifTo                        // argument 1 is a command file's number
+	ifUpTo                      // argument 1 is a command file's number, or greater
+	ifDup                       // argument 0 is a command file's number, or arguments 1 and 2 request a duplicate there
+	ifCwdFile                   // argument 0 is a command file's number, or AT_FDCWD because the path may be absolute
+	ifNetlink                   // arguments 0 and 2 request a NETLINK_RDMA socket
 	numConditions
 )
 
@@ -82,7 +82,7 @@ var calls = [numCalls]struct {
 	trap condition
 }{
 	callOther:       {"other", always},
-	callWrite:       {"write", ifBell},
+	callWrite:       {"write", ifTrappedDoorbell},
 	callIoctl:       {"ioctl", ifVerbs},
 	callOpenat:      {"openat", ifCwdFile},
 	callNewfstatat:  {"newfstatat", ifCwdFile},
@@ -321,7 +321,7 @@ func (a *architecture) filter(n numbers) []unix.SockFilter {
 		always:  {give(trap)},
 		ifVerbs: append([]unix.SockFilter{arg(1), is(jeq, uapi.VerbsIoctl, 1), give(trap), arg(0)}, file...),
 		ifFile:  append([]unix.SockFilter{arg(0)}, file...),
-		ifBell: {
+		ifTrappedDoorbell: {
 			arg(0),
 			is(jge, n.low.first, 5),
 			is(jge, n.native.first, 3),

@@ -73,30 +73,30 @@ func (n *natives) give(u *quota.User) {
 	}
 }
 
-// bell holds the resources for a device file's native doorbells.
-type bell struct {
+// nativeDoorbells holds the resources for a device file's native doorbells.
+type nativeDoorbells struct {
 	scratch *shm.Scratch
 	polled  *poller.Polled // nil if no thread polls the queues
 }
 
-// bellDescriptors is the number of descriptors charged for native doorbells: a descriptor of the queue file, and a
+// doorbellDescriptors is the number of descriptors charged for native doorbells: a descriptor of the queue file, and a
 // second watch.
-const bellDescriptors = 2
+const doorbellDescriptors = 2
 
-// wantsBell reports whether the caller's doorbells can be native. The conditions are:
+// mayRingNatively reports whether the caller's doorbells can be native. The conditions are:
 //
 //   - The version of the program's libibverbs shows that it uses write(2) for doorbells only, and no limit of the
 //     file size turns a doorbell into a signal.
 //   - One of the native numbers is free, and within the limits of the process.
 //   - Under Yama, the process allows this one to access its memory.
-func (w *worker) wantsBell(th *procThread, space *umem.Process, flags uint64) bool {
+func (w *worker) mayRingNatively(th *procThread, space *umem.Process, flags uint64) bool {
 	t := w.session
 	native := t.numbers.native
 	if native.first == native.end || !t.sup.cfg.Doorbells.possible(sched.Processors()) ||
 		t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
-	return th.ringsOnly() && th.limitsLeave(uint64(native.end)) && native.has(t.numbers.choose(th, 0, true))
+	return th.writesOnlyDoorbells() && th.limitsLeave(uint64(native.end)) && native.has(t.numbers.choose(th, 0, true))
 }
 
 // possible reports whether native doorbells are possible with this number of processors.
@@ -139,9 +139,9 @@ func limitsLeave(limits io.Reader, files uint64) bool {
 // firstRinging is the first version of rdma-core that sends no command by write(2).
 const firstRinging = 34
 
-// ringsOnly reports whether the thread's program has exactly one libibverbs, in a version that sends commands only
+// writesOnlyDoorbells reports whether the thread's program has exactly one libibverbs, in a version that sends commands only
 // by ioctl(2).
-func (t *procThread) ringsOnly() bool {
+func (t *procThread) writesOnlyDoorbells() bool {
 	f, err := openAt(t.dir, "maps", unix.O_RDONLY)
 	if err != nil {
 		return false
@@ -160,10 +160,10 @@ type nativeMemory struct {
 // Depart makes the program's doorbells fail from now on. (uverbs.Departer)
 func (m nativeMemory) Depart() { m.f.bar() }
 
-// openBell opens the program's description for native doorbells, if another file with native doorbells is possible.
-// Otherwise openBell opens the usual description.
-func (f *openFile) openBell() (description *os.File, err error) {
-	if description, err = f.newBell(); description != nil {
+// openNativeDoorbells opens the program's description for native doorbells, if another file with native doorbells is possible.
+// Otherwise openNativeDoorbells opens the usual description.
+func (f *openFile) openNativeDoorbells() (description *os.File, err error) {
+	if description, err = f.newNativeDoorbells(); description != nil {
 		return description, nil
 	}
 	if err != nil {
@@ -172,33 +172,33 @@ func (f *openFile) openBell() (description *os.File, err error) {
 	return f.memory.OpenForProgram(unix.O_RDWR)
 }
 
-// newBell makes the resources for native doorbells. With too few processors, newBell makes none and returns no
+// newNativeDoorbells makes the resources for native doorbells. With too few processors, newNativeDoorbells makes none and returns no
 // error.
-func (f *openFile) newBell() (description *os.File, err error) {
+func (f *openFile) newNativeDoorbells() (description *os.File, err error) {
 	s := f.sup
 	if !s.natives.take(f.user, s.cfg.Doorbells, sched.Processors()) {
 		return nil, nil
 	}
-	if err = f.user.Take(quota.Descriptors, bellDescriptors); err == nil {
-		b := &bell{}
+	if err = f.user.Take(quota.Descriptors, doorbellDescriptors); err == nil {
+		b := &nativeDoorbells{}
 		if description, b.scratch, err = f.memory.OpenScratch(); err == nil {
-			f.bell = b
+			f.native = b
 			return description, nil
 		}
-		f.user.Give(quota.Descriptors, bellDescriptors)
+		f.user.Give(quota.Descriptors, doorbellDescriptors)
 	}
 	s.natives.give(f.user)
 	return nil, err
 }
 
-// hangBell registers the file's queues with the poller. If the registration fails, doorbells are trapped.
-func (f *openFile) hangBell(file poller.Ringer) {
-	if f.bell == nil {
+// pollDoorbells registers the file's queues with the poller. If the registration fails, doorbells are trapped.
+func (f *openFile) pollDoorbells(file poller.Ringer) {
+	if f.native == nil {
 		return
 	}
 	var err error
-	f.bell.polled, err = f.sup.pollers.Add(f.user, poller.Source{
-		File: file, Watched: f.bell.scratch.Watch, Due: f.bell.scratch.Due, Tend: f.bell.scratch.Drop,
+	f.native.polled, err = f.sup.pollers.Add(f.user, poller.Source{
+		File: file, Watched: f.native.scratch.Watch, Due: f.native.scratch.Due, Tend: f.native.scratch.Drop,
 		Who: []any{"uid", f.session.info.UID, "pid", f.pid, "dev", f.node.device},
 	})
 	if err != nil {
@@ -206,21 +206,21 @@ func (f *openFile) hangBell(file poller.Ringer) {
 	}
 }
 
-// rings reports whether the file's doorbells are native.
-func (f *openFile) rings() bool { return f.bell != nil && f.bell.polled != nil }
+// hasNativeDoorbells reports whether the file's doorbells are native.
+func (f *openFile) hasNativeDoorbells() bool { return f.native != nil && f.native.polled != nil }
 
-// stopBell ends the polling before the file is closed.
-func (f *openFile) stopBell() {
-	if f.rings() {
-		f.bell.polled.Stop()
+// stopPolling ends the polling before the file is closed.
+func (f *openFile) stopPolling() {
+	if f.hasNativeDoorbells() {
+		f.native.polled.Stop()
 	}
 }
 
-// closeBell closes the resources that openBell opened.
-func (f *openFile) closeBell() {
-	if f.bell != nil {
-		f.bell.scratch.Close()
-		f.user.Give(quota.Descriptors, bellDescriptors)
+// closeNativeDoorbells closes the resources that openNativeDoorbells opened.
+func (f *openFile) closeNativeDoorbells() {
+	if f.native != nil {
+		f.native.scratch.Close()
+		f.user.Give(quota.Descriptors, doorbellDescriptors)
 		f.sup.natives.give(f.user)
 	}
 }
@@ -228,10 +228,10 @@ func (f *openFile) closeBell() {
 // bar makes programs' writes to all descriptors of the file fail. bar can block as long as the program blocks the
 // file.
 func (f *openFile) bar() {
-	if f.bell == nil {
+	if f.native == nil {
 		return
 	}
-	if err := f.bell.scratch.Bar(); err != nil && !errors.Is(err, os.ErrClosed) {
+	if err := f.native.scratch.Bar(); err != nil && !errors.Is(err, os.ErrClosed) {
 		f.session.log.Warn("doorbells of a removed device succeed", "pid", f.pid, "dev", f.node.device, "err", err)
 	}
 }

@@ -30,11 +30,11 @@ type openFile struct {
 	session *Session
 	node    node
 	file    commandFile
-	memory  *shm.File  // nil for a file without queues
-	bell    *bell      // nil for trapped doorbells
-	cm      *ucma.File // set for rdma_cm, otherwise nil
-	pipe    *cmPipe    // set if cm is set
-	waits   cmWaits    // used if cm is set
+	memory  *shm.File        // nil for a file without queues
+	native  *nativeDoorbells // nil for trapped doorbells
+	cm      *ucma.File       // set for rdma_cm, otherwise nil
+	pipe    *cmPipe          // set if cm is set
+	waits   cmWaits          // used if cm is set
 	user    *quota.User
 	inode   inode
 	watch   int32
@@ -71,7 +71,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		if description != nil {
 			description.Close()
 		}
-		f.closeBell()
+		f.closeNativeDoorbells()
 		if f.memory != nil {
 			f.memory.Close()
 		}
@@ -84,7 +84,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 	}
 	f.memory.LeavePages()
 	if p.nativeDoorbells {
-		description, err = f.openBell()
+		description, err = f.openNativeDoorbells()
 	} else {
 		description, err = f.memory.OpenForProgram(how)
 	}
@@ -98,7 +98,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		}
 	}
 	var memory uverbs.Memory = queueMemory{f.memory}
-	if f.bell != nil {
+	if f.native != nil {
 		memory = nativeMemory{queueMemory{f.memory}, f}
 	}
 	file, err := s.server.open(n.device, p, memory)
@@ -106,7 +106,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		return fail(err)
 	}
 	f.file = file
-	f.hangBell(file)
+	f.pollDoorbells(file)
 	if err := f.register(); err != nil {
 		description.Close()
 		f.close()
@@ -227,9 +227,9 @@ func (f *openFile) lookAgain() {
 
 // endQueueFile ends a file that has queues.
 func (f *openFile) endQueueFile() {
-	f.stopBell()
+	f.stopPolling()
 	f.file.Close()
-	f.closeBell()
+	f.closeNativeDoorbells()
 	f.memory.Close() // the file has usually closed its memory already
 	f.user.Give(quota.Descriptors, fileDescriptors)
 }

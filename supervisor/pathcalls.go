@@ -368,7 +368,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return fails(err)
 	}
 	o := &opener{process: p, session: t, id: id, user: p.user}
-	o.nativeDoorbells = !n.cm && w.wantsBell(th, space, flags)
+	o.nativeDoorbells = !n.cm && w.mayRingNatively(th, space, flags)
 	how := int(flags & unix.O_ACCMODE)
 	if how == unix.O_ACCMODE { // neither reading nor writing, only ioctl(2)
 		how = unix.O_RDONLY
@@ -389,7 +389,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return fails(err)
 	}
 	f.opened.Store(true)
-	number, err := w.installCommandFile(th, p, int(description.Fd()), 0, f.rings(), flags)
+	number, err := w.installCommandFile(th, p, int(description.Fd()), 0, f.hasNativeDoorbells(), flags)
 	description.Close()
 	if err != nil {
 		f.opened.Store(false)

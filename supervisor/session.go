@@ -65,7 +65,7 @@ type Session struct {
 	canSync bool        // the kernel supports SYNC_WAKE_UP
 	sync    atomic.Bool // SYNC_WAKE_UP is enabled
 
-	turn    turn
+	tokens  tokens
 	intake  intake
 	workers sync.WaitGroup
 	cache   [cacheSize]atomic.Pointer[descriptor]
@@ -163,7 +163,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	}
 	s.sessions[t] = struct{}{}
 	s.mu.Unlock()
-	t.turn.init(func() { t.workers.Go(newWorker(t).run) }, t.user)
+	t.tokens.init(func() { t.workers.Go(newWorker(t).run) }, t.user)
 	go t.finish()
 	return t, nil
 }
@@ -243,7 +243,7 @@ func (t *Session) syncWakeUp(on bool) {
 //verbena:allow close the listener was found to be one, whose close does not wait
 func (t *Session) finish() {
 	t.workers.Wait()
-	t.turn.ended()
+	t.tokens.ended()
 	s := t.sup
 	s.closeFiles(nil, func(f *openFile) bool { return f.session == t })
 	t.mu.Lock()

@@ -152,10 +152,10 @@ func TestTurns(t *testing.T) {
 		r.Signal(unix.SIGKILL)
 		close(f.gate)
 	}()
-	for i, want := range []int32{sharedTurns, 1, sharedTurns, 1} {
+	for i, want := range []int32{sharedTokens, 1, sharedTokens, 1} {
 		testutil.Eventually(t, "the program's wait", func() bool { return f.waiting.Load() > int64(i) })
 		testutil.Eventually(t, fmt.Sprintf("%d receive tokens", want), func() bool {
-			return r.session.turn.turns.Load() == want
+			return r.session.tokens.total.Load() == want
 		})
 		f.gate <- struct{}{}
 	}

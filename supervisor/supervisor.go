@@ -379,7 +379,7 @@ func (s *Supervisor) barAll() {
 	s.mu.Lock()
 	var all sync.WaitGroup
 	for _, f := range s.files {
-		if f.bell != nil {
+		if f.native != nil {
 			all.Go(f.bar)
 		}
 	}

@@ -762,7 +762,7 @@ func TestWorkersEnd(t *testing.T) {
 	}
 	w.printed(r, "ran")
 	testutil.Eventually(t, "workers to end", func() bool {
-		return user.Held(quota.Workers) <= 2 && r.session.turn.workers.Load() <= 2
+		return user.Held(quota.Workers) <= 2 && r.session.tokens.workers.Load() <= 2
 	})
 	for _, k := range []quota.Kind{quota.Sessions, quota.Descriptors, quota.RingBytes, quota.Mappings} {
 		if user.Held(k) == 0 {
@@ -849,7 +849,7 @@ func TestOneLookAtATime(t *testing.T) {
 // TestExecOfANumber tests that a call of a killed thread does not end the exec of a thread with the same thread ID.
 func TestExecOfANumber(t *testing.T) {
 	const tid = 1 << 30
-	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasTurn: true, n: notification{tid: tid}}
+	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasToken: true, n: notification{tid: tid}}
 	execs := &w.session.execs
 	execs.add(tid)
 	w.pathCall(callOpen)

@@ -27,9 +27,9 @@ import (
 // call to another thread would cost several times as much as most answers. A worker implements uverbs.Caller for
 // the commands that it executes.
 type worker struct {
-	session *Session
-	source  *source
-	hasTurn bool
+	session  *Session
+	source   *source
+	hasToken bool
 
 	// The current call.
 	n     notification
@@ -39,10 +39,10 @@ type worker struct {
 	trace *callTrace  // nil if the session is not traced
 	taken *ucma.Taken // event taken from the queue for the answer, or nil
 
-	// The watchdog uses the following fields; see turn.
+	// The watchdog uses the following fields; see tokens.
 	busy    atomic.Uint32 // busyState
 	calls   atomic.Uint64 // number of calls begun
-	seen    uint64        // value of calls that the watchdog saw last; guarded by turn.mu
+	seen    uint64        // value of calls that the watchdog saw last; guarded by tokens.mu
 	timed   bool
 	used    int64 // processor time of the thread before a timed call
 	stalled bool  // Stalled has answered the call
@@ -68,18 +68,18 @@ func (w *worker) run() {
 	// A program can remove pages of shared memory (ftruncate). The resulting fault must be an error of the
 	// program's call, not a crash of the service.
 	debug.SetPanicOnFault(true)
-	t := &w.session.turn
+	t := &w.session.tokens
 	t.join(w)
 	defer t.leave(w)
 	for t.take() {
-		w.hasTurn = true
-		for w.hasTurn {
+		w.hasToken = true
+		for w.hasToken {
 			if !w.receive() {
 				t.release() // the next worker then ends too
 				return
 			}
 			w.answer()
-			w.hasTurn = w.hasTurn && !t.surplus()
+			w.hasToken = w.hasToken && !t.surplus()
 		}
 	}
 }
@@ -87,18 +87,18 @@ func (w *worker) run() {
 // receive waits for the next call. It returns false at the end.
 func (w *worker) receive() bool {
 	t := w.session
-	t.turn.receiving.Add(1)
+	t.tokens.receiving.Add(1)
 	ok := w.source.next(&w.n)
-	t.turn.receiving.Add(-1)
+	t.tokens.receiving.Add(-1)
 	if !ok {
 		return false
 	}
-	t.turn.note(w.n.tid)
-	t.turn.adapt()
+	t.tokens.note(w.n.tid)
+	t.tokens.adapt()
 	// SYNC_WAKE_UP makes the kernel run the woken thread on the processor of the waking thread. The answer to a
 	// caller that alternates with a worker is then several times as fast. With several callers, SYNC_WAKE_UP would
 	// move all of them to one processor, where threads that poll a completion queue delay the others.
-	t.syncWakeUp(!t.turn.shared())
+	t.syncWakeUp(!t.tokens.shared())
 	return true
 }
 

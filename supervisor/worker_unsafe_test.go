@@ -24,7 +24,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	tr := &tree{}
 	tr.places.Store(&places{})
 	s := &Session{sup: &Supervisor{}, tree: &userTree{tree: tr}}
-	w := &worker{session: s, hasTurn: true}
+	w := &worker{session: s, hasToken: true}
 	tid := uint32(os.Getpid())
 	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000,
 		file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(base) + time.Hour})
@@ -43,7 +43,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 		w.n.arch = native.audit
 		w.n.tid = tid
 		if n := testing.AllocsPerRun(100, func() {
-			s.turn.note(tid)
+			s.tokens.note(tid)
 			if v := w.handle(); v.fate != tt.want || v.err != nil {
 				t.Fatalf("handle %s: got %+v, want fate %v", tt.name, v, tt.want)
 			}

@@ -18,28 +18,28 @@ func TestTurnIsPassedOnce(t *testing.T) {
 		{"several callers", true, false, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := &worker{session: &Session{}, hasTurn: true}
-			turn := &w.session.turn
-			turn.init(func() {}, nil)
-			atomic.StoreUint32(&turn.free, 0) // the worker holds the token
-			for i := range turn.watching {
-				turn.watching[i].Store(true) // disables the timers
+			w := &worker{session: &Session{}, hasToken: true}
+			receiveTokens := &w.session.tokens
+			receiveTokens.init(func() {}, nil)
+			atomic.StoreUint32(&receiveTokens.free, 0) // the worker holds the token
+			for i := range receiveTokens.watching {
+				receiveTokens.watching[i].Store(true) // disables the timers
 			}
 			if tt.several {
-				turn.mixture.Store(mixtureLimit)
+				receiveTokens.mixture.Store(mixtureLimit)
 			}
 			w.begin(callOpen)
 			if tt.watchdog && w.busy.CompareAndSwap(busy, claimed) {
-				turn.pass()
+				receiveTokens.pass()
 			}
 			w.begin(callOpen)
 			w.begin(callOpen)
 			w.end()
-			if n := atomic.LoadUint32(&turn.free); n != tt.free {
+			if n := atomic.LoadUint32(&receiveTokens.free); n != tt.free {
 				t.Errorf("free tokens: got %d, want %d", n, tt.free)
 			}
-			if w.hasTurn != (tt.free == 0) {
-				t.Errorf("token held by the worker: got %v, want %v", w.hasTurn, tt.free == 0)
+			if w.hasToken != (tt.free == 0) {
+				t.Errorf("token held by the worker: got %v, want %v", w.hasToken, tt.free == 0)
 			}
 		})
 	}

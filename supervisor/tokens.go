@@ -11,9 +11,9 @@ import (
 	"verbena/internal/sched"
 )
 
-// turn manages the receive tokens of a session's threads. Each notification wakes all threads that wait for a
+// tokens manages the receive tokens of a session's threads. Each notification wakes all threads that wait for a
 // notification. Normally one thread therefore holds the only token. It receives a call, answers the call, and
-// receives again. turn passes the token to another thread only if the answer may take long while other threads may
+// receives again. tokens passes the token to another thread only if the answer may take long while other threads may
 // be making calls. Waking another thread takes as long as answering a few calls. The rules are:
 //
 //   - While only one thread of the program calls, its calls are answered without passing the token. A watchdog, which
@@ -30,9 +30,9 @@ import (
 //	|  | surplus            |                           pass |      | claimed by the watchdog, which passes
 //	|  +--------------------+----------------- end --------- busy without a token
 //	+--workerIdle--> ended
-type turn struct {
+type tokens struct {
 	free      uint32       // futex word with the number of free tokens
-	turns     atomic.Int32 // number of tokens
+	total     atomic.Int32 // number of tokens
 	waiting   atomic.Int32 // number of workers in take
 	receiving atomic.Int32 // number of workers that wait for a call
 	passing   sched.Mutex
@@ -61,15 +61,15 @@ const (
 	// mixed is the sum above which several threads of a program are considered to make calls. A single call of
 	// another thread does not exceed this sum.
 	mixed = 2 * changeCounts
-	// sharedTurns is the number of tokens while several threads make calls.
-	sharedTurns = 2
+	// sharedTokens is the number of tokens while several threads make calls.
+	sharedTokens = 2
 	// maxWorkers limits the number of calls of a session in progress.
 	maxWorkers = 16
 	// workerIdle is the time for which a worker waits for a token before the worker ends.
 	workerIdle = time.Second
 )
 
-// busyState shows the watchdog whether it may pass a worker's token; see turn.
+// busyState shows the watchdog whether it may pass a worker's token; see tokens.
 type busyState = uint32
 
 const (
@@ -79,10 +79,10 @@ const (
 )
 
 // init makes the first token and starts the first worker.
-func (t *turn) init(start func(), user *quota.User) {
+func (t *tokens) init(start func(), user *quota.User) {
 	t.user = user
 	t.free = 1
-	t.turns.Store(1)
+	t.total.Store(1)
 	t.all = map[*worker]bool{}
 	t.start = start
 	t.workers.Add(1)
@@ -90,20 +90,20 @@ func (t *turn) init(start func(), user *quota.User) {
 }
 
 // join registers a worker with the watchdog, and leave ends the registration.
-func (t *turn) join(w *worker) {
+func (t *tokens) join(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all[w] = true
 }
 
-func (t *turn) leave(w *worker) {
+func (t *tokens) leave(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.all, w)
 }
 
 // take waits for a token. It returns false after workerIdle, when the worker is not needed.
-func (t *turn) take() bool {
+func (t *tokens) take() bool {
 	t.waiting.Add(1)
 	for {
 		n := atomic.LoadUint32(&t.free)
@@ -124,7 +124,7 @@ func (t *turn) take() bool {
 }
 
 // retire ends a waiting worker, unless pass relies on that worker to take a free token.
-func (t *turn) retire() bool {
+func (t *tokens) retire() bool {
 	t.passing.Lock()
 	defer t.passing.Unlock()
 	if atomic.LoadUint32(&t.free) > 0 {
@@ -137,13 +137,13 @@ func (t *turn) retire() bool {
 }
 
 // release frees a token for a worker that is waiting or will wait.
-func (t *turn) release() {
+func (t *tokens) release() {
 	atomic.AddUint32(&t.free, 1)
 	futexWake(&t.free, 1)
 }
 
 // pass frees a token. If no waiting worker can take the token, pass starts another worker, within the limits.
-func (t *turn) pass() {
+func (t *tokens) pass() {
 	t.passing.Lock()
 	defer t.passing.Unlock()
 	if t.waiting.Load() <= int32(atomic.LoadUint32(&t.free)) && t.workers.Load() < maxWorkers &&
@@ -156,26 +156,26 @@ func (t *turn) pass() {
 
 // ended ends the charges for workers that have not retired, except the first. It is called after the last worker
 // has ended.
-func (t *turn) ended() {
+func (t *tokens) ended() {
 	if n := t.workers.Swap(0); n > 1 {
 		t.user.Give(quota.Workers, uint64(n-1))
 	}
 }
 
 // adapt adds a token when several threads have begun to make calls.
-func (t *turn) adapt() {
-	if t.shared() && t.turns.CompareAndSwap(1, sharedTurns) {
+func (t *tokens) adapt() {
+	if t.shared() && t.total.CompareAndSwap(1, sharedTokens) {
 		t.pass()
 	}
 }
 
 // surplus removes a token when only one thread makes calls. Another worker must be receiving.
-func (t *turn) surplus() bool {
-	return t.turns.Load() > 1 && !t.shared() && t.receiving.Load() > 0 && t.turns.CompareAndSwap(sharedTurns, 1)
+func (t *tokens) surplus() bool {
+	return t.total.Load() > 1 && !t.shared() && t.receiving.Load() > 0 && t.total.CompareAndSwap(sharedTokens, 1)
 }
 
 // note records the calling thread. Concurrent workers may miss some calls.
-func (t *turn) note(tid uint32) {
+func (t *tokens) note(tid uint32) {
 	m := t.mixture.Load()
 	switch {
 	case t.lastCaller.Load() != tid:
@@ -187,14 +187,14 @@ func (t *turn) note(tid uint32) {
 }
 
 // shared reports whether several threads of the program make calls.
-func (t *turn) shared() bool { return t.mixture.Load() > mixed }
+func (t *tokens) shared() bool { return t.mixture.Load() > mixed }
 
 // begin must be called before each part of an answer that may take long. The caller must call end afterwards.
 func (w *worker) begin(c call) {
-	if !w.hasTurn || w.busy.Load() != idle {
+	if !w.hasToken || w.busy.Load() != idle {
 		return // passed already, or watched; a second pass would create another token
 	}
-	t := &w.session.turn
+	t := &w.session.tokens
 	shared := t.shared()
 	pass := shared && t.receiving.Load() == 0
 	if c == callWrite {
@@ -211,13 +211,13 @@ func (w *worker) begin(c call) {
 		t.watch(c == callWrite && w.n.args[2] == doorbellSize)
 		return
 	}
-	w.hasTurn = false
+	w.hasToken = false
 	t.pass()
 }
 
 // end is called after the answer is complete.
 func (w *worker) end() {
-	t := &w.session.turn
+	t := &w.session.tokens
 	if w.timed {
 		w.timed = false
 		last := t.doorbell.Load()
@@ -225,7 +225,7 @@ func (w *worker) end() {
 	}
 	if w.busy.Load() != idle && !w.busy.CompareAndSwap(busy, idle) {
 		w.busy.Store(idle)
-		w.hasTurn = false // claimed by the watchdog
+		w.hasToken = false // claimed by the watchdog
 	}
 }
 
@@ -241,18 +241,18 @@ const doorbellSize = 32
 
 // watch starts the watchdog if it is not running. For doorbells alone the watchdog runs rarely, because a timer
 // takes processor time from the program.
-func (t *turn) watch(doorbell bool) {
+func (t *tokens) watch(doorbell bool) {
 	i, after := 0, doorbellTimeout
 	if !doorbell {
 		i, after = 1, timeout
 	}
 	if !t.watching[i].Load() && t.watching[i].CompareAndSwap(false, true) {
-		time.AfterFunc(after, func() { t.bark(i) })
+		time.AfterFunc(after, func() { t.passStalled(i) })
 	}
 }
 
-// bark passes the tokens of workers that have been busy with the same call since its last run.
-func (t *turn) bark(i int) {
+// passStalled passes the tokens of workers that have been busy with the same call since its last run.
+func (t *tokens) passStalled(i int) {
 	t.watching[i].Store(false)
 	t.mu.Lock()
 	defer t.mu.Unlock()
