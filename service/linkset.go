@@ -24,14 +24,14 @@ type port struct {
 
 	mu    sync.Mutex
 	state ctl.LinkState // "" means LinkUp
-	// turn counts the changes of state. A flap ends only if no later change has replaced the flap.
-	turn   uint64
-	ended  chan struct{} // closed at the end of the flap, or when a later change replaces it; nil without a flap
-	timer  *time.Timer   // ends the flap
-	mtu    int           // limit of the active MTU, or 0 for none
-	armed  string        // description of the armed moment
-	ofWR   bool          // the armed moment counts work requests, and is cleared when the device is replaced
-	moment uint64        // number of moments armed so far
+	// generation counts the changes of state. A flap ends only if no later change has replaced the flap.
+	generation uint64
+	ended      chan struct{} // closed at the end of the flap, or when a later change replaces it; nil without a flap
+	timer      *time.Timer   // ends the flap
+	mtu        int           // limit of the active MTU, or 0 for none
+	armed      string        // description of the armed moment
+	ofWR       bool          // the armed moment counts work requests, and is cleared when the device is replaced
+	moment     uint64        // number of moments armed so far
 }
 
 // shown returns the interface as changed by LinkSet, for the device.
@@ -50,10 +50,10 @@ func (p *port) shown(host netdev.Interface) netdev.Interface {
 func (p *port) down() bool { return p.state == ctl.LinkDown || p.state == ctl.LinkFlap }
 
 // enter records a change of state, which replaces a flap.
-func (p *port) enter(state ctl.LinkState) (turn uint64, ended <-chan struct{}) {
+func (p *port) enter(state ctl.LinkState) (generation uint64, ended <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.turn++
+	p.generation++
 	if p.ended != nil {
 		if p.timer != nil {
 			p.timer.Stop()
@@ -65,7 +65,7 @@ func (p *port) enter(state ctl.LinkState) (turn uint64, ended <-chan struct{}) {
 	if state == ctl.LinkFlap {
 		p.ended = make(chan struct{})
 	}
-	return p.turn, p.ended
+	return p.generation, p.ended
 }
 
 // disarm clears the armed moment. disarm reports whether the moment was the n-th one; 0: any.
@@ -191,7 +191,7 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 // setLink sets the state of a link. setLink returns a channel that is closed at the end of a flap, or nil for other
 // states.
 func (s *Service) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
-	turn, ended := l.port.enter(state)
+	generation, ended := l.port.enter(state)
 	s.followPort(l)
 	if state != ctl.LinkFlap {
 		return nil
@@ -201,20 +201,20 @@ func (s *Service) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) 
 	}
 	l.port.mu.Lock()
 	defer l.port.mu.Unlock()
-	if l.port.turn == turn {
-		l.port.timer = time.AfterFunc(down, func() { s.endFlap(l, turn) })
+	if l.port.generation == generation {
+		l.port.timer = time.AfterFunc(down, func() { s.endFlap(l, generation) })
 	}
 	return ended
 }
 
-func (s *Service) endFlap(l *rdmaLink, turn uint64) {
+func (s *Service) endFlap(l *rdmaLink, generation uint64) {
 	p := &l.port
 	p.mu.Lock()
-	if p.turn != turn {
+	if p.generation != generation {
 		p.mu.Unlock()
 		return
 	}
-	p.turn++
+	p.generation++
 	p.state = ctl.LinkUp
 	ended := p.ended
 	p.ended = nil

@@ -139,8 +139,8 @@ func limitsLeave(limits io.Reader, files uint64) bool {
 // firstRinging is the first version of rdma-core that sends no command by write(2).
 const firstRinging = 34
 
-// writesOnlyDoorbells reports whether the thread's program has exactly one libibverbs, in a version that sends commands only
-// by ioctl(2).
+// writesOnlyDoorbells reports whether the thread's program has exactly one libibverbs, in a version that sends
+// commands only by ioctl(2).
 func (t *procThread) writesOnlyDoorbells() bool {
 	f, err := openAt(t.dir, "maps", unix.O_RDONLY)
 	if err != nil {
@@ -160,8 +160,8 @@ type nativeMemory struct {
 // Depart makes the program's doorbells fail from now on. (uverbs.Departer)
 func (m nativeMemory) Depart() { m.f.bar() }
 
-// openNativeDoorbells opens the program's description for native doorbells, if another file with native doorbells is possible.
-// Otherwise openNativeDoorbells opens the usual description.
+// openNativeDoorbells opens the program's description for native doorbells, if another file with native doorbells
+// is possible. Otherwise openNativeDoorbells opens the usual description.
 func (f *openFile) openNativeDoorbells() (description *os.File, err error) {
 	if description, err = f.newNativeDoorbells(); description != nil {
 		return description, nil
@@ -172,8 +172,8 @@ func (f *openFile) openNativeDoorbells() (description *os.File, err error) {
 	return f.memory.OpenForProgram(unix.O_RDWR)
 }
 
-// newNativeDoorbells makes the resources for native doorbells. With too few processors, newNativeDoorbells makes none and returns no
-// error.
+// newNativeDoorbells makes the resources for native doorbells. With too few processors, newNativeDoorbells makes
+// none and returns no error.
 func (f *openFile) newNativeDoorbells() (description *os.File, err error) {
 	s := f.sup
 	if !s.natives.take(f.user, s.cfg.Doorbells, sched.Processors()) {
