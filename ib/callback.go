@@ -361,7 +361,7 @@ type Staller interface{ Stalled() }
 func (h *Hold) OnStall(s Staller) { h.stall = s }
 
 // Stalled reports that deferred work is blocked on unresponsive memory. A driver must not call Stalled on the thread of
-// Run. By then the caller of Run has finished its own work, and the threads that wait for the caller can continue.
+// Run. By then the caller of Run has finished its own work, and can release the threads that wait for this work.
 // Deferred work must not continue before Stalled has returned. Stalled may be called more than once, and does nothing
 // for a nil Hold. Stalled may not sleep.
 func (h *Hold) Stalled() {
@@ -473,7 +473,7 @@ func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) 
 	}
 }
 
-// quiet reports that no callback is due or running.
+// quiet reports whether no callback is due or running.
 func (n *notifier) quiet() bool { return n.now().Quiet() }
 
 // callHandler runs the completion handler.

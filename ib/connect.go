@@ -26,9 +26,9 @@ type Local struct {
 	MTU      MTU
 }
 
-// Local returns the first address of a port that other hosts can reach. Local prefers addresses that are not
-// link-local, and among these RoCE v2 addresses. Otherwise it returns the first address. Local returns EADDRNOTAVAIL if
-// the port has no address. Local may sleep.
+// Local returns the address of a port that other hosts can most likely reach. Local prefers addresses that are not
+// link-local, and then RoCE v2 to other types. Among equal addresses it returns the first one. Local returns
+// EADDRNOTAVAIL if the port has no address. Local may sleep.
 func (d *Device) Local(port int) (Local, error) {
 	defer d.sleeps("Device.Local").leave()
 	p, err := d.QueryPort(port)

@@ -182,7 +182,7 @@ func (cq *CQ) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// The callbacks end first, because they use the driver's queue.
+// destroy ends the callbacks first, because they use the driver's queue.
 func (cq *CQ) destroy() error {
 	cq.notify.step(notify.Notice.Die)
 	cq.dev.callbacks.waitFor(cq.notify.quiet)

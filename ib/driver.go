@@ -45,7 +45,7 @@ type Driver interface {
 	// RegMR creates a memory region for r. The midlayer has checked r and charged its pages. The midlayer releases r
 	// after DriverMR.Dereg. With AccessZeroBased the IOVA is 0. access is consistent: a remote write right implies the
 	// local write right. The driver must reject rights that it does not support. AccessOnDemand is set only if
-	// DeviceAttr.ODP includes the access. The driver sets the keys with mr.SetKeys. RegMR may sleep.
+	// DeviceAttr.ODP includes ODPSupport. The driver sets the keys with mr.SetKeys. RegMR may sleep.
 	RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error)
 	// CreateCQ creates a completion queue of at least attr.Entries entries, and reports the actual number with
 	// cq.SetEntries. attr.Vector is a hint. CreateCQ returns EOPNOTSUPP for unsupported flags. CreateCQ may sleep.
@@ -133,8 +133,8 @@ type UserQP interface {
 	// Doorbell processes the work requests that the user has posted since the last call. The kernel's rxe does the same
 	// in post_send without a work request.
 	//
-	// The driver adds each device with due callbacks to h, and no other thread need be woken. The driver adds each
-	// device for which it makes callbacks due, so that no other thread needs to be woken. If h is nil, Add has no
+	// After Doorbell has returned, the calling thread runs the callbacks of the devices in h. The driver adds each
+	// device for which it makes callbacks due to h. No other thread then needs to be woken. If h is nil, Add has no
 	// effect, and another thread runs the callbacks. The driver may defer its work for other queue pairs to h (see
 	// Hold.Defer). The queue pair itself may be destroyed as soon as Doorbell has returned. The driver does not call
 	// Run, and does not retain h. Doorbell may not sleep.

@@ -208,7 +208,7 @@ type GIDRef struct {
 	object
 	GIDEntry
 	Port, Index int
-	held        *gidHold // nil if the driver has no GIDTable, whose GIDs never change
+	held        *gidHold // nil if the driver has no GIDTable: its GIDs never change
 }
 
 // GetGID returns a reference to a GID. The client must release the reference with Put before its Remove returns. GetGID

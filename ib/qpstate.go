@@ -106,7 +106,7 @@ func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 		return fmt.Errorf("undefined state in %v to %v: %w", from, to, syscall.EINVAL)
 	}
 	if mask&QPAttrCurState != 0 && from != QPRTR && from != QPRTS && from != QPSQD && from != QPSQE {
-		return fmt.Errorf("cur_qp_state must not be given in state %v: %w", from, syscall.EINVAL)
+		return fmt.Errorf("cur_qp_state must not be %v: %w", from, syscall.EINVAL)
 	}
 	var tr transition
 	if to != QPReset && to != QPErr {
@@ -143,7 +143,7 @@ func NextState(now QPState, t QPType, attr *QPAttr, mask QPAttrMask) (QPState, e
 		return now, err
 	}
 	if from != now && to != QPErr && to != QPReset {
-		return now, fmt.Errorf("current state: got %v, want %v: %w", now, from, syscall.EINVAL)
+		return now, fmt.Errorf("cur_qp_state is %v, but the queue pair is in state %v: %w", from, now, syscall.EINVAL)
 	}
 	return to, nil
 }

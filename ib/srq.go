@@ -203,7 +203,7 @@ func (srq *SRQ) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// The callbacks end first, as in QP.destroy.
+// destroy ends the callbacks first, like QP.destroy.
 func (srq *SRQ) destroy() error {
 	srq.dead.Store(true)
 	srq.dev.callbacks.waitFor(func() bool { return srq.pending.Load() == 0 })
