@@ -12,8 +12,8 @@ import (
 )
 
 // LockLimit returns the number of bytes that the process may currently lock. The number is the soft RLIMIT_MEMLOCK, or
-// Unlimited if it has CAP_IPC_LOCK in this process's user namespace. LockLimit returns ErrLimit if the process has
-// ended. LockLimit may sleep.
+// Unlimited if the process has CAP_IPC_LOCK in the caller's user namespace. LockLimit returns ErrLimit if the process
+// has ended. LockLimit may sleep.
 func (p *Process) LockLimit() (uint64, error) {
 	limit, err := LockLimit(p.pid)
 	if err != nil || !p.Alive() { // another process may now have the number

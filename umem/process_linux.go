@@ -383,8 +383,8 @@ func (p *Process) Check(addr, length uint64, write bool) error {
 	return p.files.Check(addr, length, write)
 }
 
-// Exact returns the same memory for use within one call. All accesses through it use the address space. Regions created
-// from the returned Space belong to the Process.
+// Exact returns the same memory for use within one call. From the start, all accesses through the returned Space are
+// accesses by file, and reach only the address space. Regions created from the returned Space belong to the Process.
 func (p *Process) Exact() Space { return exact{p} }
 
 type exact struct{ p *Process }

@@ -516,8 +516,8 @@ func TestExactIsTheAddressSpace(t *testing.T) {
 	}
 }
 
-// TestBindWaits checks that Bind waits only for a limited time for an access by number. The access may not have begun
-// in the kernel.
+// TestBindWaits checks that Bind waits only for a limited time for an access by number. Such an access need not have
+// begun in the kernel yet.
 func TestBindWaits(t *testing.T) {
 	c := startChild(t, "plain")
 	if !c.enter() {
