@@ -181,7 +181,7 @@ func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
 // WriteAt writes p at an offset of the peer's memory. When WriteAt returns without an error, all of p is in the peer's
 // memory. If p exceeds the end of the memory, WriteAt writes nothing and returns io.ErrShortWrite. WriteAt blocks at
 // most until the write deadline of the connection. WriteAt, like Write, fails with EPIPE after CloseWrite of this end.
-// WriteAtContext does not fail.
+// WriteAtContext continues to work after CloseWrite.
 func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
 	return r.c.transfer(verbs.Write, &r.c.wd, r.d, p, off)
 }
