@@ -68,7 +68,7 @@ func (c *call) posted(n int, err error) error {
 	return nil
 }
 
-// sendWR converts a work request. sendWR returns the request together with its address handle, which the command uses.
+// sendWR converts a work request. sendWR also returns the address handle that the request uses.
 func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
 	wr = ib.SendWR{ID: w.WRID, Opcode: w.Opcode, Flags: w.SendFlags}
 	invalid := func(format string, args ...any) (ib.SendWR, share[*ahObject], error) {

@@ -38,7 +38,7 @@ type xrcDomain struct {
 	targets map[uint32]*xrcTarget // by number
 }
 
-// xrcTarget is an XRC target queue pair. It exists while a program has opened it. (ib_qp.real_qp)
+// xrcTarget is an XRC target queue pair. It exists while at least one program has it open. (ib_qp.real_qp)
 type xrcTarget struct {
 	*ib.QP
 	port *atomic.Uint32
@@ -115,7 +115,7 @@ func lookupDomain(f *File, handle uint32) (share[*xrcdObject], error) {
 }
 
 // cmdOpenXRCD opens or creates an XRC domain. Programs that name the same file share a domain. The domain exists while
-// a program has opened it. (ib_uverbs_open_xrcd)
+// at least one program has it open. (ib_uverbs_open_xrcd)
 func cmdOpenXRCD(c *call) error {
 	req, err := request[uapi.OpenXRCD](c)
 	if err != nil {
@@ -260,7 +260,7 @@ func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQ
 	return uapi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
 }
 
-// closeTarget closes a target. closeTarget destroys the target if no other program has opened it.
+// closeTarget closes a target. closeTarget destroys the target if no other program has it open.
 // (__ib_destroy_shared_qp)
 func (o *qpObject) closeTarget() error {
 	d, t := o.xrcd.domain, o.target

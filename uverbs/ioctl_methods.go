@@ -18,7 +18,7 @@ func uint32Bytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil,
 func uint64Bytes(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
 
 // methodRuns returns the function of each method in the table of verbs. (uverbs_std_types_*.c)
-// a function, because INVOKE_WRITE would make a variable refer to itself
+// methodRuns is not a variable, because the variable would refer to itself through INVOKE_WRITE.
 func methodRuns() map[methodID]func(*ioctlCall) error {
 	return map[methodID]func(*ioctlCall) error{
 		{uapi.ObjectDevice, uapi.MethodInvokeWrite}:   invokeWrite,

@@ -284,7 +284,7 @@ func (d *Device) detach(f *File) {
 	}
 }
 
-// openFiles returns the files with objects on the device, including files that are still being closed.
+// openFiles returns the files with objects on the device, including files that are being closed and still have objects.
 func (d *Device) openFiles() []*File {
 	d.mu.Lock()
 	defer d.mu.Unlock()

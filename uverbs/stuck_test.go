@@ -133,7 +133,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			quit := make(chan struct{})
 			defer close(quit)
 			go func() {
-				for { // until all calls are blocked
+				for { // receives the reports of all calls, which then block
 					select {
 					case <-entered:
 					case <-quit:
