@@ -192,7 +192,7 @@ var yieldAfter = func() int {
 	return 1024 // about 20 us
 }()
 
-// poll is the equivalent of Poll, and also returns the number of successive empty polls.
+// poll is Poll without the yield. poll also returns the number of successive empty polls.
 func (c *CQ) poll(wc []WC) (n, vain int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -237,8 +237,8 @@ type RecvWR struct {
 	List  []SGE  // for several ranges
 }
 
-// PostSend queues a work request and rings the doorbell. PostSend returns ErrQueueFull if the queue is full, EINVAL for
-// a request that the queue pair does not support. PostSend does not sleep, and does not retain wr. (ibv_post_send)
+// PostSend queues a work request and rings the doorbell. PostSend returns ErrQueueFull if the queue is full, and EINVAL
+// for a request that the queue pair does not support. PostSend does not sleep, and does not retain wr. (ibv_post_send)
 func (q *QP) PostSend(wr *SendWR) error {
 	q.send.Lock()
 	defer q.send.Unlock()

@@ -97,7 +97,7 @@ func answerBadly(c ctl.Conn, how breakage) {
 				b[i] = byte(rand.Uint32())
 			}
 			if copy(b[4:8], []byte{0, 0, 0, 0}); rand.IntN(2) > 0 {
-				b[7] = 0xff // a length that is too large would make the client wait for missing data
+				b[7] = 0xff // an invalid length; with a valid one the client would wait for missing data
 			}
 		}
 		if _, err := c.Write(cut(b)); err != nil {

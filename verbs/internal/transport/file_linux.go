@@ -23,7 +23,7 @@ type file struct {
 
 // Open opens a device file, such as /dev/infiniband/uverbs0.
 func Open(path string) (Transport, error) {
-	// os.OpenFile would set O_NONBLOCK and read from the file, but a read from a uverbs file is an error.
+	// os.OpenFile would set O_NONBLOCK for reads, but a read from a uverbs file is an error.
 	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}

@@ -40,7 +40,7 @@ type queue struct {
 	mem []byte
 }
 
-// mapQueue maps a ring. mapQueue returns nil if mi has no offset.
+// mapQueue maps a ring. mapQueue returns nil if mi describes no ring.
 func mapQueue(d *cmd.Device, mi uapi.MMInfo) (*queue, error) {
 	if mi.Size == 0 {
 		return nil, nil
