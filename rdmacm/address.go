@@ -74,7 +74,7 @@ func (m *Manager) active(addr netip.Addr) (place, error) {
 //verbena:held mu
 func (m *Manager) findFor(id *ID, addr netip.Addr) (place, error) {
 	p, err := m.find(addr)
-	foreign := addr.Zone() == "" && errors.Is(err, syscall.EADDRNOTAVAIL) // the zone determines its interface
+	foreign := addr.Zone() == "" && errors.Is(err, syscall.EADDRNOTAVAIL) // a zone determines the interface
 	switch {
 	case addr.Is4In6():
 		return place{}, fmt.Errorf("address %v: no interface has it: %w", addr, syscall.EADDRNOTAVAIL)

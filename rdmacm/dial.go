@@ -75,7 +75,7 @@ type Target struct {
 
 // Resolve resolves the device and the addresses of a connection. Resolve returns ENODEV if there is no such device,
 // EADDRNOTAVAIL if no device has the source address, or the error of the route. The caller must close the returned
-// Conn. It may sleep. (rdma_resolve_addr, rdma_resolve_route)
+// Conn. Resolve may sleep. (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn()
 	if c.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Device: to.Device, Event: c.event,
@@ -182,7 +182,7 @@ func (c *Conn) LocalAddr() netip.AddrPort { return c.id.View().Src }
 // RemoteAddr returns the address of the peer.
 func (c *Conn) RemoteAddr() netip.AddrPort { return c.id.View().Dst }
 
-// Init moves a queue pair from RESET to INIT. In INIT, receives can be posted. It may sleep.
+// Init moves a queue pair from RESET to INIT. In INIT, receives can be posted. Init may sleep.
 func (c *Conn) Init(qp *ib.QP) error {
 	a, mask, err := c.id.QPAttr(ib.QPInit)
 	if err != nil {
@@ -271,11 +271,11 @@ func (c *Conn) Err() error {
 }
 
 // Disconnect ends the connection on both sides. Done is closed when the peer has confirmed the end, or has not
-// responded. Close does not change the queue pair. It may sleep. (rdma_disconnect)
+// responded. Disconnect does not change the queue pair. It may sleep. (rdma_disconnect)
 func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 
-// Close ends the connection and notifies the peer, without waiting for the peer. Disconnect does not change the
-// queue pair. (rdma_destroy_id)
+// Close ends the connection and notifies the peer, without waiting for the peer. Close does not change the queue
+// pair. (rdma_destroy_id)
 func (c *Conn) Close() {
 	c.id.Destroy()
 	c.end(errOwnEnd)
@@ -397,7 +397,7 @@ func (r *Request) Device() *ib.Device { return r.conn.Device() }
 // RemoteAddr returns the address of the peer.
 func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 
-// Init moves a queue pair from RESET to INIT. In INIT, receives can be posted. It may sleep.
+// Init moves a queue pair from RESET to INIT. In INIT, receives can be posted. Init may sleep.
 func (r *Request) Init(qp *ib.QP) error { return r.conn.Init(qp) }
 
 // Accept moves a queue pair from INIT to RTS, and accepts the request. The resulting connection can send at once,

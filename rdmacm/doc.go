@@ -2,8 +2,8 @@
 // pairs, and finds datagram services, with the protocol of IBA chapter 12 and the addressing of annex A11
 // (drivers/infiniband/core/{cm,cma}.c).
 //
-// A [Manager] is a client of an ib.Core. The package owns the general services queue pair of every device. An [ID]
-// is one side of a connection, a listener, or a datagram service:
+// A [Manager] is a client of an ib.Core. The Manager owns the general services queue pair of every device. An [ID] is
+// one side of a connection, a listener, or a datagram service:
 //
 //	resolve:  NewID - ResolveAddr -> AddrResolved - ResolveRoute -> RouteResolved - Connect -> ...
 //	connect:  ... -> ConnectResponse - Accept; the owner brings the queue pair up before; or Rejected, or Unreachable

@@ -19,7 +19,8 @@ import (
 
 // Config configures a Manager.
 type Config struct {
-	// Source returns the source address of packets to dst. Source may sleep. nil: that of the kernel's route.
+	// Source returns the source address of packets to dst. Source may sleep. nil means the source address of the
+	// kernel's route.
 	Source func(dst netip.Addr) (netip.Addr, error)
 	// Clock is the clock of timers; nil means the system clock.
 	Clock clock.Clock
@@ -89,7 +90,8 @@ type portKey struct {
 }
 
 // peerID identifies a number that a peer has assigned to a connection or a queue pair. The address is part of the
-// key. Otherwise any host could claim a node GUID and occupy the numbers of that node.
+// key, because any host can claim a node GUID. Without the address, such a host could occupy the numbers of that
+// node.
 type peerID struct {
 	from   ib.GID
 	guid   uint64
@@ -102,8 +104,8 @@ type serviceKey struct {
 	id   uint32
 }
 
-// New creates the connection manager of a core. New owns the general services queue pairs of the devices from then
-// on. The manager must be closed before the core's devices are unregistered permanently. It may sleep.
+// New creates the connection manager of a core. From then on the manager owns the general services queue pairs of the
+// devices. The manager must be closed before the core's devices are unregistered permanently. New may sleep.
 func New(core *ib.Core, cfg Config) (*Manager, error) {
 	if cfg.Source == nil {
 		cfg.Source = sourceOf

@@ -130,8 +130,8 @@ type codec struct {
 	visit   func(bit, width int) // only set in tests; nil is not called
 }
 
-// field visits an unsigned number or a flag, given by its width in bits. field starts at a bit of a byte, counted
-// from the most significant one.
+// field visits an unsigned number or a flag, given by its width in bits. The number starts at a bit of a byte,
+// counted from the most significant bit.
 func field[T ~uint8 | ~uint16 | ~uint32 | ~uint64](c *codec, at, bit, width int, v *T) {
 	first := at*8 + bit
 	if c.visit != nil {
