@@ -189,8 +189,8 @@ func (r *Recorder) run() {
 	r.finish()
 }
 
-// flush writes the packets that are old enough, or all of them. flush reports whether the recording should end:
-// because Count packets were accepted, or a write has failed.
+// flush writes the packets that are old enough, or all of them. flush reports whether the recording should end, which
+// is the case if Count packets were accepted or a write has failed.
 func (r *Recorder) flush(all bool) (enough bool) {
 	r.mu.Lock()
 	b := r.filled
