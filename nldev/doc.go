@@ -17,10 +17,10 @@
 //
 // # Answers
 //
-// A message with NLM_F_ROOT or NLM_F_MATCH is a dump. The package's messages carry NLM_F_MULTI, share datagrams as
-// far as they fit, and end with NLMSG_DONE in a datagram of its own. An error of a dump, such as the missing index
-// of a device, is a negative errno in the payload of NLMSG_DONE, and not an NLMSG_ERROR. A dump has no other
-// acknowledgement. If a request contains several dumps, only the first dump with results is answered. The other
+// A message with NLM_F_ROOT or NLM_F_MATCH is a dump. The messages that answer a dump carry NLM_F_MULTI, share
+// datagrams as far as they fit, and end with NLMSG_DONE in a datagram of its own. An error of a dump, such as the
+// missing index of a device, is a negative errno in the payload of NLMSG_DONE, and not an NLMSG_ERROR. A dump has no
+// other acknowledgement. If a request contains several dumps, only the first dump with results is answered. The other
 // dumps return EBUSY.
 //
 // Any other message is answered by at most one message without NLM_F_MULTI. If the message failed or requested an
