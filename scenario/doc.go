@@ -13,6 +13,6 @@
 // action at a count, so the same seed gives the same action at the same work request. Other events cannot be
 // counted.
 //
-// A [Result] holds all events with their times. The package can be written as text ([Result.Text]), JSON, a picture
+// A [Result] holds all events with their times. A Result can be written as text ([Result.Text]), JSON, a picture
 // ([Result.Timeline]), or a report for CI systems ([Result.JUnit]). [Result.Compare] compares the JSON of two runs.
 package scenario

@@ -181,7 +181,7 @@ func Load(path string, set map[string]string) (*File, error) {
 	return f, nil
 }
 
-// Parse parses a scenario. Parse's ${DIR} is the current folder. Syntax errors quote the line.
+// Parse parses a scenario. ${DIR} is the current folder. Syntax errors quote the line.
 func Parse(b []byte, set map[string]string) (*File, error) { return parseIn(".", b, set) }
 
 func parseIn(dir string, b []byte, set map[string]string) (*File, error) {

@@ -76,7 +76,7 @@ type ActionResult struct {
 type Rule struct {
 	Seen uint64 `json:"seen"`
 	Hit  uint64 `json:"hit"`
-	// HitAt holds the numbers of the first packets or calls that the rule has hit. HitAt counts the packets or
+	// HitAt holds the numbers of the first packets or calls that the rule has hit. The numbers count the packets or
 	// calls that the rule has seen, from 1.
 	HitAt []uint64 `json:"hit_at,omitempty"`
 }

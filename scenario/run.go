@@ -23,7 +23,8 @@ type Lab interface {
 	Do(r *ctl.Request) (*ctl.Response, error)
 }
 
-// Starter starts programs on the Lab. Starter calls line with each line of output until Wait has returned.
+// Starter starts programs on the Lab. The Starter calls line with each line of a program's output until Wait has
+// returned.
 type Starter interface {
 	Start(p *Program, line func(text string)) (Process, error)
 }
@@ -76,7 +77,7 @@ const (
 	maxLine = 1000
 	// killGrace limits the wait for killed programs.
 	killGrace = 5 * time.Second
-	// leftGrace is the time in which the service may still list device files of ended programs. leftGrace detects
+	// leftGrace is the time in which the service may still list device files of ended programs. The service detects
 	// their end asynchronously.
 	leftGrace = 5 * time.Second
 )
