@@ -118,7 +118,7 @@ func (p peer) openProcess() (int, error) {
 	return fd, nil
 }
 
-// exited reports whether the process of a pidfd has ended.
+// exited reports whether the process of a pidfd has ended. A pidfd becomes readable when its process ends.
 func exited(pidfd int) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)

@@ -129,8 +129,8 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// TestRefusedClientLearnsWhy tests that a client with a request before the refusal receives the reason instead of
-// a connection reset.
+// TestRefusedClientLearnsWhy tests that a client that sent its request before the refusal receives the reason instead
+// of a connection reset.
 func TestRefusedClientLearnsWhy(t *testing.T) {
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 1, Total: 100}

@@ -40,12 +40,13 @@ const (
 	traceBytes       = 2 * traceQueueAtEnd
 )
 
-// newCallTrace returns a trace and the launcher's end of its socket. The caller closes the socket.
+// newCallTrace returns a trace and the launcher's end of its socket. The caller closes the launcher's end.
 func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("trace: make a socket: %w", err)
 	}
+	// The launcher only reads.
 	if err := errors.Join(unix.Shutdown(fds[0], unix.SHUT_RD),
 		unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueue)); err != nil {
 		unix.Close(fds[0])

@@ -177,8 +177,8 @@ type takenError struct{ cause error }
 func (e *takenError) Error() string   { return e.cause.Error() }
 func (e *takenError) Unwrap() []error { return []error{e.cause, syscall.EADDRINUSE} }
 
-// StartPrivate starts a service that serves only the returned client and ends with the client. StartPrivate's
-// messages go to log.
+// StartPrivate starts a service that serves only the returned client and ends with the client. The messages of the
+// service go to log.
 func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -599,8 +599,8 @@ func (f fakeNothing) All() ([]netdev.Interface, error) { return nil, errors.New(
 func (f fakeNothing) Wait() error                      { <-f.closed; return os.ErrClosed }
 func (f fakeNothing) Close() error                     { close(f.closed); return nil }
 
-// TestNoDescriptors tests a service without free descriptors. TestNoDescriptors still serves managers, does not
-// spin, and does not flood the log.
+// TestNoDescriptors tests that a service without free descriptors still serves managers, does not spin, and does not
+// flood the log.
 func TestNoDescriptors(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{

@@ -139,7 +139,7 @@ func TestDevShowOfOthers(t *testing.T) {
 		}
 	}
 	if !other.Sees(quota.ID{UID: 4242}) || other.Sees(quota.ID{}) {
-		t.Error("Sees: got true for root or false for the user itself, want the opposite")
+		t.Error("Sees of user 4242: got true for root or false for the user itself, want the opposite")
 	}
 }
 

@@ -140,7 +140,7 @@ func (l *Listener) clear(loc ctl.Location) error {
 // bind creates the socket. No other user can connect before the socket has its final owner and mode.
 func (l *Listener) bind(shared *supervisor.Node) error {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		// (unix_bind_bsd)
+		// The new path gets the mode that the socket has at bind(2). (unix_bind_bsd)
 		if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
 			return cerr
 		}

@@ -57,10 +57,10 @@ func openLog(path string) (*os.File, error) {
 }
 
 // flock takes an advisory lock on a file, and creates the file if necessary. how is unix.LOCK_EX or LOCK_SH. With
-// LOCK_NB, flock does not wait, and returns EWOULDBLOCK if another process holds the lock. When flock returns, the
+// LOCK_NB, flock does not wait, and returns EWOULDBLOCK if another open file holds the lock. When flock returns, the
 // path refers to the locked file.
 func flock(path string, how int) (*os.File, error) {
-	const attempts = 100 // an attempt fails if another process replaced the file meanwhile
+	const attempts = 100 // an attempt fails if the file was replaced meanwhile
 	for range attempts {
 		f, err := openOwn(path)
 		if errors.Is(err, syscall.EPERM) && gone(path) {

@@ -16,7 +16,7 @@ import (
 	"verbena/internal/ctl"
 )
 
-// maxProfile is the maximum size of a profile in bytes. maxProfile's encoded form fits into ctl.MaxResponse.
+// maxProfile is the maximum size of a profile in bytes. The encoded form of such a profile fits into ctl.MaxResponse.
 var maxProfile = 32 << 20 // tests use a smaller value
 
 // profiling is held while a profile is collected. The runtime collects one profile at a time.

@@ -34,8 +34,8 @@ import (
 
 // Options configures a service. With Drivers alone, the service makes the default device and runs until Stop.
 type Options struct {
-	// Drivers are the drivers that make the devices. The service selects a driver by its type, which is the
-	// beginning of the device's name. At least one driver is required. The service closes the drivers at its end.
+	// Drivers are the drivers that make the devices. The service selects a driver by its type, which is the beginning
+	// of the device's name. At least one driver is required. The service owns the drivers.
 	Drivers []driver.Driver
 	// Links describes the devices to make. If Links is nil, the service makes one device of the first driver, such
 	// as rxe0, on the host's first usable address.
@@ -55,8 +55,8 @@ type Options struct {
 	AskLaunchers bool
 	// Seed makes random choices repeatable.
 	Seed uint64
-	// Idle is the time without attached programs after which Serve ends, if no links or faults were configured by
-	// hand; 0 means never.
+	// Idle is the time without attached programs after which Serve ends, if no links, devices or faults were changed
+	// by hand; 0 means never.
 	Idle time.Duration
 	// OnDemand marks a service that was started by a client and not by a user. While idle, an on-demand service
 	// yields to a service that a user starts.
