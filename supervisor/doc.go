@@ -57,11 +57,11 @@
 // can reuse the number. For half a second, the supervisor may then mistake a write(2) of 32 bytes to the new file
 // for a doorbell.
 //
-// The service must be allowed to access the program's memory, because it runs as the same user or has
-// CAP_SYS_PTRACE (umem.ErrAccess from Attach). If Yama allows that access only to ancestors (ptrace_scope 1), the
+// The service must be allowed to access the program's memory, so it must run as the same user or have CAP_SYS_PTRACE
+// (otherwise Attach returns umem.ErrAccess). If Yama allows that access only to ancestors (ptrace_scope 1), the
 // program itself allows it to the service (tracer.go). For other processes, such as children of the program, the
-// launcher opens /proc/PID/mem (helper.go). The launcher stays an ancestor of these processes while it runs, which
-// is as long as the program runs. Processes that outlive the program keep their open devices, but cannot open other
+// launcher opens /proc/PID/mem (helper.go). The launcher stays an ancestor of these processes while it runs, which is
+// as long as the program runs. Processes that outlive the program keep their open devices, but cannot open other
 // devices.
 //
 // A signal with a handler without SA_RESTART can interrupt a trapped call with EINTR, even if the call would not
@@ -69,5 +69,5 @@
 // happen only until the service has received the call, which takes a short time unless the machine is busy. An
 // interrupted call has had no effect.
 //
-// Linux 5.9 is the minimum. From Linux 6.6 on, answers take a fraction of the time.
+// Linux 5.9 is the minimum. From Linux 6.6 on, answers are several times as fast.
 package supervisor

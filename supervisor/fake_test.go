@@ -323,7 +323,7 @@ func (l *logBook) logf(format string, args ...any) {
 	l.lines = append(l.lines, fmt.Sprintf(format, args...))
 }
 
-// logger is a slog.Handler target that records all lines of level Info and above.
+// logger returns a logger that records all lines of level Info and above.
 func (l *logBook) logger() *slog.Logger { return l.loggerAt(slog.LevelInfo) }
 
 func (l *logBook) loggerAt(level slog.Level) *slog.Logger {

@@ -20,8 +20,8 @@ type Feature struct {
 	Promise     string // promise of SECURITY.md that depends on the feature, or ""
 }
 
-// Features lists the optional features of the kernel, ordered by kernel version. Features returns an error if the
-// kernel cannot run programs at all (Probe). It may sleep.
+// Features lists the optional features of the kernel, ordered by kernel version, the newest last. Features returns an
+// error if the kernel cannot run programs at all (Probe). It may sleep.
 func Features() ([]Feature, error) {
 	if err := Probe(); err != nil {
 		return nil, err

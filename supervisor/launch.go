@@ -29,7 +29,7 @@ type Launch struct {
 	// systems where Yama restricts ptrace to ancestors.
 	Tracer *Tracer
 	// Handover passes the listener to the supervisor (Supervisor.Attach, in another process or in this one), and
-	// returns after the supervisor has received it. From that time on the supervisor must answer calls. Start
+	// returns after the supervisor has received it. From that time on the supervisor must answer calls. This package
 	// closes the file.
 	Handover func(listener *os.File) error
 	// Lost, which Handover may set, is closed when the supervisor has died. If the supervisor dies before the exec,

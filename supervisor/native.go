@@ -172,8 +172,8 @@ func (f *openFile) openNativeDoorbells() (description *os.File, err error) {
 	return f.memory.OpenForProgram(unix.O_RDWR)
 }
 
-// newNativeDoorbells makes the resources for native doorbells. With too few processors, newNativeDoorbells makes
-// none and returns no error.
+// newNativeDoorbells makes the resources for native doorbells. If there are too few processors, it makes no resources
+// and returns no error.
 func (f *openFile) newNativeDoorbells() (description *os.File, err error) {
 	s := f.sup
 	if !s.natives.take(f.user, s.cfg.Doorbells, sched.Processors()) {

@@ -99,7 +99,7 @@ func programCommands(args []string) {
 	var st, at unix.Stat_t
 	must(0, unix.Fstat(fd, &st))
 	isCharDevice(&st)
-	// The C library calls both fstat and statx.
+	// The next calls are fstat in the form that the C library uses, and statx.
 	_, _, e := unix.Syscall6(unix.SYS_NEWFSTATAT, uintptr(fd), uintptr(unsafe.Pointer(must(unix.BytePtrFromString("")))),
 		uintptr(unsafe.Pointer(&at)), unix.AT_EMPTY_PATH, 0, 0)
 	check(e == 0, "newfstatat: %v", e)
@@ -245,7 +245,7 @@ func init() {
 			inner(args)
 			return
 		}
-		// The child also inherits descriptor 3, and the filter traps that number.
+		// The child also inherits the device as descriptor 3, and the filter traps that number.
 		op := fakeOp{op: opWait}
 		check(operate(3, &op) == 0, "the child's ioctl")
 	}

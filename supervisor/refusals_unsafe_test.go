@@ -402,7 +402,7 @@ func TestDuplicateNumbers(t *testing.T) {
 	}
 }
 
-// During the test, raise raises this process's limit of open files above the numbers of device files.
+// raise raises this process's limit of open files above the numbers of device files, during the test.
 func raise(t *testing.T) {
 	t.Helper()
 	var before unix.Rlimit

@@ -226,8 +226,8 @@ func (s *Supervisor) Copies(u *quota.User) *umem.Copies {
 // or the Supervisor was closed, and all its resources were released.
 func (t *Session) Done() <-chan struct{} { return t.done }
 
-// Name returns the name of the session, which is unique on this machine. The name is a path without a file. The
-// name is the prefix of the names of its programs' queue files (memfd_create(2)).
+// Name returns the name of the session, which is unique on this machine. The name is a path without a file. The name
+// is the prefix of the names of the queue files of the session's programs (memfd_create(2)).
 func (t *Session) Name() string { return t.name }
 
 // syncWakeUp enables or disables SYNC_WAKE_UP. Concurrent workers may set different values, which only costs time.

@@ -32,8 +32,8 @@ var forwarded = map[syscall.Signal]struct{ byTerminal bool }{
 	unix.SIGCONT:  {},
 }
 
-// From this call on, catchSignals catches signals for forward. Signals that were ignored at the start of this
-// process (nohup) stay ignored in this process and in the program.
+// catchSignals catches signals for forward from the call on. Signals that were ignored at the start of this process
+// (nohup) stay ignored in this process and in the program.
 func catchSignals() *forwarder {
 	f := &forwarder{c: make(chan os.Signal, 64), done: make(chan struct{})}
 	for sig := range forwarded {

@@ -149,7 +149,7 @@ func TestKeyboard(t *testing.T) {
 	l := startLauncher(t, &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}, tty, wr, rd)
 	want := []string{"ready"}
 	for range 3 {
-		if _, err := master.WriteString("\x03\x1c"); err != nil { // ^C and ^\\
+		if _, err := master.WriteString("\x03\x1c"); err != nil { // ^C and ^\
 			t.Fatal(err)
 		}
 		want = append(want, "interrupt", "quit")

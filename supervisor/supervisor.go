@@ -90,7 +90,7 @@ type Supervisor struct {
 	shown struct {
 		sync.Mutex
 		err   error // error of the last update
-		asked bool  // Shown has reported an error before, so it logs new errors
+		asked bool  // Shown was called before, so update logs new errors
 	}
 
 	mu           sync.Mutex

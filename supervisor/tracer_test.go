@@ -42,7 +42,7 @@ func TestTraced(t *testing.T) {
 }
 
 // TestTracedInherits tests that descriptors of the launcher's parent, such as those of make's job server, reach the
-// program at their numbers.
+// program at their numbers, as without a tracer.
 func TestTracedInherits(t *testing.T) {
 	script := ""
 	for n := 3; n < 9; n++ {

@@ -57,7 +57,7 @@ func (t entries) at(path string, e *entry) {
 	}
 }
 
-// free reports whether a file can be added, because no entry has its path and all entries above it are directories.
+// free reports whether a file can be added. No entry may have its path, and all entries above it must be directories.
 func (t entries) free(path string) bool {
 	if t[path] != nil {
 		return false

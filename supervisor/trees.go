@@ -20,10 +20,10 @@ import (
 // which shows whether there is enough space.
 //
 // A program that lists a directory into memory that blocks access, such as a mapped FUSE file, holds the kernel's
-// lock of the directory. Each change in the directory then waits for that lock, and so does each lookup of an
-// uncached name after the change. Programs can reach only the directories of their own user. A program can
-// therefore block only calls of its own user, and the thread that updates that user's tree. A change of the devices
-// waits for at most treeTimeout.
+// lock of the directory. Each change in the directory then waits for that lock. While a change waits, each lookup of
+// an uncached name waits too. Programs can reach only the directories of their own user. A program can therefore
+// block only calls of its own user, and the thread that updates that user's tree. A change of the devices waits for
+// at most treeTimeout.
 type trees struct {
 	above    *os.Root // directory of the trees
 	dir      *os.File // descriptor of above, through which programs' files are opened
