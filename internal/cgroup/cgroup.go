@@ -45,8 +45,8 @@ func Read(root fs.FS) (l Limits) {
 	return l
 }
 
-// readGroups returns the path of the process's group for each controller of version 1. The path for version 2 has
-// the empty name.
+// readGroups returns the path of the process's group for each controller of version 1. The key of the path for
+// version 2 is the empty string.
 func readGroups(root fs.FS) map[string]string {
 	groups := map[string]string{}
 	b, _ := fs.ReadFile(root, "proc/self/cgroup")

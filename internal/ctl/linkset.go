@@ -39,7 +39,7 @@ const (
 	LinkFlap LinkState = "flap" // down, then up again; the request returns when the link is up
 )
 
-// The following constants are the limits of the duration of LinkFlap.
+// The following constants are the default and the maximum duration of LinkFlap.
 const (
 	DefaultFlap = time.Second
 	MaxFlap     = time.Hour

@@ -80,6 +80,6 @@ func (l Location) trusts(uid int) error {
 		return nil
 	}
 	return fmt.Errorf("the service at %s belongs to user %d, and could access all memory and files of your programs: "+
-		"use a service of root, of your own, or of the user named by --service-user: %w",
+		"use a service of root, of your own user, or of the user named by --service-user: %w",
 		l.Socket, uid, syscall.EPERM)
 }

@@ -128,7 +128,7 @@ type Response struct {
 
 // Attach describes a program that is about to start.
 type Attach struct {
-	Args []string // arguments of the program, shortened by CutArgs
+	Args []string // arguments of the program for display, shortened by CutArgs
 	// The answer comes with a socket, on which the service sends a trace of the program's calls.
 	Trace bool `json:",omitempty"`
 }

@@ -56,8 +56,8 @@ func (b *Broken) Error() string {
 
 func (b *Broken) Unwrap() error { return b.Err }
 
-// Run visits all states, nearest first. Run returns a [Broken] for the first state that violates a rule, and an
-// error if there are more states than most.
+// Run visits all states, nearest first. Run returns a [Broken] for the first state that violates a rule, and an error
+// if the number of states exceeds most.
 func (s *System[S]) Run(most int) (r Result, err error) {
 	type origin struct {
 		from  S

@@ -50,7 +50,7 @@ func TestKinds(t *testing.T) {
 		set(reflect.ValueOf(&r).Elem().FieldByIndex(f.Index))
 		for j := range Kinds {
 			if Kinds[j].On(&r) != (&Kinds[j] == k) {
-				t.Errorf("%s: rule with this kind only: got %v of kind %[2]s", name, Kinds[j].Name, Kinds[j].On(&r))
+				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, Kinds[j].Name, Kinds[j].On(&r))
 			}
 		}
 		if err := r.Validate(); err != nil || !r.Active() || !strings.HasPrefix(r.String(), name) {

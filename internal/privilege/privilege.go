@@ -43,9 +43,8 @@ var AtStart = []Capability{
 // which would hold data of other users. For root, Confine denies processes without CAP_SYS_PTRACE access to
 // /proc/self. Confine sets the umask to 077.
 //
-// A process without CAP_SYS_PTRACE keeps its capabilities. Without CAP_SYS_PTRACE, a process with fewer
-// capabilities could not access processes with more capabilities than its own (cap_ptrace_access_check). Such a
-// process is, for example, a process of root in a container.
+// A process without CAP_SYS_PTRACE keeps its capabilities. If it dropped them, the kernel would deny it access to
+// processes with more capabilities than its own (cap_ptrace_access_check), such as a process of root in a container.
 //
 // In a binary with cgo, such as one with the race detector, Go cannot change all threads. The error then wraps
 // ENOTSUP, and the capabilities stay unchanged. Confine must be called before any thread blocks signals.
