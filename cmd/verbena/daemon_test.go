@@ -74,7 +74,7 @@ func TestServeDaemon(t *testing.T) {
 	}
 	pid, _ := strconv.Atoi(m[1])
 	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
-		t.Errorf("session: got %d, %v, want a new session, not %d", sid, err, pid)
+		t.Errorf("session: got %d, %v, want the new session %d", sid, err, pid)
 	}
 	// The first service holds the location, so the second one fails without truncating the first one's log.
 	mustFail(t, v("serve", "--daemon"), "running already at "+socket, "verbena stop", "--socket")

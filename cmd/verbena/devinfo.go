@@ -63,7 +63,7 @@ type portReport struct {
 
 type gidReport struct {
 	Index   int    `json:"index"`
-	GID     string `json:"gid"` // names are not abbreviated, as in ibv_devinfo
+	GID     string `json:"gid"` // the GID is not abbreviated, as in ibv_devinfo
 	Type    string `json:"type"`
 	Address string `json:"address"`
 	Default bool   `json:"default"` // the default GID of programs that use package verbs

@@ -13,7 +13,7 @@ import (
 type nodeFlags struct {
 	Owner string `help:"Owner of the device files and of the control socket; name or number." placeholder:"USER" complete:"user"`
 	Group string `help:"Group of the device files and of the control socket." placeholder:"GROUP" complete:"group"`
-	Mode  string `help:"Permission bits of the device files. Every user with write access may run programs on this service, also as another user if root runs the service. Default: 0660 with --group, 0600 with --owner; without any of the three flags, only programs of this user." placeholder:"OCTAL" complete:"none"`
+	Mode  string `help:"Permission bits of the device files and of the control socket. Every user with write access may run programs on this service, also as another user if root runs the service. Default: 0660 with --group, 0600 with --owner; without any of the three flags, only programs of this user." placeholder:"OCTAL" complete:"none"`
 }
 
 // node returns the owner and mode that the flags give, or nil without flags.

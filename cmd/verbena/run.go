@@ -183,7 +183,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	if err != nil {
 		return err
 	}
-	// An attempt has executed the program, so there must be no further attempt.
+	// The program was executed, and this process will execute no other program.
 	if err := confine.Threads(); err != nil && !errors.Is(err, unix.ENOTSUP) {
 		fmt.Fprintln(os.Stderr, "verbena:", err)
 	}

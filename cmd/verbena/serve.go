@@ -84,7 +84,7 @@ type serveCmd struct {
 	ManagerUID   []int         `name:"manager-uid" help:"Additional user id that may manage the service: links, resets, faults, captures, stop. By default only the service's own user may, and root with CAP_SYS_ADMIN or CAP_NET_ADMIN; root in a container without these may not." placeholder:"UID" complete:"none"`
 	Idle         time.Duration `help:"End after a time without programs, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
 	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Any client that can connect may read the metrics, which contain nothing about a single user or program." placeholder:"ADDR" complete:"none"`
-	Daemon       bool          `help:"Start the service in the background and return when it is ready; print the file to which its messages go."`
+	Daemon       bool          `help:"Start the service in the background and return when it is ready; print the name of the file to which its messages go."`
 	Debug        bool          `help:"Also log the beginning and end of programs, opened and closed device files, refused commands with the reason, failed queue pairs, and resets."`
 	OnDemand     bool          `hidden:"" help:"Report on descriptor 3; set when a client starts the service."`
 	Spawned      bool          `hidden:"" help:"Report on descriptor 3; set by serve --daemon."`

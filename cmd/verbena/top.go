@@ -208,8 +208,8 @@ type qpProblem struct {
 	why string
 }
 
-// qpProblems returns the queue pairs that are in an error state, wait for a program's memory, or have made no
-// progress with packets in flight since the previous snapshot.
+// qpProblems returns the queue pairs that are in an error state, wait for a program's memory, or have had packets in
+// flight without an acknowledgement since the previous snapshot.
 func (l *snapshot) qpProblems(before *snapshot) (list []qpProblem) {
 	for _, q := range l.qps {
 		why := ""

@@ -81,7 +81,7 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 		return nil, fmt.Errorf("%s: datagram size %d exceeds the MTU of %d bytes", dev.Name(), p.Size,
 			port.ActiveMTU.Bytes())
 	}
-	// The server reposts receives within microseconds, so a short RNR timer suffices.
+	// The receiving side empties a full receive queue within microseconds, so a short RNR timer suffices.
 	e.path = verbs.Path{Port: l.Port, MTU: mtu, SGIDIndex: l.GIDIndex, RNRTimer: 10 * time.Microsecond}
 	switch l.GIDIndex {
 	case -1:

@@ -33,7 +33,7 @@ type Times struct {
 	P999   int64   `json:"p99_9"`
 	P9999  int64   `json:"p99_99"`
 	Max    int64   `json:"max"`
-	// Buckets returns the counts of the times in intervals of doubling width.
+	// Buckets holds the counts of the times in intervals of doubling width.
 	Buckets []Bucket `json:"buckets"`
 }
 

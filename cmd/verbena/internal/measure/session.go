@@ -69,7 +69,7 @@ func peerError(text string) error {
 // session is the stream between two ends, with the queue pairs of the local end.
 type session struct {
 	conn   net.Conn
-	reader io.LimitedReader // buffered reader of conn
+	reader io.LimitedReader // reads from conn, up to the limit of a message
 	dec    *json.Decoder
 	out    sync.Mutex      // guards writes to conn
 	ctx    context.Context // cancelled at the end of the session, or when an end fails
