@@ -69,7 +69,7 @@ type ID struct {
 	state     idState
 	gone      bool
 	src, dst  netip.AddrPort // the zero value means unknown
-	loopback  bool           // bound to a loopback address that no device has; src is the device's address, if it has one
+	loopback  bool           // bound to a loopback address that no device has; src is the device's address, if any
 	ib        bool           // the addresses are GIDs (AF_IB)
 	port      portKey        // key in m.ports; port 0 means none
 	at        place

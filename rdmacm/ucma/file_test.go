@@ -346,7 +346,7 @@ func TestRefusals(t *testing.T) {
 			{"accept", issue(a, ucm.CmdAccept, ucm.Accept{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
 			{"complete", issue(a, ucm.CmdAccept, ucm.Accept{ID: id}, 0), syscall.EINVAL},
 			{"reject", issue(a, ucm.CmdReject, ucm.Reject{ID: id}, 0), syscall.EINVAL},
-			{"reject with a reason of the CM itself", issue(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
+			{"reject with a reason of the CM", issue(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
 			{"disconnect", issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: id}, 0), syscall.EINVAL},
 			{"attributes without a device", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1},
 				144), syscall.EINVAL},

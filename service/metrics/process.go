@@ -67,7 +67,7 @@ func pages() (total, resident float64, ok bool) {
 // startTime returns the start time of the process in seconds since the epoch, or 0 if it is unknown. (proc_pid_stat(5))
 func startTime(now time.Time) float64 {
 	b, err := procfile.Read("/proc/self/stat")
-	const ticks, start = 100, 19 // ticks per second; index of the start time after the name, which ends with the last ")"
+	const ticks, start = 100, 19 // ticks per second; index of the start time after the name and its last ")"
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if err != nil || len(fields) <= start {
 		return 0
