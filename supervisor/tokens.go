@@ -13,7 +13,7 @@ import (
 
 // tokens manages the receive tokens of a session's threads. Each notification wakes all threads that wait for a
 // notification. Normally one thread therefore holds the only token. It receives a call, answers the call, and
-// receives again. tokens passes the token to another thread only if the answer may take long while other threads may
+// receives again. The thread passes the token to another thread only if the answer may take long while others may
 // be making calls. Waking another thread takes as long as answering a few calls. The rules are:
 //
 //   - While only one thread of the program calls, its calls are answered without passing the token. A watchdog, which
