@@ -2,11 +2,8 @@ package model
 
 import (
 	"encoding/binary"
-	"fmt"
 	"hash/maphash"
-	"maps"
 	"slices"
-	"strings"
 
 	"verbena/ib"
 )
@@ -169,27 +166,6 @@ func (m *Model) Make(v Move) bool {
 	}
 	return true
 }
-
-// Fingerprint returns a text that is equal for two models only if the models are equal.
-func (m *Model) Fingerprint() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%v %x %v", m.Dead, m.Mem.history, m.Groups)
-	write(&b, m.QPs)
-	write(&b, m.CQs)
-	write(&b, m.SRQs)
-	write(&b, m.Regions)
-	write(&b, m.Windows)
-	write(&b, m.AHs)
-	return b.String()
-}
-
-func write[T any](b *strings.Builder, objects map[ID]*T) {
-	for _, id := range slices.Sorted(maps.Keys(objects)) {
-		fmt.Fprintf(b, " %d:%+v", id, *objects[id])
-	}
-}
-
-var seed = maphash.MakeSeed()
 
 // remember adds a change of memory to its history.
 func (m *Memory) remember(addr uint64, b []byte) {

@@ -394,7 +394,7 @@ func (x *runner) explain(events []*event) error {
 				}
 			}
 		}
-		s := &search{x: x, events: events, rest: rest, seen: map[string]bool{}}
+		s := &search{x: x, events: events, rest: rest, seen: map[state]bool{}}
 		x.searching = true
 		base := x.m.Clone()
 		base.Begin()
@@ -439,10 +439,16 @@ type search struct {
 	x      *runner
 	events []*event
 	rest   map[model.ID][]ib.WC
-	seen   map[string]bool // states without a solution
-	open   string          // reason why the result of an order is undefined
-	why    string          // the difference of an order that explains the most calls
+	seen   map[state]bool // states without a solution
+	open   string         // reason why the result of an order is undefined
+	why    string         // the difference of an order that explains the most calls
 	most   int
+}
+
+// state is a state of a search: the bit set of the calls made so far, and the fingerprint of the model.
+type state struct {
+	done  uint
+	model uint64
 }
 
 // maxStates limits a search. A search that exceeds it has no result.
@@ -454,7 +460,7 @@ func (s *search) from(m *model.Model, done uint) bool {
 	if s.open != "" {
 		return false
 	}
-	key := sprintf("%x %s", done, m.Fingerprint())
+	key := state{done, m.Fingerprint()}
 	if s.seen[key] {
 		return false
 	}

@@ -153,16 +153,6 @@ func (x *runner) compareMemory() *difference {
 	return nil
 }
 
-// move copies to or from memory that the device may write to. Without a completion, no order exists between the
-// accesses of the consumer and the device. So the race detector is off.
-//
-//go:norace
-func move(dst, src []byte) {
-	for i := range dst {
-		dst[i] = src[i]
-	}
-}
-
 // where names an address.
 func (x *runner) where(addr uint64) string {
 	for i, a := range x.areas {
