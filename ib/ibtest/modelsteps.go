@@ -35,8 +35,8 @@ var modelChecks = []ruleTest{
 	},
 	{
 		name: "Model/Threads",
-		rule: "threads that use one device with objects of their own do not notice one another, and no number or key " +
-			"is given twice",
+		rule: "threads that use one or two devices with objects of their own do not notice one another, and no number or " +
+			"key of a device is given twice",
 		test: testModelThreads, asleep: true, plain: true, either: true,
 	},
 	{

@@ -9,26 +9,35 @@ import (
 // modelThreads is the number of threads of Model/Threads.
 const modelThreads = 4
 
-// testModelThreads runs the calls of several seeds on one device, each seed on a thread of its own and compared with a
-// model of its own objects. The threads must not affect each other. Numbers and keys must be unique among all threads.
+// testModelThreads runs the calls of several seeds at the same time, each seed on a thread of its own and compared with a
+// model of its own objects. In turn, all threads use one device, or half of them use a second device. The threads must
+// not affect each other. Numbers and keys must be unique among all threads of a device.
 func testModelThreads(e *env) {
 	known := modeltest.NewAbilities()
 	for i := range max(1, e.seeds()/(2*modelThreads)) {
 		seed := *modelSeed + uint64(i)
-		target, end := e.factory(seed, known)()
-		target.Names = modeltest.NewNames()
+		targets := make([]modeltest.Target, 1+seed%2)
+		ends := make([]func() error, len(targets))
+		for k := range targets {
+			targets[k], ends[k] = e.factory(seed, known)()
+			targets[k].Names = modeltest.NewNames()
+		}
 		var wg sync.WaitGroup
 		failures := make([]*modeltest.Failure, modelThreads)
 		for k := range failures {
+			target := targets[k%len(targets)]
+			target.Thread = k
 			wg.Go(func() { failures[k] = modeltest.RunOn(target, seed<<8+uint64(k), *modelSteps) })
 		}
 		wg.Wait()
-		if err := end(); err != nil {
-			e.Errorf("seed %d: take the device away: %v", seed, err)
+		for _, end := range ends {
+			if err := end(); err != nil {
+				e.Errorf("seed %d: take the device away: %v", seed, err)
+			}
 		}
 		for k, f := range failures {
 			if f != nil {
-				e.Errorf("thread %d of %d: %v", k, modelThreads, f)
+				e.Errorf("thread %d of %d, on %d devices: %v", k, modelThreads, len(targets), f)
 			}
 		}
 		if e.Failed() {

@@ -8,8 +8,8 @@ const defaultLoad = 3
 // registrations is the count of testManyRegistrations. It exceeds the number of values of 16 bits of a key.
 const registrations = 1<<16 + 300
 
-// defaultSeeds is the number of seeds of a check of the group Model. It takes about two seconds with package loopback.
-const defaultSeeds = 140
+// defaultSeeds is the number of seeds of a check of the group Model. All four checks take about six seconds with package loopback.
+const defaultSeeds = 400
 
 // refusals is the number of times that testRefusedLeavesNothing repeats each rejected call.
 const refusals = 1000

@@ -8,7 +8,7 @@ const defaultLoad = 1
 // registrations is the count of testManyRegistrations, which takes seconds under the race detector.
 const registrations = 1 << 12
 
-// defaultSeeds is the number of seeds of a check of the group Model. It takes about two seconds with package loopback.
+// defaultSeeds is the number of seeds of a check of the group Model. All four checks take a few seconds with package loopback.
 const defaultSeeds = 30
 
 // refusals is the number of times that testRefusedLeavesNothing repeats each rejected call, on one thread.

@@ -71,6 +71,9 @@ func (m *Model) unstorable(q, p *QP, s *Send, to *locals) (status []ib.WCStatus,
 	if s.Op != ib.WRRDMARead {
 		m.open("an atomic whose result has no place")
 	}
+	if p != nil && p.Type == ib.QPTypeXRCTgt {
+		m.names(p, s)
+	}
 	if p != nil {
 		from, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, to.n, rights[s.Op])
 		if !ok || !m.admits(p, s.Op) {

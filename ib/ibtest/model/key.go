@@ -210,6 +210,9 @@ func (m *Model) bind(q *QP, b *Bind) bool {
 	m.changesKey(w.RKey)
 	key := w.RKey&^0xff | b.RKey&0xff
 	m.changesKey(key)
+	if m.hazards.ended[b.LKey] {
+		m.open("a bind to a region that an earlier request of the same call invalidates at the peer")
+	}
 	type2 := w.Kind == ib.MWType2
 	switch {
 	case type2 && w.Bound:

@@ -96,6 +96,9 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 	if err != nil || m.wrongValue(&a, mask) {
 		return syscall.EINVAL
 	}
+	if q.Draining() && !end {
+		m.open("a modification while the send queue is being drained") // a driver may reject it
+	}
 	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.awaited(q) {
 		m.open("rights change while a request waits")
 	}
@@ -116,8 +119,8 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 			q.epoch, q.partner = m.epochs, 0
 			m.late(q)
 		case next == ib.QPSQD && from == ib.QPRTS:
-			if q.waiting {
-				m.open("SQD while a request waits") // a driver may or may not have begun it
+			if q.waiting && (m.Lossy || m.deferred || len(q.Sends) > 1) {
+				m.open("SQD while a request waits") // a driver may or may not have begun the requests behind it
 			}
 			q.drain = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify
 		case next != ib.QPSQD:

@@ -123,9 +123,9 @@ func (c attachMcast) expect(x *runner, m *model.Model, g *got) want {
 // group returns the address of a multicast group.
 func (x *runner) group(n int) ib.GID {
 	if x.groups4 {
-		return ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: 2, 15: byte(n)}
+		return ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: byte(x.Thread), 15: byte(n)}
 	}
-	return ib.GID{0: 0xff, 1: 0x0e, 15: byte(n)}
+	return ib.GID{0: 0xff, 1: 0x0e, 14: byte(x.Thread), 15: byte(n)}
 }
 
 // modifyQP changes attributes of a queue pair. The destination is given as another queue pair.

@@ -22,6 +22,7 @@ type drawer struct {
 
 	known  map[model.ID]uint32 // rkeys of regions and windows
 	former map[model.ID]uint32 // their former keys
+	ranges map[model.ID]uint64 // the greatest lengths of regions so far
 	resets int                 // resets of the runner so far
 }
 
@@ -35,6 +36,10 @@ type plan struct {
 	wrong  int  // one in this many values is invalid
 	focus  focus
 	local  bool // most memory belongs to this process
+	lazy   int  // one in this many completion queues is polled only by calls
+
+	factors [numActions]int // multiply the weights of actions
+	favours []ib.WROpcode   // half of the requests have these opcodes, where they are possible
 }
 
 // focus is the subject of most calls of a run.
@@ -50,17 +55,39 @@ const (
 
 func newDrawer(x *runner, seed uint64, steps int) *drawer {
 	d := &drawer{Rand: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), x: x,
-		known: map[model.ID]uint32{}, former: map[model.ID]uint32{}}
+		known: map[model.ID]uint32{}, former: map[model.ID]uint32{}, ranges: map[model.ID]uint64{}}
 	d.plan = plan{
 		steps: steps, large: d.one(6), errors: d.one(8) && !x.episodes, resets: d.one(3) && x.Reset != nil && !x.Shared &&
 			!x.episodes, wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
 		focus: focus(d.IntN(int(numFocuses))),
 	}
+	d.vary()
 	d.plan.small = x.Virtual && !x.episodes && d.plan.focus == onQueues && d.one(2)
 	d.plan.local = !d.plan.large && d.one(2)
 	x.psn = []uint32{0xffffff, 0xfffff0, 0xffff00, 0, 0x123456}[d.IntN(5)]
 	d.prepare()
 	return d
+}
+
+// vary draws the frequencies of calls and operations of a run. Some runs omit calls and repeat others, because random
+// calls of equal frequency seldom reach the states that need many calls of a few kinds.
+func (d *drawer) vary() {
+	d.plan.lazy = []int{5, 5, 5, 2}[d.IntN(4)]
+	for i := range d.plan.factors {
+		d.plan.factors[i] = 1
+	}
+	if d.one(2) {
+		return
+	}
+	for i := range d.plan.factors {
+		d.plan.factors[i] = []int{0, 1, 1, 2, 6}[d.IntN(5)]
+	}
+	for _, i := range []action{stepping, receiving} {
+		d.plan.factors[i] = max(1, min(2, d.plan.factors[i]))
+	}
+	for range d.IntN(3) {
+		d.plan.favours = append(d.plan.favours, pick(d, slices.Sorted(maps.Keys(opNames))))
+	}
 }
 
 // one returns true with probability 1/n.
@@ -69,7 +96,7 @@ func (d *drawer) one(n int) bool { return d.IntN(n) == 0 }
 // bad returns true if the next value should be invalid.
 func (d *drawer) bad() bool { return d.one(d.plan.wrong) }
 
-// learn records changed keys.
+// learn records changed keys and lengths.
 func (d *drawer) learn() {
 	note := func(id model.ID, key uint32) {
 		if was, ok := d.known[id]; ok && was != key {
@@ -79,6 +106,7 @@ func (d *drawer) learn() {
 	}
 	for id, r := range d.x.m.Regions {
 		note(id, r.RKey)
+		d.ranges[id] = max(d.ranges[id], r.Len)
 	}
 	for id, w := range d.x.m.Windows {
 		note(id, w.RKey)
@@ -150,7 +178,7 @@ func (d *drawer) prepare() {
 	for range 1 + d.IntN(3) {
 		cqs = append(cqs, d.id())
 		c := createCQ{id: cqs[len(cqs)-1], entries: min(d.x.attr.MaxCQE, 128<<d.IntN(3)), lazy: d.x.Virtual &&
-			!d.x.episodes && d.one(5)}
+			!d.x.episodes && d.one(d.plan.lazy)}
 		if d.plan.small && d.one(2) {
 			c.entries, c.lazy = 1+d.IntN(12), true
 		}
@@ -172,7 +200,7 @@ func (d *drawer) prepare() {
 		d.pair(pds[0], cqs, srq)
 	}
 	if d.x.attr.MaxSRQ > 0 && d.one(3) && (!d.x.episodes || d.one(2)) {
-		d.extended(pds[0], cqs)
+		d.extended(pds, cqs)
 	}
 	if d.plan.focus != onMemory {
 		return
@@ -295,7 +323,8 @@ func (d *drawer) pair(pd model.ID, cqs []model.ID, srq model.ID) {
 }
 
 // extended plans XRC domains with shared receive queues, and a connected initiator and target.
-func (d *drawer) extended(pd model.ID, cqs []model.ID) {
+func (d *drawer) extended(pds, cqs []model.ID) {
+	pd := pds[0]
 	domains := []model.ID{d.id()}
 	d.plan1(allocXRCD{domains[0]})
 	if d.one(3) {
@@ -304,16 +333,22 @@ func (d *drawer) extended(pd model.ID, cqs []model.ID) {
 	}
 	for i := range 1 + d.IntN(3) {
 		room, elements := 1+d.IntN(min(16, d.x.attr.MaxSRQWR)), 1+d.IntN(min(4, d.x.attr.MaxSRQSGE))
-		d.plan1(createSRQ{d.id(), pd, uint32(room), uint32(elements), domains[i%len(domains)], pick(d, cqs)})
+		c := createSRQ{d.id(), pd, uint32(room), uint32(elements), domains[i%len(domains)], pick(d, cqs)}
+		if d.one(2) {
+			c.pd = pick(d, pds)
+		}
+		d.plan1(c)
 	}
-	a, b := d.id(), d.id()
-	d.plan1(createQP{
-		id: a, pd: pd, send: pick(d, cqs), kind: ib.QPTypeXRCInit, peer: b, sigAll: d.one(4) || !d.x.Virtual,
-		cap: ib.QPCap{MaxSendWR: uint32(1 + d.IntN(min(d.x.attr.MaxQPWR, 32))),
-			MaxSendSGE: uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE)))},
-	})
-	d.plan1(createQP{id: b, pd: pd, kind: ib.QPTypeXRCTgt, peer: a, xrcd: domains[0]})
-	d.connect(ib.QPTypeXRCInit, ib.QPTypeXRCTgt, a, b)
+	for i := range 1 + d.IntN(2) {
+		a, b := d.id(), d.id()
+		d.plan1(createQP{
+			id: a, pd: pd, send: pick(d, cqs), kind: ib.QPTypeXRCInit, peer: b, sigAll: d.one(4) || !d.x.Virtual,
+			cap: ib.QPCap{MaxSendWR: uint32(1 + d.IntN(min(d.x.attr.MaxQPWR, 32))),
+				MaxSendSGE: uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE)))},
+		})
+		d.plan1(createQP{id: b, pd: pick(d, pds), kind: ib.QPTypeXRCTgt, peer: a, xrcd: domains[i%len(domains)]})
+		d.connect(ib.QPTypeXRCInit, ib.QPTypeXRCTgt, a, b)
+	}
 }
 
 // attributes returns valid values of all attributes of a queue pair.
@@ -431,30 +466,72 @@ func (d *drawer) any() call {
 	if d.plan.resets && d.one(25) || d.x.m.Dead && d.plan.resets && d.one(6) {
 		return reset{}
 	}
-	times := func(f focus) int {
-		if d.plan.focus == f {
-			return 4
-		}
-		return 1
-	}
 	if d.ready() == 0 && !d.one(4) || !d.x.episodes && d.anyInError() && d.one(4) {
 		return d.steps()
 	}
-	memory, queues, states := times(onMemory), times(onQueues), times(onStates)
-	for _, k := range []struct {
-		weight int
-		f      func() call
-	}{
-		{100, d.steps}, {12 * states, d.modifies}, {30 * memory, d.memory}, {30, d.makes}, {6 * states, d.fails},
-		{20 * queues, d.arms}, {15 * queues, d.polls}, {8 * queues, d.sharedQueues}, {6 * queues, d.resizes},
-		{10 * queues, d.moderates}, {40, d.joins},
-		{30, d.stores}, {5 * (states + memory), d.ends}, {15, d.queries}, {20, d.stales}, {300, d.receives},
-	} {
-		if d.IntN(1000) < k.weight {
+	for i, k := range d.actions() {
+		weight := k.weight * d.plan.factors[i]
+		if slices.Contains(k.focus, d.plan.focus) {
+			weight *= 4
+		}
+		if d.IntN(1000) < weight {
 			return k.f()
 		}
 	}
 	return d.posts()
+}
+
+// action is a kind of calls.
+type action int
+
+const (
+	stepping action = iota
+	modifying
+	changingMemory
+	making
+	failing
+	arming
+	polling
+	modifyingSRQs
+	resizing
+	moderating
+	joining
+	storing
+	ending
+	querying
+	reusing
+	receiving
+	numActions
+)
+
+// weighted describes an action: its frequency in thousandths, the subjects that multiply it by four, and its function.
+type weighted struct {
+	weight int
+	focus  []focus
+	f      func() call
+}
+
+// actions returns all actions except posting sends, in the order in which they are tried.
+func (d *drawer) actions() [numActions]weighted {
+	queues, memory, states := []focus{onQueues}, []focus{onMemory}, []focus{onStates}
+	return [numActions]weighted{
+		stepping:       {100, nil, d.steps},
+		modifying:      {12, states, d.modifies},
+		changingMemory: {30, memory, d.memory},
+		making:         {30, nil, d.makes},
+		failing:        {6, states, d.fails},
+		arming:         {20, queues, d.arms},
+		polling:        {15, queues, d.polls},
+		modifyingSRQs:  {8, queues, d.sharedQueues},
+		resizing:       {6, queues, d.resizes},
+		moderating:     {10, queues, d.moderates},
+		joining:        {40, nil, d.joins},
+		storing:        {30, nil, d.stores},
+		ending:         {7, []focus{onStates, onMemory}, d.ends},
+		querying:       {15, nil, d.queries},
+		reusing:        {20, nil, d.stales},
+		receiving:      {300, nil, d.receives},
+	}
 }
 
 func (d *drawer) destroyable() []model.ID {

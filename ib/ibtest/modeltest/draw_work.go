@@ -94,6 +94,9 @@ func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong b
 			}
 		}
 	}
+	if was := d.ranges[e.mr]; was > r.Len && n > 0 && d.one(6) { // partly in its former range only
+		e.off = r.Len - n + 1 + d.Uint64N(was-r.Len)
+	}
 	if wrong && d.one(2) {
 		switch d.IntN(4) {
 		case 0:
@@ -151,6 +154,9 @@ func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, m
 	if f, ok := d.former[t.key]; ok && d.one(4) { // its former key
 		t.xor = f ^ d.known[t.key]
 	}
+	if was := d.ranges[t.key]; was > length && n > 0 && n <= length && d.one(6) { // partly in its former range only
+		t.off = length - n + 1 + d.Uint64N(was-length)
+	}
 	if wrong {
 		switch d.IntN(6) {
 		case 0:
@@ -170,7 +176,15 @@ func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, m
 
 // operation draws an operation that the driver supports.
 func (d *drawer) operation(kind ib.QPType) ib.WROpcode {
-	return pick(d, supported(d.x.Abilities, d.opcodes(kind), func(op ib.WROpcode) string { return opNames[op] }))
+	ops := supported(d.x.Abilities, d.opcodes(kind), func(op ib.WROpcode) string { return opNames[op] })
+	if d.one(2) {
+		if list := slices.DeleteFunc(slices.Clone(ops), func(op ib.WROpcode) bool {
+			return !slices.Contains(d.plan.favours, op)
+		}); len(list) > 0 {
+			ops = list
+		}
+	}
+	return pick(d, ops)
 }
 
 // opcodes returns the opcodes of a service type.
@@ -248,6 +262,9 @@ func (d *drawer) posts() call {
 		return nil
 	}
 	c := postSend{qp: q.ID}
+	if q.State == ib.QPRTS && q.Type != ib.QPTypeXRCTgt && !d.x.m.Dead && d.one(100) {
+		return c // an empty list
+	}
 	n := 1
 	if d.one(3) {
 		n += d.IntN(6)

@@ -30,6 +30,8 @@ type Target struct {
 	Abilities *Abilities
 	// Shared reports whether other threads use the device.
 	Shared bool
+	// Thread is the number of the thread among those that use the device. Each has multicast groups of its own.
+	Thread int
 	// Names holds the numbers and keys of all threads; may be nil.
 	Names *Names
 	// Reset resets the device, with remove as the consumer's shutdown, and returns the recovered device.
