@@ -105,14 +105,20 @@ func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags) boo
 	return true
 }
 
-// remote checks the access of a peer of q to n bytes at addr, and stores the memory in m.
-func (d *Device) remote(m *memory, rkey uint32, addr, n uint64, q *QP, need ib.AccessFlags) bool {
+// remote checks the access of a request from a peer of q to n bytes, and stores the memory in m. For an XRC target, the
+// protection domain is that of the shared receive queue that the request specifies (IBA A14).
+func (d *Device) remote(m *memory, w *sendWQE, n uint64, q *QP, need ib.AccessFlags) bool {
 	m.reset()
 	if n == 0 {
 		return true
 	}
-	k := d.key(rkey)
-	if k == nil || k.pd != q.pd || k.access&need != need || k.qp != nil && k.qp != q || !k.contains(addr, n) {
+	k, pd, addr := d.key(w.wr.RKey), q.pd, w.wr.RemoteAddr
+	if q.xrcd != nil {
+		if rq := q.xrcQueue(w.wr.RemoteSRQN); rq != nil {
+			pd = rq.pd
+		}
+	}
+	if k == nil || k.pd != pd || k.access&need != need || k.qp != nil && k.qp != q || !k.contains(addr, n) {
 		return false
 	}
 	m.add(k.region, addr+k.shift, n)

@@ -329,7 +329,7 @@ func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFl
 	case p.attr.AccessFlags&need != need, w.atomic() && w.wr.RemoteAddr%8 != 0:
 		p.fail(ib.EventQPReqErr)
 		return ib.WCRemInvReqErr
-	case !d.remote(m, w.wr.RKey, w.wr.RemoteAddr, n, p, need):
+	case !d.remote(m, w, n, p, need):
 		p.fail(ib.EventQPAccessErr)
 		return ib.WCRemAccessErr
 	}

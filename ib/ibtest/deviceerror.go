@@ -287,7 +287,7 @@ func testCreateDuringError(e *env) {
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {
-				for range e.queueLen {
+				for range min(e.queueLen, e.limits.MaxQP/2) {
 					qp, err := pd.CreateQP(ib.QPInitAttr{
 						SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 						Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},

@@ -170,7 +170,8 @@ func checks() []ruleTest {
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
 		refusedMemoryChecks, memoryFaultChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks,
 		srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, wrapChecks, modelChecks,
+		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, scaleChecks, wrapChecks,
+		modelChecks,
 		loadChecks,
 	)
 }

@@ -21,3 +21,9 @@ const (
 
 // longest is the longest message of testMessageLimit.
 const longest = 1 << 31
+
+// crowd is the number of objects of the group Scale.
+const crowd = 300
+
+// old divides the number of objects that testOld creates.
+const old = 1

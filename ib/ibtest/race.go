@@ -22,3 +22,9 @@ const (
 
 // longest is the longest message of testMessageLimit, which takes seconds under the race detector.
 const longest = 0
+
+// crowd is the number of objects of the group Scale.
+const crowd = 140
+
+// old divides the number of objects that testOld creates.
+const old = 64

@@ -2,11 +2,14 @@ package ibtest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/ibtest/modeltest"
 )
 
 // Counters of a driver that wrap around.
@@ -14,8 +17,13 @@ import (
 var wrapChecks = []ruleTest{
 	{
 		name: "Wrap/Numbers",
-		rule: "a number or key is not given twice at a time, however many objects there have been before",
+		rule: "a number or key is not given twice at a time, however many objects there have been before, and nothing of them stays",
 		test: testNumbersWrap, plain: true,
+	},
+	{
+		name: "Wrap/Old",
+		rule: "a device on which many objects have been created and destroyed agrees with the model, as a new one does",
+		test: testOld, asleep: true, plain: true, either: true,
 	},
 	{
 		name: "Wrap/Queues",
@@ -31,51 +39,79 @@ const (
 	wrapCount = 1 << 18
 )
 
-// wraps calls f with increasing numbers until the limit of time or count.
-func (e *env) wraps(f func(i int)) {
-	for i, began := 0, time.Now(); i < wrapCount &&
-		time.Since(began) < wrapTime*time.Duration(e.cfg.load*e.cfg.load); i++ {
+// wraps calls f with increasing numbers until the limit of time or count. It returns the number of calls.
+func (e *env) wraps(f func(i int)) int {
+	i := 0
+	for began := time.Now(); i < wrapCount && time.Since(began) < wrapTime*time.Duration(e.cfg.load*e.cfg.load); i++ {
 		f(i)
 	}
+	return i
 }
+
+// numbered is a live object with a number or key.
+type numbered struct {
+	number  uint32
+	destroy func() error
+}
+
+// numberedKind is a kind of numbered objects.
+type numberedKind struct {
+	what string
+	make func() (numbered, error)
+}
+
+// numberedKinds returns the kinds of objects that have a number or key.
+func numberedKinds(dev *ib.Device, pd *ib.PD, cq *ib.CQ, memory ib.MRInit) []numberedKind {
+	return []numberedKind{
+		{"queue pair", func() (numbered, error) {
+			q, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: small})
+			if err != nil {
+				return numbered{}, err
+			}
+			return numbered{q.Num(), q.Destroy}, nil
+		}},
+		{"XRC shared receive queue", func() (numbered, error) {
+			x, err := dev.AllocXRCD()
+			if err != nil {
+				return numbered{}, err
+			}
+			s, err := pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: cq, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
+			if err != nil {
+				return numbered{}, errors.Join(err, x.Dealloc())
+			}
+			return numbered{s.Num(), func() error { return errors.Join(s.Destroy(), x.Dealloc()) }}, nil
+		}},
+		{"region", func() (numbered, error) {
+			m, err := pd.RegMR(memory)
+			if err != nil {
+				return numbered{}, err
+			}
+			return numbered{m.RKey(), m.Dereg}, nil
+		}},
+		{"window", func() (numbered, error) {
+			w, err := pd.AllocMW(ib.MWType2)
+			if err != nil {
+				return numbered{}, err
+			}
+			return numbered{w.RKey(), w.Dealloc}, nil
+		}},
+	}
+}
+
+const (
+	// keptBytes is the average memory per destroyed object that a driver may keep.
+	keptBytes = 32
+	// keptFree is the memory that it may keep in any case.
+	keptFree = 1 << 20
+)
 
 // testNumbersWrap keeps a few objects of each kind while others are created and destroyed.
 func testNumbersWrap(e *env) {
 	pd, cq := e.pd(), e.cq(8, nil)
 	_, addr := e.memory(64)
-	type made struct {
-		number  uint32
-		destroy func() error
-	}
-	for _, k := range []struct {
-		what string
-		make func() (made, error)
-	}{
-		{"queue pair", func() (made, error) {
-			q, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
-				Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
-			if err != nil {
-				return made{}, err
-			}
-			return made{q.Num(), q.Destroy}, nil
-		}},
-		{"region", func() (made, error) {
-			m, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: allAccess})
-			if err != nil {
-				return made{}, err
-			}
-			return made{m.RKey(), m.Dereg}, nil
-		}},
-		{"window", func() (made, error) {
-			w, err := pd.AllocMW(ib.MWType2)
-			if err != nil {
-				return made{}, err
-			}
-			return made{w.RKey(), w.Dealloc}, nil
-		}},
-	} {
+	for _, k := range numberedKinds(e.dev, pd, cq, ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: allAccess}) {
 		kept := map[uint32]bool{}
-		var all []made
+		var all []numbered
 		for range 3 {
 			m, err := k.make()
 			if err != nil {
@@ -85,7 +121,8 @@ func testNumbersWrap(e *env) {
 			all = append(all, m)
 		}
 		if len(all) == 3 {
-			e.wraps(func(i int) {
+			before := liveBytes()
+			n := e.wraps(func(i int) {
 				m, err := k.make()
 				e.must(fmt.Sprintf("make %s %d, when all but three before are gone", k.what, i), err)
 				if kept[m.number] {
@@ -93,11 +130,56 @@ func testNumbersWrap(e *env) {
 				}
 				e.must("destroy "+k.what, m.destroy())
 			})
+			if more := liveBytes() - before; more > keptFree+keptBytes*n {
+				e.Errorf("%d objects, of kind %s, have been destroyed, and %d bytes stay", n, k.what, more)
+			}
 		}
 		for _, m := range all {
 			e.must("destroy "+k.what, m.destroy())
 		}
 	}
+}
+
+// liveBytes returns the size of the live objects of the process.
+func liveBytes() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+// oldNumbers is the count of objects of each kind before the runs of testOld. It exceeds 16 bits.
+const oldNumbers = 1<<16 + 100
+
+// testOld runs the model on a device that has given out more numbers than 16 bits can hold.
+func testOld(e *env) {
+	known := modeltest.NewAbilities()
+	target, end := e.factory(*modelSeed, known)()
+	pd, err := target.Device.AllocPD()
+	e.must("allocate pd", err)
+	cq, err := target.Device.CreateCQ(ib.CQInit{Entries: 1})
+	e.must("create cq", err)
+	_, addr := e.memory(64)
+	for _, k := range numberedKinds(target.Device, pd, cq,
+		ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: ib.AccessLocalWrite}) {
+		for i := range oldNumbers / old {
+			m, err := k.make()
+			if i == 0 && err != nil {
+				break // not supported by this driver
+			}
+			e.must("make "+k.what, err)
+			e.must("destroy "+k.what, m.destroy())
+		}
+	}
+	e.must("destroy cq", cq.Destroy())
+	e.must("deallocate pd", pd.Dealloc())
+	for i := range max(1, e.seeds()/8) {
+		seed := *modelSeed + uint64(i)
+		if f := modeltest.RunOn(target, seed, *modelSteps); f != nil {
+			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
+		}
+	}
+	e.must("take the device away", end())
 }
 
 // testQueuesWrap fills queues with lengths that are not powers of two, again and again, with a receive queue per queue

@@ -107,7 +107,7 @@ func (m *Model) flush(q, p *QP, s *Send) []ib.WCStatus {
 	switch {
 	case w != nil:
 		m.open("a FLUSH by the key of a window")
-	case r == nil, r.PD != p.PD, r.Access&need != need,
+	case r == nil, r.PD != m.domain(p), r.Access&need != need,
 		f.Level == ib.FlushRange && !contains(r.IOVA, r.Len, s.RemoteAddr, uint64(f.Length)):
 		return m.refuse(q, p, ib.WCRemAccessErr)
 	}

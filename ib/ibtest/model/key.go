@@ -143,14 +143,23 @@ func (m *Model) checkRemoteAccess(q *QP, rkey uint32, addr, n uint64, need ib.Ac
 	case r == nil:
 		return nil, false
 	case w != nil:
-		if w.PD != q.PD || w.QP != 0 && w.QP != q.ID || w.Access&need != need || !contains(w.First, w.Len, addr, n) {
+		if w.PD != m.domain(q) || w.QP != 0 && w.QP != q.ID || w.Access&need != need || !contains(w.First, w.Len, addr, n) {
 			return nil, false
 		}
 		return r.spans(addr+w.Shift, n), true
-	case r.PD != q.PD || r.Access&need != need || !contains(r.IOVA, r.Len, addr, n):
+	case r.PD != m.domain(q) || r.Access&need != need || !contains(r.IOVA, r.Len, addr, n):
 		return nil, false
 	}
 	return r.spans(addr, n), true
+}
+
+// domain returns the protection domain of the keys in requests to a queue pair. For an XRC target it is that of the
+// shared receive queue that the request specifies (A14).
+func (m *Model) domain(q *QP) ID {
+	if s := m.SRQs[q.named]; s != nil {
+		return s.PD
+	}
+	return q.PD
 }
 
 // beginning returns the longest prefix of n bytes of remote memory that checkRemoteAccess allows.

@@ -112,15 +112,22 @@ func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong b
 	return e
 }
 
-// target draws up to n bytes of remote memory in the domain of a peer.
-func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, most uint64) {
+// target draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC request.
+func (d *drawer) target(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags) (t target, most uint64) {
+	pd := model.ID(0)
+	if p != nil {
+		pd = p.PD
+	}
+	if s := d.x.m.SRQs[srq]; s != nil {
+		pd = s.PD
+	}
 	if len(d.x.gone) > 0 && d.one(8) { // a key from before the reset
 		g := pick(d, d.x.gone)
 		return target{off: g.addr, xor: g.rkey}, n
 	}
 	wrong := d.bad()
 	windows := ids(d.x.m.Windows, func(w *model.Window) bool {
-		return wrong || w.Bound && !w.Dead && p != nil && w.PD == p.PD && (w.QP == 0 || w.QP == p.ID || d.one(8)) &&
+		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.one(8)) &&
 			w.Access&need == need
 	})
 	length := uint64(0)
@@ -128,10 +135,6 @@ func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, m
 		t.key = pick(d, windows)
 		length = d.x.m.Windows[t.key].Len
 	} else {
-		pd := model.ID(0)
-		if p != nil {
-			pd = p.PD
-		}
 		t.key = d.usable(pd, n, need)
 		if r := d.x.m.Regions[t.key]; r != nil {
 			length = r.Len
@@ -359,7 +362,7 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 	}
 	if usesRemote(s.op) {
 		var most uint64
-		if s.to, most = d.target(p, n, need[s.op]); n != 8 {
+		if s.to, most = d.target(p, s.srq, n, need[s.op]); n != 8 {
 			n = most
 		}
 		if n == 8 && !d.bad() {

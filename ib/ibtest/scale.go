@@ -1,0 +1,261 @@
+package ibtest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+
+	"verbena/ib"
+)
+
+// Many objects at the same time.
+
+var scaleChecks = []ruleTest{
+	{
+		name: "Scale/Senders",
+		rule: "many senders that wait for receives of one shared receive queue all continue, each handler is notified once, and " +
+			"a device error flushes all queue pairs",
+		test: testManySenders, plain: true,
+	},
+	{
+		name: "Scale/Initiators",
+		rule: "many XRC initiators that wait for receives of one shared receive queue all continue",
+		test: testManyInitiators, plain: true,
+	},
+	{
+		name: "Scale/Members",
+		rule: "a datagram reaches all members of a large multicast group",
+		test: testManyMembers, plain: true,
+	},
+	{
+		name: "Scale/Keys",
+		rule: "each of many regions has its own memory, also when others are deregistered",
+		test: testManyKeys, plain: true,
+	},
+}
+
+// crowd returns the number of objects of these checks, within limits of the device.
+func (e *env) crowd(limits ...int) int {
+	e.Helper()
+	n := crowd
+	for _, l := range limits {
+		n = min(n, l)
+	}
+	if n < 3 {
+		e.Skipf("the device has too few objects: limits %v", limits)
+	}
+	return n
+}
+
+// word returns the memory of an element of 8 bytes.
+func (b *buffer) word(i int) []byte { return b.b[8*i:][:8] }
+
+// small is the capacity of the queue pairs of these checks.
+var small = ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}
+
+// receivers checks the completions of n receives of a shared receive queue. Receive i has element i of to; message i
+// contains the number of its sender, and seen counts the messages of each.
+func (e *env) receivers(cq *ib.CQ, to *buffer, n int, seen []int) {
+	e.Helper()
+	for _, wc := range e.wait(cq, n) {
+		if wc.Status != ib.WCSuccess || wc.ByteLen != 8 || wc.ID >= uint64(len(seen)) {
+			e.Fatalf("receive %d of %d: got %q, %d bytes", wc.ID, len(seen), wc.Status, wc.ByteLen)
+		}
+		sender := binary.NativeEndian.Uint64(to.word(int(wc.ID)))
+		if sender >= uint64(len(seen)) {
+			e.Fatalf("receive %d: got data %#x of no sender", wc.ID, sender)
+		}
+		seen[sender]++
+	}
+}
+
+// once fails the test unless each sender has been seen once.
+func (e *env) once(seen []int) {
+	e.Helper()
+	for i, n := range seen {
+		if n != 1 {
+			e.Fatalf("sender %d of %d: got %d messages, want 1", i, len(seen), n)
+		}
+	}
+}
+
+func testManySenders(e *env) {
+	a := e.deviceAttr()
+	n := e.crowd((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE/2, a.MaxCQ-2)
+	pd := e.pd()
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(n), MaxSGE: 1}})
+	from, to := e.buffer(pd, 8*n, allAccess), e.buffer(pd, 8*n, allAccess)
+	sent := e.cq(2*n, nil)
+	calls, received := make([]atomic.Int32, n), make([]*ib.CQ, n)
+	var senders []*ib.QP
+	for i := range n {
+		binary.NativeEndian.PutUint64(from.word(i), uint64(i))
+		received[i] = e.cq(2, func(*ib.CQ) { calls[i].Add(1) })
+		s := e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: sent, RecvCQ: sent, Cap: small})
+		r := e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: received[i], RecvCQ: received[i], SRQ: srq,
+			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}})
+		e.up(s, r.Num(), ib.QPRTS)
+		e.up(r, s.Num(), ib.QPRTS)
+		if _, err := received[i].ReqNotify(ib.NotifyNextComp); err != nil {
+			e.Fatalf("request notification: %v", err)
+		}
+		senders = append(senders, s)
+	}
+	for i, s := range senders {
+		e.postOne(s, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8)})
+	}
+	e.postMany(srq, to, n)
+	for _, wc := range e.wait(sent, n) {
+		if wc.Status != ib.WCSuccess {
+			e.Fatalf("sender %d of %d: got %q, want success", wc.ID, n, wc.Status)
+		}
+	}
+	seen := make([]int, n)
+	for i := range n {
+		e.receivers(received[i], to, 1, seen)
+	}
+	e.once(seen)
+	for i := range calls {
+		e.eventually(fmt.Sprintf("the handler of queue %d of %d", i, n), func() bool { return calls[i].Load() > 0 })
+	}
+	for i, s := range senders {
+		e.postRecv(s, ib.RecvWR{ID: uint64(i), SGList: to.sgl(8*i, 8)})
+	}
+	e.handle.SetError()
+	for _, wc := range e.wait(sent, n) {
+		if wc.Status != ib.WCWRFlushErr {
+			e.Fatalf("receive %d of %d after a device error: got %q, want a flush error", wc.ID, n, wc.Status)
+		}
+	}
+	for i := range calls {
+		if c := calls[i].Load(); c != 1 {
+			e.Errorf("the handler of queue %d of %d, which was armed once: got %d calls, want 1", i, n, c)
+		}
+	}
+}
+
+// postOne posts a send and fails the test if it is rejected.
+func (e *env) postOne(qp *ib.QP, wr ib.SendWR) {
+	e.Helper()
+	if n, err := qp.PostSend(wr); n != 1 || err != nil {
+		e.Fatalf("post send %d: %d taken, %v", wr.ID, n, err)
+	}
+}
+
+// postMany posts n receives with one call.
+func (e *env) postMany(srq *ib.SRQ, to *buffer, n int) {
+	e.Helper()
+	var list []ib.RecvWR
+	for i := range n {
+		list = append(list, ib.RecvWR{ID: uint64(i), SGList: to.sgl(8*i, 8)})
+	}
+	if k, err := srq.PostRecv(list...); k != n || err != nil {
+		e.Fatalf("post %d receives: %d taken, %v", n, k, err)
+	}
+}
+
+func testManyInitiators(e *env) {
+	a := e.deviceAttr()
+	x, err := e.dev.AllocXRCD()
+	e.need("XRC domains", err)
+	own(e, x, x.Dealloc)
+	n := e.crowd((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE)
+	pd := e.pd()
+	sent, received := e.cq(n, nil), e.cq(n, nil)
+	srq := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: received,
+		Attr: ib.SRQAttr{MaxWR: uint32(n), MaxSGE: 1}})
+	from, to := e.buffer(pd, 8*n, allAccess), e.buffer(pd, 8*n, allAccess)
+	for i := range n {
+		binary.NativeEndian.PutUint64(from.word(i), uint64(i))
+		ini, _ := e.xrcPair(pd, x, sent)
+		e.postOne(ini, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8),
+			RemoteSRQN: srq.Num()})
+	}
+	e.postMany(srq, to, n)
+	for _, wc := range e.wait(sent, n) {
+		if wc.Status != ib.WCSuccess {
+			e.Fatalf("initiator %d of %d: got %q, want success", wc.ID, n, wc.Status)
+		}
+	}
+	seen := make([]int, n)
+	e.receivers(received, to, n, seen)
+	e.once(seen)
+}
+
+func testManyMembers(e *env) {
+	group := e.groups()
+	if group == nil {
+		e.Skip("the driver has no multicast")
+	}
+	a := e.deviceAttr()
+	n := e.crowd(a.MaxQP-4, a.MaxCQ-4, a.MaxMcastQPAttach)
+	p, _ := e.datagrams()
+	addr := e.address()
+	addr.GRH.DGID = group(0)
+	ah, err := p.pd.CreateAH(&addr)
+	e.must("create ah", err)
+	own(e, ah, ah.Destroy)
+	var members []*member
+	for range n {
+		cq := e.cq(1, nil)
+		m := &member{e.qp(p.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: small}), cq,
+			e.buffer(p.pd, grhLen+8, allAccess)}
+		e.up(m.qp, 0, ib.QPRTS)
+		e.must("attach", m.qp.AttachMcast(group(0), 0))
+		m.recv(e, 1, grhLen+8)
+		members = append(members, m)
+	}
+	fill(p.buf[0].b[:8], 1)
+	wr := p.datagram(1, ah, 8)
+	wr.RemoteQPN = 0xffffff
+	p.post(0, wr)
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	for i, m := range members {
+		e.waitOne(m.cq, 1, ib.WCSuccess)
+		if string(m.buf.b[grhLen:]) != string(p.buf[0].b[:8]) {
+			e.Fatalf("the datagram of member %d of %d arrived changed", i, n)
+		}
+		e.must("detach", m.qp.DetachMcast(group(0), 0))
+	}
+}
+
+func testManyKeys(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p.needWrite()
+	n := e.crowd(e.deviceAttr().MaxMR - 4)
+	b, addr := e.memory(8 * n)
+	var regions []*ib.MR
+	for i := range n {
+		mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr + 8*uint64(i), Length: 8, IOVA: addr,
+			Access: ib.AccessLocalWrite | ib.AccessRemoteWrite})
+		if err != nil {
+			e.Fatalf("register region %d of %d: %v", i, n, err)
+		}
+		regions = append(regions, mr)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	order := r.Perm(n)
+	for round := range uint64(2) {
+		for _, i := range order {
+			binary.NativeEndian.PutUint64(p.buf[0].b, uint64(i)+round<<32)
+			p.wantTry(fmt.Sprintf("write to region %d of %d", i, n), ib.SendWR{Opcode: ib.WRRDMAWrite,
+				SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: regions[i].RKey()}, ib.WCSuccess)
+		}
+		for _, i := range order {
+			if got, want := binary.NativeEndian.Uint64(b[8*i:]), uint64(i)+round<<32; got != want {
+				e.Fatalf("region %d of %d, round %d: got %#x, want %#x", i, n, round, got, want)
+			}
+		}
+		half := len(order) / 2
+		for _, i := range order[half:] {
+			if err := regions[i].Dereg(); err != nil {
+				e.Fatalf("deregister region %d of %d: %v", i, n, err)
+			}
+		}
+		order = order[:half]
+	}
+	for _, i := range order {
+		e.must("deregister", regions[i].Dereg())
+	}
+}
