@@ -225,6 +225,14 @@ func (e *env) queuesWrap(pd *ib.PD, srq *ib.SRQ) {
 	for range 1<<16 - 50 { // the messages come when 16 bits no longer count the requests for notification
 		arm()
 	}
+	want := make([]byte, 8)
+	received := func(i uint64) {
+		e.waitOne(p.cqs[1], i, ib.WCSuccess)
+		fill(want, int(i))
+		if got := p.buf[1].b[8*(i%wrapLength):][:8]; !bytes.Equal(got, want) {
+			e.Fatalf("message %d: got data %x, want %x", i, got, want)
+		}
+	}
 	var id uint64
 	e.wraps(func(round int) {
 		first := id
@@ -242,11 +250,11 @@ func (e *env) queuesWrap(pd *ib.PD, srq *ib.SRQ) {
 			fill(p.buf[0].b[:8], int(i))
 			p.send(0, i, 8)
 			e.waitOne(p.cqs[0], i, ib.WCSuccess)
-			e.waitOne(p.cqs[1], i, ib.WCSuccess)
-			if got := p.buf[1].b[8*(i%wrapLength):][:8]; !bytes.Equal(got, p.buf[0].b[:8]) {
-				e.Fatalf("message %d: got data %x, want %x", i, got, p.buf[0].b[:8])
+			if i > first { // most polls leave a completion in the queue
+				received(i - 1)
 			}
 		}
+		received(id - 1)
 		for i := range calls {
 			if calls[i].Load() <= int64(round) {
 				e.eventually(fmt.Sprintf("the call of the handler of queue %d in round %d", i, round),

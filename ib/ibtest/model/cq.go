@@ -301,3 +301,13 @@ func (w *Want) Mismatch(wc *ib.WC, qp *ib.QP) string {
 	}
 	return ""
 }
+
+// Unpolled reports whether completions of a queue pair have not been polled yet.
+func (m *Model) Unpolled(qp ID) bool {
+	for _, c := range m.CQs {
+		if slices.ContainsFunc(c.Wants, func(w Want) bool { return w.QP == qp }) {
+			return true
+		}
+	}
+	return false
+}

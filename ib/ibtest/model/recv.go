@@ -109,11 +109,12 @@ func (m *Model) DestroySRQ(id ID) syscall.Errno {
 		if q.SRQ == id {
 			return syscall.EBUSY
 		}
-		if q.waiting && m.identify(q) == id {
+		if q.waiting && m.identify(q) == id && (m.Lossy || m.deferred) {
 			m.open("a shared queue is destroyed whose receive a request waits for")
 		}
 	}
 	delete(m.SRQs, id)
+	m.wake()
 	return 0
 }
 

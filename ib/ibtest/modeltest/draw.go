@@ -50,6 +50,7 @@ const (
 	onMemory         // windows and fast registrations
 	onQueues         // capacity, notification, shared receive queues
 	onStates
+	onExtended // XRC
 	numFocuses
 )
 
@@ -72,7 +73,7 @@ func newDrawer(x *runner, seed uint64, steps int) *drawer {
 // vary draws the frequencies of calls and operations of a run. Some runs omit calls and repeat others, because random
 // calls of equal frequency seldom reach the states that need many calls of a few kinds.
 func (d *drawer) vary() {
-	d.plan.lazy = []int{5, 5, 5, 2}[d.IntN(4)]
+	d.plan.lazy = []int{5, 5, 5, 1}[d.IntN(4)]
 	for i := range d.plan.factors {
 		d.plan.factors[i] = 1
 	}
@@ -170,7 +171,7 @@ const everything = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteR
 func (d *drawer) prepare() {
 	pds := []model.ID{d.id()}
 	d.plan1(allocPD{pds[0]})
-	if d.one(3) {
+	if d.one(3) || d.plan.focus == onExtended {
 		pds = append(pds, d.id())
 		d.plan1(allocPD{pds[1]})
 	}
@@ -196,10 +197,14 @@ func (d *drawer) prepare() {
 		room, elements := 1+d.IntN(min(32, d.x.attr.MaxSRQWR)), 1+d.IntN(min(4, d.x.attr.MaxSRQSGE))
 		d.plan1(createSRQ{id: srq, pd: pick(d, pds), room: uint32(room), elements: uint32(elements)})
 	}
-	for range 1 + d.IntN(2) {
-		d.pair(pds[0], cqs, srq)
+	extended := d.plan.focus == onExtended && d.x.attr.MaxSRQ > 0 && len(supported(d.x.Abilities,
+		[]ib.QPType{ib.QPTypeXRCInit}, ib.QPType.String)) > 0
+	if !extended || d.one(4) {
+		for range 1 + d.IntN(2) {
+			d.pair(pds[0], cqs, srq)
+		}
 	}
-	if d.x.attr.MaxSRQ > 0 && d.one(3) && (!d.x.episodes || d.one(2)) {
+	if extended || d.x.attr.MaxSRQ > 0 && d.one(4) && (!d.x.episodes || d.one(2)) {
 		d.extended(pds, cqs)
 	}
 	if d.plan.focus != onMemory {
@@ -527,7 +532,7 @@ func (d *drawer) actions() [numActions]weighted {
 		moderating:     {10, queues, d.moderates},
 		joining:        {40, nil, d.joins},
 		storing:        {30, nil, d.stores},
-		ending:         {7, []focus{onStates, onMemory}, d.ends},
+		ending:         {7, []focus{onStates, onMemory, onExtended}, d.ends},
 		querying:       {15, nil, d.queries},
 		reusing:        {20, nil, d.stales},
 		receiving:      {300, nil, d.receives},

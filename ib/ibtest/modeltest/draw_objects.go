@@ -15,7 +15,16 @@ func (d *drawer) arms() call {
 	if d.one(2) {
 		f |= ib.NotifyReportMissed
 	}
-	return armCQ{d.cq(), f}
+	id := d.cq()
+	if held := d.held(); len(held) > 0 && d.one(2) {
+		id = pick(d, held)
+	}
+	return armCQ{id, f}
+}
+
+// held returns the queues that hold a notification back.
+func (d *drawer) held() []model.ID {
+	return ids(d.x.m.CQs, func(c *model.CQ) bool { _, held := c.Moderation(); return held })
 }
 
 func (d *drawer) moderates() call {
@@ -23,7 +32,7 @@ func (d *drawer) moderates() call {
 	if id == 0 || d.x.episodes { // the time of an episode does not advance
 		return nil
 	}
-	held := ids(d.x.m.CQs, func(c *model.CQ) bool { _, held := c.Moderation(); return held })
+	held := d.held()
 	if len(held) > 0 && d.one(2) { // to its current value
 		id = pick(d, held)
 		now, _ := d.x.m.CQs[id].Moderation()
@@ -126,6 +135,10 @@ func (d *drawer) ends() call {
 		w := d.x.m.Windows[pick(d, bound)]
 		d.plan1(destroy{w.Region})
 		return destroy{w.QP}
+	}
+	unpolled := ids(d.x.m.QPs, func(q *model.QP) bool { return d.x.m.Unpolled(q.ID) })
+	if len(unpolled) > 0 && d.one(3) {
+		return destroy{pick(d, unpolled)}
 	}
 	list := d.destroyable()
 	if !d.one(4) {
