@@ -214,13 +214,13 @@ var wrongLimits = []wrong{
 		defect: "rejects a message of the maximum length",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				if len(wrs[0].SGList) > 0 && wrs[0].SGList[0].Length == 1<<30 {
+				if len(wrs) > 0 && len(wrs[0].SGList) > 0 && wrs[0].SGList[0].Length == 1<<30 {
 					return 0, syscall.EINVAL
 				}
 				return q.QP.PostSend(wrs)
 			}
 		},
-		by: "Limits/MessageSize", says: "post send: 0 taken",
+		by: "Limits/MessageSize", says: "post opcode",
 	},
 	{
 		defect: "loses every 65536th request for notification of a queue",

@@ -205,6 +205,6 @@ var wrongValues = []wrong{
 // keptRegions and keptRequests hold the objects that a wrong driver keeps across a reset.
 var keptRegions, keptRequests sync.Map
 
-func manySeeds(func() *wrongDriver) []Option { return []Option{Bubble(), Seeds(400)} }
+func manySeeds(func() *wrongDriver) []Option { return []Option{Bubble(), Seeds(1600)} }
 
 func inBubble(func() *wrongDriver) []Option { return []Option{Bubble()} }

@@ -61,6 +61,9 @@ type wrongDriver struct {
 	doorbell     func(shared []byte, h *ib.Hold) // if set, a user's queue pair shares memory with its process
 }
 
+// keptDead is the number of deregistered regions that a wrongDriver remembers.
+const keptDead = 1000
+
 type wrongQP struct {
 	*loopback.QP
 	d   *wrongDriver
@@ -363,7 +366,9 @@ func (m *wrongMR) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u
 
 func (m *wrongMR) Dereg() error {
 	unlisted(m.d, &m.d.mrs, m)
-	listed(m.d, &m.d.dead, m)
+	m.d.lists.Lock()
+	m.d.dead = append(m.d.dead[max(0, len(m.d.dead)-keptDead):], m)
+	m.d.lists.Unlock()
 	if m.d.dereg != nil {
 		return m.d.dereg(m.DriverMR)
 	}
@@ -894,7 +899,7 @@ var wrongDrivers = slices.Concat([]wrong{
 	},
 }, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators,
 	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes, wrongLimits, wrongDatagrams, wrongSenders, wrongRefusals,
-	wrongValues)
+	wrongValues, wrongCrowds)
 
 // brokenOptions adds the options for runs that are expected to fail: shorter waits for expected events.
 func brokenOptions(o ...Option) []Option {
@@ -961,5 +966,5 @@ func TestWrongDriversWithoutDefect(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the suite takes seconds, and driver/loopback runs it")
 	}
-	Run(t, func(t testing.TB) *ib.DeviceHandle { return newWrong(t).dev }, Bubble())
+	Run(t, func(t testing.TB) *ib.DeviceHandle { return newWrong(t).dev }, Bubble(), Load(1), Seeds(100))
 }

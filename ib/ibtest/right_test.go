@@ -15,6 +15,16 @@ var rightDrivers = []struct {
 }{
 	{"small", func(d *wrongDriver) { limited(d, 2, 32, 512) }},
 	{"smallest", func(d *wrongDriver) { limited(d, 1, 16, 256) }},
+	{"few queue pairs", func(d *wrongDriver) {
+		const most = 64
+		d.limits = func(a *ib.DeviceAttr) { a.MaxQP = most }
+		d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
+			if len(each(d, &d.qps)) >= most {
+				return fmt.Errorf("%d queue pairs: %w", most, syscall.ENOMEM)
+			}
+			return nil
+		}
+	}},
 }
 
 // TestRightDrivers checks that the suite passes on every driver that keeps the contract.
@@ -26,7 +36,7 @@ func TestRightDrivers(t *testing.T) {
 				d := newWrong(t)
 				r.alter(d)
 				return d.dev
-			}, Bubble())
+			}, Bubble(), Load(1), Seeds(100))
 		})
 	}
 }

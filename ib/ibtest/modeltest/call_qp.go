@@ -62,7 +62,8 @@ func (c createQP) expect(x *runner, m *model.Model, g *got) want {
 			less = less || p.Num == q.Num
 		}
 		if less {
-			return want{n: -1}
+			return differs("got number %#x of %d queue pairs and %+v, want a new number, and the requested capacities at least",
+				q.Num, len(m.QPs)+1, q.Cap)
 		}
 	}
 	return wantErr(m.CreateQP(q))
@@ -250,8 +251,7 @@ func (c queryQP) expect(x *runner, m *model.Model, g *got) want {
 		{ib.QPAttrDestQPN, "destination", a.DestQPN, w.DestQPN},
 	} {
 		if f.bit&^known == 0 && f.got != f.want {
-			x.note("%s: got %v, want %v", f.name, f.got, f.want)
-			return want{n: -1}
+			return differs("%s: got %v, want %v", f.name, f.got, f.want)
 		}
 	}
 	return wantErr(0)

@@ -45,7 +45,7 @@ func (c createCQ) expect(x *runner, m *model.Model, g *got) want {
 		cq.Entries = o.cq.Entries()
 		x.note("%d entries", cq.Entries)
 		if cq.Entries < c.entries {
-			return want{errs: nil, n: -1}
+			return differs("got %d entries, want %d at least", cq.Entries, c.entries)
 		}
 	}
 	return wantErr(m.CreateCQ(cq))
@@ -173,12 +173,11 @@ func (c createSRQ) expect(x *runner, m *model.Model, g *got) want {
 		granted, s.Num = o.srq.Init().Attr, o.srq.Num()
 		for _, other := range m.SRQs {
 			if c.xrcd != 0 && other.XRCD != 0 && other.Num == s.Num {
-				x.note("number %#x is that of srq%d", s.Num, other.ID)
-				return want{n: -1}
+				return differs("got number %#x, which is that of srq%d, want a new one", s.Num, other.ID)
 			}
 		}
 		if granted.MaxWR < c.room || granted.MaxSGE < c.elements {
-			return want{n: -1}
+			return differs("got %+v, want the requested capacities at least", granted)
 		}
 	}
 	return wantErr(m.CreateSRQ(s, granted))
@@ -213,8 +212,7 @@ func (c modifySRQ) expect(x *runner, m *model.Model, g *got) want {
 	}
 	a, err := x.objs[c.srq].srq.Query()
 	if err != nil || int(a.MaxWR) < s.Room() || a.Limit != s.Limit {
-		x.note("Query: %+v, %v, want limit %d and room for %d at least", a, err, s.Limit, s.Room())
-		return want{n: -1}
+		return differs("Query: got %+v, %v, want limit %d and room for %d at least", a, err, s.Limit, s.Room())
 	}
 	m.ResizedSRQ(c.srq, int(a.MaxWR))
 	return wantErr(0)

@@ -37,6 +37,7 @@ type plan struct {
 	focus  focus
 	local  bool // most memory belongs to this process
 	lazy   int  // one in this many completion queues is polled only by calls
+	long   int  // one in this many messages may be too long for its receive
 
 	factors [numActions]int // multiply the weights of actions
 	favours []ib.WROpcode   // half of the requests have these opcodes, where they are possible
@@ -74,6 +75,7 @@ func newDrawer(x *runner, seed uint64, steps int) *drawer {
 // calls of equal frequency seldom reach the states that need many calls of a few kinds.
 func (d *drawer) vary() {
 	d.plan.lazy = []int{5, 5, 5, 1}[d.IntN(4)]
+	d.plan.long = []int{8, 8, 8, 2}[d.IntN(4)]
 	for i := range d.plan.factors {
 		d.plan.factors[i] = 1
 	}
@@ -521,7 +523,7 @@ func (d *drawer) actions() [numActions]weighted {
 	queues, memory, states := []focus{onQueues}, []focus{onMemory}, []focus{onStates}
 	return [numActions]weighted{
 		stepping:       {100, nil, d.steps},
-		modifying:      {12, states, d.modifies},
+		modifying:      {25, states, d.modifies},
 		changingMemory: {30, memory, d.memory},
 		making:         {30, nil, d.makes},
 		failing:        {6, states, d.fails},
@@ -614,6 +616,11 @@ func (d *drawer) modifies() call {
 		return nil
 	}
 	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.attributes(), mask: ib.QPAttrState}
+	if waits := ids(d.x.m.QPs, (*model.QP).Waiting); len(waits) > 0 && d.one(3) { // requests are in flight in SQD
+		c.qp, c.attr.State = pick(d, waits), ib.QPSQD
+		d.plan1(queryQP{c.qp})
+		return c
+	}
 	switch d.IntN(11) {
 	case 0:
 		c.attr.State = ib.QPErr

@@ -98,7 +98,11 @@ func (d *drawer) sharedQueues() call {
 		room := d.room(d.x.attr.MaxSRQWR, 64)
 		return modifySRQ{id, ib.SRQAttr{MaxWR: uint32(room), Limit: d.ignored()}, ib.SRQAttrMaxWR}
 	}
-	return modifySRQ{id, ib.SRQAttr{Limit: uint32(d.IntN(s.Len() + 2)), MaxWR: d.ignored()}, ib.SRQAttrLimit}
+	limit := d.IntN(s.Len() + 2)
+	if d.one(2) { // reached by the next receive
+		limit = s.Len()
+	}
+	return modifySRQ{id, ib.SRQAttr{Limit: uint32(limit), MaxWR: d.ignored()}, ib.SRQAttrLimit}
 }
 
 // ignored returns the value of an attribute outside of the mask.

@@ -144,9 +144,12 @@ type want struct {
 	n      int
 	errs   []syscall.Errno // 0: success
 	missed bool
+	wrong  string // the difference of a result with several parts; "": none
 }
 
 func wantErr(e ...syscall.Errno) want { return want{errs: e} }
+
+func differs(format string, args ...any) want { return want{wrong: sprintf(format, args...)} }
 
 // call is a call of the API. It names objects by the calls that created them, so that it keeps its meaning when other
 // calls are omitted.
@@ -263,6 +266,8 @@ func compareResult(g got, w want) string {
 		ok = ok || e == 0 && g.err == nil || e != 0 && errors.Is(g.err, e) || e == syscall.EINVAL && unsupported(g.err)
 	}
 	switch {
+	case w.wrong != "":
+		return w.wrong
 	case !ok:
 		return sprintf("got error %v, want %v", g.err, names(w.errs))
 	case g.n != w.n:
