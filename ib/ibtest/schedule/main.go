@@ -9,6 +9,12 @@
 // are compiled once, and run once for each seed until one fails. -pause names other packages to pause in, such as the
 // midlayer; -race is the flag of the go command.
 //
+// -within runs the conformance suite of a driver for a time, in all these ways, on all processors: once as go test
+// does, then with pauses and the race detector, beside more seeds of the suite's group Model. This is the command that
+// finds the most faults of a driver:
+//
+//	go run verbena/ib/ibtest/schedule -within 1m -run TestContract ./mydriver
+//
 // -weak names packages of drivers. Each of their devices is then the least convenient one (package ib/weak), with the
 // seed of the run. This tests the consumers in any package:
 //
@@ -30,6 +36,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // options holds the options of the command.
@@ -44,6 +51,7 @@ type options struct {
 	overlay      string
 	tests        []string
 	args         string
+	within       time.Duration // 0: -seeds limits the runs
 }
 
 func main() {
@@ -61,6 +69,8 @@ func main() {
 		"driver packages, separated by commas, with devices that make the least convenient choices")
 	flag.StringVar(&o.overlay, "overlay", "", "an overlay, as of go build, on which the pauses are based")
 	flag.StringVar(&o.args, "args", "", "more flags of the test binaries, separated by spaces")
+	flag.DurationVar(&o.within, "within", 0,
+		"run the conformance suite of a driver in several ways for this time (see the package comment)")
 	flag.Parse()
 	if o.tests = flag.Args(); len(o.tests) == 0 {
 		o.tests = []string{"."}
@@ -88,6 +98,14 @@ func (o *options) do(out io.Writer) error {
 	tested, err := list(o.tests)
 	if err != nil {
 		return err
+	}
+	if o.within > 0 {
+		for _, p := range tested {
+			if err := o.searchPackage(out, p, dir, file); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	devices := ""
 	if o.weak != "" {
