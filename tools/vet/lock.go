@@ -180,10 +180,14 @@ func (p *Program) lockAt(f *function, v ssa.Value) *lock {
 }
 
 func (p *Program) findLock(f *function, v ssa.Value) *lock {
-	if l := p.embedded(v); l != nil {
+	at := p.placeAt(f, v)
+	if at.typ != nil {
+		if l := p.promoted(at); l != nil {
+			return l
+		}
+	} else if l := p.embedded(v); l != nil {
 		return l
 	}
-	at := p.placeAt(f, v)
 	switch addr := at.addr.(type) {
 	case nil:
 		return p.lockOf(v)
@@ -206,8 +210,8 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 	}
 }
 
-// embedded returns the class of the mutex whose methods a struct promotes. It also applies to an interface, such as
-// a sync.Locker, that can only hold structs with an embedded mutex of this class. In any other case embedded
+// embedded returns the class of the mutex whose methods a struct promotes, for an interface with an unknown place,
+// such as a sync.Locker, that can only hold structs with an embedded mutex of this class. In any other case embedded
 // returns nil.
 func (p *Program) embedded(v ssa.Value) (l *lock) {
 	if !types.IsInterface(v.Type()) {
@@ -225,7 +229,7 @@ func (p *Program) embedded(v ssa.Value) (l *lock) {
 		if !ok {
 			return nil
 		}
-		k := p.promoted(m.X)
+		k := p.promoted(place{typ: m.X.Type()})
 		if k == nil || l != nil && k != l {
 			return nil
 		}
@@ -234,21 +238,34 @@ func (p *Program) embedded(v ssa.Value) (l *lock) {
 	return l
 }
 
-// promoted returns the class of the mutex that provides the Lock method of a struct or of the target of a pointer,
-// or nil.
-func (p *Program) promoted(v ssa.Value) *lock {
-	_, path, _ := types.LookupFieldOrMethod(v.Type(), true, nil, "Lock")
-	owner := deref(v.Type())
+// promoted returns the mutex that provides the Lock method of a struct at a place, or of the target of a pointer at
+// the place. The result is nil if the method is not promoted, and a class if the place is unknown.
+func (p *Program) promoted(at place) *lock {
+	_, path, _ := types.LookupFieldOrMethod(at.typ, true, nil, "Lock")
+	owner, key := deref(at.typ), p.keyOf(at)
 	for _, i := range path[:max(0, len(path)-1)] {
 		st, ok := owner.Underlying().(*types.Struct)
 		if !ok {
 			return nil
 		}
-		field := st.Field(i)
-		if isMutex(deref(field.Type())) {
-			return p.fieldLock(owner, field)
+		n, field := namedOf(owner), st.Field(i)
+		split := n != nil && p.split.types[n.Origin()]
+		if n != nil && !split {
+			key = n.Origin().String() // as in ownerKey
 		}
-		owner = deref(field.Type())
+		if isMutex(deref(field.Type())) {
+			if class := p.fieldLock(owner, field); !split || key == "" {
+				return class
+			} else {
+				return p.partOf(class, key, field.Name())
+			}
+		}
+		if key != "" {
+			key += "." + field.Name()
+		}
+		if owner = deref(field.Type()); owner != field.Type() {
+			key = "" // a pointer leads to an unknown place
+		}
 	}
 	return nil
 }
