@@ -32,6 +32,26 @@ var noSleepMethods = func() map[string][]string {
 	return methods
 }()
 
+// sleepingVerbs contains the methods of package ib for consumers that may sleep: the methods of the verbs that are not
+// atomic.
+var sleepingVerbs = func() map[string]bool {
+	names := map[string]bool{}
+	for _, v := range verb.Table {
+		for _, name := range v.Midlayer {
+			if t, m, _ := strings.Cut(name, "."); !v.Atomic {
+				names["(*"+ibPath+"."+t+")."+m] = true
+			}
+		}
+	}
+	return names
+}()
+
+// sleepMarks contains the functions of package ib by which a function states to checked mode that it may sleep. The
+// marks also cover functions beyond the table of verbs, such as Device.OnEvent.
+var sleepMarks = map[string]bool{
+	"(*" + ibPath + ".Device).sleeps": true, "(*" + ibPath + ".object).sleeps": true,
+}
+
 // driverInterfaces lists the interfaces of package ib that a driver implements, for verbs and for user contexts.
 var driverInterfaces = func() []string {
 	names := []string{"UserContexter", "Disassociator"}

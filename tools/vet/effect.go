@@ -114,7 +114,7 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				o := &f.ops[i]
 				if o.kind == opSleep && f.allowed[NoSleep] == nil && p.escapes.at(p.Fset, o.pos, NoSleep) == nil {
 					why := &cause{pos: o.pos, what: o.what}
-					mark(f, f.locks.may[o.at], why, strings.Contains(o.what, "Cond).Wait"), false)
+					mark(f, f.locks.may[o.at], why, p.vagueWait(o.at, o.what), false)
 				}
 			}
 			for _, c := range f.calls {
@@ -125,7 +125,7 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				for _, u := range c.passedUnder() {
 					if sleep.of[u.f] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
 						why := &cause{pos: c.pos, what: "calls " + name(u.f), next: u.f}
-						mark(u.by, u.f.without(u.held), why, sleep.endsInCond(u.f), false)
+						mark(u.by, u.f.without(u.held), why, p.endsInVagueWait(sleep, u.f), false)
 					}
 				}
 				if len(held) == 0 {
@@ -133,8 +133,8 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				}
 				for _, g := range c.callees {
 					if sleep.of[g] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
-						mark(f, g.without(held), &cause{pos: c.pos, what: "calls " + name(g), next: g}, sleep.endsInCond(g),
-							c.static != nil && hotplug[c.static.FullName()])
+						mark(f, g.without(held), &cause{pos: c.pos, what: "calls " + name(g), next: g},
+							p.endsInVagueWait(sleep, g), c.static != nil && hotplug[c.static.FullName()])
 					}
 				}
 			}
@@ -227,11 +227,6 @@ func (f *function) without(held lockSet) lockSet {
 		}
 	}
 	return left
-}
-
-func (e *effect) endsInCond(f *function) bool {
-	steps := e.path(f)
-	return len(steps) > 0 && strings.Contains(steps[len(steps)-1].What, "Cond).Wait")
 }
 
 // condLocks returns the locks that sync.Cond.Wait releases.

@@ -188,6 +188,12 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 			case *ssa.Defer:
 				s.deferred[at] = true
 			case ssa.CallInstruction:
+				if l := p.waitLock(f, at); l != nil {
+					during := s.clone()
+					during.release(l, let)
+					fl.may[at], fl.must[at], fl.which[at] = during.may, during.must, during.which
+					continue
+				}
 				fl.may[at], fl.must[at], fl.which[at] = s.may.clone(), s.must.clone(), maps.Clone(s.which)
 				if _, ok := at.(*ssa.Go); ok {
 					continue

@@ -26,7 +26,7 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 				continue
 			}
 			for _, g := range c.callees {
-				if sleep.of[g] == nil || p.escapes.at(p.Fset, c.pos, NoSleep) != nil {
+				if sleep.of[g] == nil || c.static == nil && !isIB(g) || p.escapes.at(p.Fset, c.pos, NoSleep) != nil {
 					continue
 				}
 				at[c.pos] = true

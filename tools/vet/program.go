@@ -41,6 +41,8 @@ type Program struct {
 	decls         map[types.Object][]directive
 	locks         map[string]*lock
 	split         split
+	waitLocks     map[ssa.CallInstruction]*lock // see waitLock
+	conds         map[any][]ssa.Value           // see condFields
 	unresolved    map[token.Pos]string // the calls with unknown callees
 	problems      []Report             // errors in directives
 }
@@ -245,7 +247,7 @@ func newProgram(fset *token.FileSet) *Program {
 		funcs: map[*ssa.Function]*function{}, locks: map[string]*lock{},
 		nosleepFields: map[*types.Var]bool{}, programLocks: map[*types.Var]*Escape{},
 		values: map[*types.Package][]*ssa.Function{}, nosleepLines: map[line]bool{},
-		decls: map[types.Object][]directive{}, unresolved: map[token.Pos]string{},
+		decls: map[types.Object][]directive{}, waitLocks: map[ssa.CallInstruction]*lock{}, unresolved: map[token.Pos]string{},
 	}
 }
 

@@ -245,19 +245,27 @@ func intoIB(f *function, c *call) bool {
 	if c.static != nil {
 		return c.static.Pkg() != nil && c.static.Pkg().Path() == ibPath
 	}
-	return c.iface != nil && slices.ContainsFunc(c.callees, isIB) && !c.agreed
+	return (c.iface != nil || pkg != nil && c.byValue()) && slices.ContainsFunc(c.callees, isIB) && !c.agreed
 }
 
-// isIB reports whether a function of package ib is called through an interface of another package.
+// isIB reports whether a function belongs to package ib. Callers in other packages reach it through an interface, or
+// through a function value that package ib has returned.
 func isIB(f *function) bool {
 	pkg := pkgOf(f.Function)
-	return pkg != nil && pkg.Path() == ibPath && f.Parent() == nil
+	return pkg != nil && pkg.Path() == ibPath
 }
 
 // called returns the name of the callee of a call.
 func (c *call) called() string {
 	if c.static != nil {
 		return short(c.static)
+	}
+	if c.iface == nil {
+		for _, g := range c.callees {
+			if isIB(g) {
+				return name(g)
+			}
+		}
 	}
 	return short(c.iface)
 }

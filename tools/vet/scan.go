@@ -12,6 +12,9 @@ import (
 
 // scan finds the calls and operations of a function.
 func (p *Program) scan(f *function, known map[ssa.CallInstruction][]*ssa.Function) {
+	if sleepingVerbs[fullName(f.Function)] {
+		f.op(f.Blocks[0].Instrs[0], opSleep, "may sleep by the table of verbs")
+	}
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
 			switch at := at.(type) {
@@ -124,6 +127,10 @@ func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 	}
 	if lockCall(fn) != noLockCall {
 		return true // lockflow.go treats these calls
+	}
+	if sleepMarks[fn.String()] {
+		f.op(c.at, opSleep, "may sleep, as its comment states")
+		return false
 	}
 	if p.funcs[fn] != nil {
 		p.addCallee(c, fn)

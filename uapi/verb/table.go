@@ -57,7 +57,7 @@ var Table = []Spec{
 	},
 	{Effect: Reads, Atomic: true, Driver: []string{"GIDDriver.GIDTable"}},
 	{Effect: Makes, Midlayer: []string{"Device.GetGID"}},
-	{Effect: Destroys, Midlayer: []string{"GIDRef.Put"}},
+	{Effect: Destroys, Atomic: true, Midlayer: []string{"GIDRef.Put"}},
 	{Effect: Reads, Midlayer: []string{"Device.QueryPKey", "Device.FindPKey"}, Driver: []string{"Driver.QueryPKey"}},
 	{Effect: Reads, Midlayer: []string{"Device.Local"}},
 	{

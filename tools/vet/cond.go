@@ -1,0 +1,112 @@
+package vet
+
+import (
+	"golang.org/x/tools/go/ssa"
+)
+
+// sync.Cond.Wait releases one lock while it waits: the L of its Cond. The locks that the thread holds beyond this lock
+// stay held. The lock flow therefore contains L neither at the wait nor, in a function whose callers must hold L, at
+// the calls of the function.
+
+const condWait = "(*sync.Cond).Wait"
+
+// waitLock returns the lock that a call of sync.Cond.Wait releases. It returns nil for another call, and for a Cond
+// with an unknown lock.
+func (p *Program) waitLock(f *function, at ssa.CallInstruction) *lock {
+	common := at.Common()
+	if fn := common.StaticCallee(); fn == nil || fn.String() != condWait {
+		return nil
+	}
+	if l, ok := p.waitLocks[at]; ok {
+		return l
+	}
+	p.waitLocks[at] = p.condLock(common.Args[0])
+	return p.waitLocks[at]
+}
+
+// condLock returns the class of the lock of a Cond, or nil if it is unknown.
+func (p *Program) condLock(cond ssa.Value) (l *lock) {
+	for _, o := range p.traces.origins(cond, nil, nil) {
+		var lockers []ssa.Value
+		switch v := o.v.(type) {
+		case *ssa.Const:
+			continue
+		case *ssa.Call:
+			if fullName(v.Call.StaticCallee()) == "sync.NewCond" {
+				lockers = v.Call.Args
+			}
+		default:
+			lockers = p.condFields()[variableAt(v)]
+		}
+		if len(lockers) == 0 {
+			return nil
+		}
+		for _, v := range lockers {
+			k := p.lockAt(p.parentOf(v), v)
+			if k != nil && k.class != nil {
+				k = k.class
+			}
+			if k == nil || l != nil && k != l {
+				return nil
+			}
+			l = k
+		}
+	}
+	return l
+}
+
+// condFields returns the values that the program stores in the L of a Cond, indexed by the field or variable that
+// contains the Cond.
+func (p *Program) condFields() map[any][]ssa.Value {
+	if p.conds != nil {
+		return p.conds
+	}
+	p.conds = map[any][]ssa.Value{}
+	for _, f := range p.order {
+		if f.base != nil {
+			continue
+		}
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				s, ok := at.(*ssa.Store)
+				if !ok {
+					continue
+				}
+				if a, ok := s.Addr.(*ssa.FieldAddr); ok && isNamed(a.X.Type(), "sync.Cond") {
+					of := a.X
+					if v := placeOf(of); v != nil {
+						p.conds[v] = append(p.conds[v], s.Val)
+					}
+					if v := variableAt(of); v != nil && v != placeOf(of) {
+						p.conds[v] = append(p.conds[v], s.Val)
+					}
+				}
+			}
+		}
+	}
+	return p.conds
+}
+
+// vagueWait reports whether an instruction is a wait for a Cond with an unknown lock.
+func (p *Program) vagueWait(at ssa.Instruction, what string) bool {
+	if what != "calls "+condWait {
+		return false
+	}
+	c, ok := at.(ssa.CallInstruction)
+	return !ok || p.waitLocks[c] == nil
+}
+
+// endsInVagueWait reports whether the path of a function to an effect ends in a wait for a Cond with an unknown lock.
+func (p *Program) endsInVagueWait(e *effect, f *function) bool {
+	for n := 0; f != nil && n < 60; n++ {
+		c := e.of[f]
+		if c == nil {
+			return false
+		}
+		if c.next == nil {
+			return p.vagueWait(c.at, c.what)
+		}
+		f = c.next
+	}
+	return false
+}
