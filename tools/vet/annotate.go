@@ -123,7 +123,9 @@ func (p *Program) annotate(f *function) {
 			case "nosleep":
 				f.nosleep = true
 			case "held":
-				p.parseHeld(f, d)
+				if !f.wrapper() { // held.go looks through wrappers
+					p.parseHeld(f, d)
+				}
 			case "allow":
 				check, reason, _ := strings.Cut(d.rest, " ")
 				x := p.escapeOf(d, check, reason)

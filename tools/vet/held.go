@@ -67,30 +67,75 @@ func (p *Program) entryLocks() entries {
 
 func (p *Program) checkHeld() (reports []Report) {
 	entry := p.entryLocks()
+	called := map[*function]bool{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			for _, g := range c.here() {
-				if len(g.held) == 0 || p.escapes.at(p.Fset, c.pos, Held) != nil {
-					continue
-				}
-				for _, l := range g.held {
-					if !c.spawns && (f.locks.must[c.at].has(l) != nil && !f.otherInstance(c, g, l) || entry.holds(f, l)) {
-						continue
+				called[g] = true
+				for _, to := range g.unwrapped() {
+					if !f.wrapper() {
+						reports = append(reports, p.heldAt(entry, f, c, g, to)...)
 					}
-					how := "without " + l.name + " held"
-					if c.spawns {
-						how = "on a goroutine, which holds no lock, and so " + how
-					} else if f.locks.may[c.at].has(l) != nil {
-						how = "perhaps " + how
-					}
-					if !c.spawns && f.locks.must[c.at].has(l) != nil {
-						how = "with " + l.name + " of another value held"
-					}
-					reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", name(f), name(g), how),
-						[]Step{{c.pos, name(f), "calls " + name(g)}}})
 				}
 			}
 		}
+	}
+	for _, f := range p.order {
+		if called[f] || !f.wrapper() {
+			continue
+		}
+		for _, m := range p.traces.closures[f.Function] { // an unknown function calls the method value
+			for _, g := range f.unwrapped() {
+				if len(g.held) > 0 && p.escapes.at(p.Fset, m.Pos(), Held) == nil {
+					in := p.parentOf(m)
+					reports = append(reports, Report{Held, m.Pos(), fmt.Sprintf("%s passes %s, for calls without %s held",
+						name(in), name(g), g.held[0].name), []Step{{m.Pos(), name(in), "passes " + name(g)}}})
+				}
+			}
+		}
+	}
+	return reports
+}
+
+// wrapper reports whether the compiler has generated a function that calls a method: a method value, a method
+// expression, or a promoted method.
+func (f *function) wrapper() bool { return f.Synthetic != "" && f.Origin() == nil && f.Name() != "init" }
+
+// unwrapped returns the methods that a wrapper calls. For any other function it returns the function itself.
+func (f *function) unwrapped() (list []*function) {
+	if !f.wrapper() {
+		return []*function{f}
+	}
+	for _, c := range f.calls {
+		for _, g := range c.here() {
+			list = append(list, g.unwrapped()...)
+		}
+	}
+	return list
+}
+
+// heldAt reports the locks that a function requires and that a call does not hold. The call calls the function
+// directly or by a wrapper.
+func (p *Program) heldAt(entry entries, f *function, c *call, by, g *function) (reports []Report) {
+	if len(g.held) == 0 || p.escapes.at(p.Fset, c.pos, Held) != nil {
+		return nil
+	}
+	for _, l := range g.held {
+		other := by == g && f.otherInstance(c, g, l)
+		if !c.spawns && (f.locks.must[c.at].has(l) != nil && !other || entry.holds(f, l)) {
+			continue
+		}
+		how := "without " + l.name + " held"
+		switch {
+		case c.spawns:
+			how = "on a goroutine, which holds no lock, and so " + how
+		case f.locks.must[c.at].has(l) != nil:
+			how = "with " + l.name + " of another value held"
+		case f.locks.may[c.at].has(l) != nil:
+			how = "perhaps " + how
+		}
+		reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", name(f), name(g), how),
+			[]Step{{c.pos, name(f), "calls " + name(g)}}})
 	}
 	return reports
 }
