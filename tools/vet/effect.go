@@ -119,7 +119,16 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 			}
 			for _, c := range f.calls {
 				held := f.locks.may[c.at]
-				if c.spawns || c.agreed || f.allowed[NoSleep] != nil {
+				if c.spawns {
+					held = lockSet{}
+				}
+				if at, ok := c.at.(ssa.CallInstruction); ok {
+					if l := p.onceLock(f, at); l != nil { // Do holds the lock while it calls the function
+						held = held.clone()
+						held[l] = true
+					}
+				}
+				if c.spawns && len(held) == 0 || c.agreed || f.allowed[NoSleep] != nil {
 					continue
 				}
 				for _, u := range c.passedUnder() {

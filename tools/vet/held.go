@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"go/token"
 	"maps"
+	"strings"
 
 	"golang.org/x/tools/go/ssa"
 )
@@ -99,7 +100,9 @@ func (p *Program) checkHeld() (reports []Report) {
 
 // wrapper reports whether the compiler has generated a function that calls a method: a method value, a method
 // expression, or a promoted method.
-func (f *function) wrapper() bool { return f.Synthetic != "" && f.Origin() == nil && f.Name() != "init" }
+func (f *function) wrapper() bool {
+	return strings.Contains(f.Synthetic, "wrapper for") || strings.HasPrefix(f.Synthetic, "thunk for")
+}
 
 // unwrapped returns the methods that a wrapper calls. For any other function it returns the function itself.
 func (f *function) unwrapped() (list []*function) {
@@ -107,6 +110,9 @@ func (f *function) unwrapped() (list []*function) {
 		return []*function{f}
 	}
 	for _, c := range f.calls {
+		if c.static == nil {
+			continue // the wrapper of an interface's method
+		}
 		for _, g := range c.here() {
 			list = append(list, g.unwrapped()...)
 		}

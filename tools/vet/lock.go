@@ -270,6 +270,16 @@ func (p *Program) promoted(at place) *lock {
 	return nil
 }
 
+// onceLock returns the lock of a sync.Once during a call of its Do, and nil for another call. Every caller of Do waits
+// until the function of the first caller has returned.
+func (p *Program) onceLock(f *function, at ssa.CallInstruction) *lock {
+	fn := at.Common().StaticCallee()
+	if fn == nil || fn.String() != "(*sync.Once).Do" {
+		return nil
+	}
+	return p.lockAt(f, at.Common().Args[0])
+}
+
 // partOf returns the part of a class for a place.
 func (p *Program) partOf(class *lock, key, field string) *lock {
 	l := p.lockNamed(class.name+" of "+key, shortKey(key)+"."+field)

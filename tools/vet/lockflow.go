@@ -195,7 +195,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 					continue
 				}
 				fl.may[at], fl.must[at], fl.which[at] = s.may.clone(), s.must.clone(), maps.Clone(s.which)
-				if _, ok := at.(*ssa.Go); ok {
+				if isGo(at) {
 					continue
 				}
 				if fn := at.Common().StaticCallee(); fn != nil && lockCall(fn) == tryCalled {
@@ -248,6 +248,11 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 	return fl
 }
 
+func isGo(at ssa.Instruction) bool {
+	_, is := at.(*ssa.Go)
+	return is
+}
+
 // step applies a call to the state. let collects the locks that are released and were not acquired before.
 func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstruction, c *call, let lockSet) {
 	if c == nil {
@@ -268,6 +273,12 @@ func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstructio
 			s.release(l, let)
 		}
 	case noLockCall:
+		if l := p.onceLock(f, at); l != nil {
+			if !slices.ContainsFunc(fl.direct, func(x lockSite) bool { return x.at == at }) {
+				fl.direct = append(fl.direct, lockSite{f, at, l})
+			}
+			return
+		}
 		if list := c.here(); len(list) == 1 && !c.spawns && (at.Common().StaticCallee() != nil || c.locker()) {
 			p.stepInto(list[0], s, let)
 		}

@@ -36,7 +36,8 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 		}
 		for _, s := range v.f.locks.direct {
 			l := s.l
-			if l == nil || l.heldAcross() == nil || l.heldAcross().plug || said[l] ||
+			// The rule reports the sleeping call of a sync.Once.Do at the call.
+			if l == nil || l.heldAcross() == nil || l.heldAcross().plug || said[l] || l.heldAcross().pos == s.at.Pos() ||
 				p.escapes.at(p.Fset, s.at.Pos(), NoSleep) != nil {
 				continue
 			}

@@ -43,8 +43,8 @@ type Program struct {
 	split         split
 	waitLocks     map[ssa.CallInstruction]*lock // see waitLock
 	conds         map[any][]ssa.Value           // see condFields
-	unresolved    map[token.Pos]string // the calls with unknown callees
-	problems      []Report             // errors in directives
+	unresolved    map[token.Pos]string          // the calls with unknown callees
+	problems      []Report                      // errors in directives
 }
 
 // function is a function that has a body.

@@ -13,13 +13,21 @@ import (
 // A loop waits if it contains a cycle that only reads memory and does not change memory. Only another goroutine can
 // then end the loop. A cycle with a CompareAndSwap of a value that the cycle has just read does not wait. If the
 // call fails, another goroutine has made progress. A cycle that is limited by a variable of the loop, such as a
-// counter, does not wait either.
+// counter, does not wait either. A function that calls itself with its own arguments is a loop from the call to its
+// entry. A poll that returns no completion only reads, so a cycle of empty polls waits.
 
 // waits finds the waiting loops of a function.
 func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
 	pure := purity{}
+	loops := []*waiting{}
 	for _, body := range naturalLoops(f) {
-		w := &waiting{body: body, pure: pure, known: known}
+		loops = append(loops, &waiting{body: body})
+	}
+	if w := recursion(f); w != nil {
+		loops = append(loops, w)
+	}
+	for _, w := range loops {
+		w.pure, w.known = pure, known
 		w.places = w.observedPlaces()
 		for _, s := range w.cycles() {
 			if at, ok := w.ends(s); ok && !yielding(s) {
@@ -46,6 +54,64 @@ func yielding(s blockSet) bool {
 	return false
 }
 
+// recursion returns the loop of the calls by which a function calls itself with its own arguments, or nil.
+func recursion(f *ssa.Function) *waiting {
+	w := &waiting{body: blockSet{}, again: map[ssa.Instruction]bool{}}
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			c, ok := at.(*ssa.Call)
+			if ok && calls(c, f) && ownArguments(f, c) {
+				w.again[c] = true
+				for _, x := range f.Blocks {
+					w.body[x] = true
+				}
+			}
+		}
+	}
+	if len(w.again) == 0 {
+		return nil
+	}
+	return w
+}
+
+// calls reports whether a call calls a function directly, or by the variable in which only the function is stored.
+func calls(c *ssa.Call, f *ssa.Function) bool {
+	if c.Call.IsInvoke() || c.Call.StaticCallee() != nil {
+		return c.Call.StaticCallee() == f
+	}
+	u, ok := c.Call.Value.(*ssa.UnOp)
+	if !ok || u.Op != token.MUL {
+		return false
+	}
+	v, ok := u.X.(*ssa.FreeVar)
+	if !ok {
+		return false
+	}
+	a, ok := captured(v).(*ssa.Alloc)
+	if !ok {
+		return false
+	}
+	is := false
+	for _, r := range *a.Referrers() {
+		if s, ok := r.(*ssa.Store); ok && s.Addr == ssa.Value(a) {
+			if is = functionOf(s.Val) == f; !is {
+				return false
+			}
+		}
+	}
+	return is
+}
+
+// ownArguments reports whether a call passes the parameters of a function unchanged.
+func ownArguments(f *ssa.Function, c *ssa.Call) bool {
+	for i, a := range c.Call.Args {
+		if i >= len(f.Params) || a != ssa.Value(f.Params[i]) {
+			return false
+		}
+	}
+	return len(c.Call.Args) == len(f.Params)
+}
+
 type blockSet map[*ssa.BasicBlock]bool
 
 // waiting searches a loop for cycles that wait.
@@ -54,6 +120,8 @@ type waiting struct {
 	pure   purity
 	known  map[ssa.CallInstruction][]*ssa.Function // callees of interface calls and of function values
 	places map[any]bool                            // fields and variables that the conditions of the loop read
+	again  map[ssa.Instruction]bool                // calls of the function itself, see recursion
+	within bool                                    // whether the body is that of a called function, see purity
 }
 
 // condition holds the dependencies of a branch within a set of blocks.
@@ -163,6 +231,12 @@ var observers = []string{
 	"(*" + ibPath + ".QP).State", "(" + ibPath + ".DriverQP).State", "(*" + ibPath + ".Device).State",
 }
 
+// polls reports whether a call polls a completion queue.
+func polls(at *ssa.Call) bool {
+	o, _ := calleeObject(at).(*types.Func)
+	return o != nil && (o.FullName() == "(*"+ibPath+".CQ).Poll" || o.FullName() == "("+ibPath+".DriverCQ).Poll")
+}
+
 // looks reports whether an instruction reads memory that other goroutines can change.
 func (w *waiting) looks(at ssa.Instruction) bool {
 	switch at := at.(type) {
@@ -182,8 +256,11 @@ func (w *waiting) looks(at ssa.Instruction) bool {
 		case "":
 			o, _ := calleeObject(at).(*types.Func)
 			fn := at.Call.StaticCallee()
-			if o != nil && slices.Contains(observers, o.FullName()) {
+			if o != nil && slices.Contains(observers, o.FullName()) || w.again[at] {
 				return true
+			}
+			if polls(at) { // the caller of a function with a poll does not show which of its results is progress
+				return !w.within
 			}
 			return fn == nil && w.onlyLooks(at) || fn != nil && (lockCall(fn) == tryCalled || w.pure.of(fn))
 		}
@@ -246,7 +323,10 @@ func (w *waiting) harmless(at ssa.Instruction) bool {
 	switch at := at.(type) {
 	case *ssa.Store:
 		return !shared(at.Addr) || w.elsewhere(at.Addr)
-	case *ssa.Send, *ssa.MapUpdate, *ssa.Go, *ssa.Defer, *ssa.RunDefers, *ssa.Panic, *ssa.Select:
+	case *ssa.Defer: // RunDefers runs only these calls
+		fn := at.Call.StaticCallee()
+		return fn != nil && (lockCall(fn) != noLockCall || w.pure.of(fn))
+	case *ssa.Send, *ssa.MapUpdate, *ssa.Go, *ssa.Panic, *ssa.Select:
 		return false
 	case *ssa.UnOp:
 		return at.Op != token.ARROW
@@ -295,7 +375,7 @@ func (p purity) of(fn *ssa.Function) bool {
 		return is
 	}
 	p[fn] = false // assumed during the search, for a recursive function
-	w := &waiting{body: blockSet{}, pure: p}
+	w := &waiting{body: blockSet{}, pure: p, within: true}
 	for _, b := range fn.Blocks {
 		w.body[b] = true
 	}
@@ -329,8 +409,13 @@ func (w *waiting) cycles() (list []blockSet) {
 }
 
 // next returns the successors of a block that are reached without progress. A ready case of a select, an acquired
-// lock and a swapped value are progress.
+// lock, a swapped value and a polled completion are progress.
 func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
+	for _, at := range b.Instrs {
+		if w.again[at] {
+			return append(slices.Clone(b.Succs), at.Parent().Blocks[0])
+		}
+	}
 	cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
 	if !ok {
 		return b.Succs
@@ -360,6 +445,9 @@ func succeeds(cond ssa.Value) int {
 			return -succeeds(v.X)
 		}
 	case *ssa.BinOp:
+		if n := polled(v); n != 0 {
+			return n
+		}
 		return swapped(v)
 	case *ssa.Call:
 		if fn := v.Call.StaticCallee(); fn != nil && lockCall(fn) == tryCalled {
@@ -376,6 +464,44 @@ func succeeds(cond ssa.Value) int {
 				return 1
 			}
 		}
+	}
+	return 0
+}
+
+// polled returns the same result as succeeds for a comparison of the number of polled completions with a value that is
+// at least 0.
+func polled(v *ssa.BinOp) int {
+	x, ok := v.X.(*ssa.Extract)
+	if !ok || x.Index != 0 {
+		return 0
+	}
+	if c, ok := x.Tuple.(*ssa.Call); !ok || !polls(c) {
+		return 0
+	}
+	zero := false
+	if c, ok := v.Y.(*ssa.Const); ok && c.Value != nil {
+		n, _ := constant.Int64Val(constant.ToInt(c.Value))
+		zero = n == 0
+	}
+	switch v.Op {
+	case token.GTR:
+		return 1
+	case token.LEQ:
+		return -1
+	case token.NEQ:
+		if zero {
+			return 1
+		}
+		return -1
+	case token.EQL:
+		if zero {
+			return -1
+		}
+		return 1
+	case token.GEQ:
+		return 1
+	case token.LSS:
+		return -1
 	}
 	return 0
 }
