@@ -369,10 +369,26 @@ func (q *queueQuery) ofVariable(r origin) contexts {
 	switch v := r.v.(type) {
 	case *ssa.FieldAddr:
 		return q.ofField(fieldVar(v.X.Type(), v.Field))
-	case *ssa.Alloc, *ssa.Global:
+	case *ssa.Alloc:
+		if in, ok := q.ofOptionField(v, contextField(v.Type()), r.at); ok {
+			return in
+		}
+		return q.ofStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
+	case *ssa.Global:
 		return q.ofStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
 	}
 	return elsewhere
+}
+
+// contextField returns the index of the field Context of an Init.
+func contextField(t types.Type) int {
+	s := deref(t).Underlying().(*types.Struct)
+	for i := range s.NumFields() {
+		if s.Field(i).Name() == "Context" {
+			return i
+		}
+	}
+	return -1
 }
 
 func (q *queueQuery) ofField(field *types.Var) contexts {
@@ -433,6 +449,9 @@ func (q *queueQuery) initStores() []initStore {
 
 // ofConstant returns the possible contexts of a value of type Context.
 func (q *queueQuery) ofConstant(v ssa.Value, at *frame) (in contexts) {
+	if in, ok := q.ofOptions(v, at); ok {
+		return in
+	}
 	for _, o := range q.p.traces.origins(v, at, nil) {
 		n := int64(-1)
 		if c, ok := o.v.(*ssa.Const); ok && c.Value != nil {
