@@ -50,6 +50,7 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 	p.passFunctions()
 	p.traces = newTracer(p)
 	p.refine()
+	p.releaseTokens()
 	p.checkForeign()
 	p.checkStreams()
 	p.findCompletions()

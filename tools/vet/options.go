@@ -35,15 +35,18 @@ func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in conte
 	}
 	in = direct // the zero value
 	var options []origin
+	stored := 0
 	for _, r := range *a.Referrers() {
 		switch r := r.(type) {
 		case *ssa.FieldAddr:
 			if r.Field == field {
 				for _, s := range storesTo(r) {
 					in = q.ofConstant(s.Val, at)
+					stored++
 				}
 			}
 		case *ssa.Store: // of a composite literal
+			stored++
 			if in, ok = q.ofLiteral(r.Val, field, at); !ok || r.Addr != ssa.Value(a) {
 				return 0, false
 			}
@@ -58,7 +61,7 @@ func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in conte
 			return 0, false
 		}
 	}
-	if options == nil {
+	if options == nil || stored > 1 {
 		return 0, false
 	}
 	for _, o := range options {

@@ -1,0 +1,323 @@
+package vet
+
+import (
+	"go/constant"
+	"go/token"
+	"go/types"
+	"slices"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// A buffered channel may count tokens. For a semaphore, a send takes a token and a receive returns it. For a pool, a
+// receive takes a token and a send returns it. The return of a token does not wait, provided that every return in the
+// program returns a token that its thread has taken before. The creator of a pool fills it, in the function that makes
+// the channel. releaseTokens finds such channels and removes the returns from the operations that sleep.
+
+// tokens examines one channel in one direction.
+type tokens struct {
+	p      *Program
+	sites  map[ssa.Instruction]int // 1 for an instruction that takes a token, -1 for a return
+	cases  map[*ssa.Select][]int   // the same for the cases of select statements
+	of     map[*function]*tokenUse
+	failed bool
+}
+
+// tokenUse is the effect of a function on the tokens of its thread.
+type tokenUse struct {
+	needs  bool // whether the caller must hold a token, which the function returns
+	always int  // tokens that the function takes, less those that it returns
+	onTrue int  // the same if the result is true
+}
+
+// channelUse is a send to a channel, or a receive.
+type channelUse struct {
+	in   *function
+	at   ssa.Instruction
+	send bool
+	arm  int // the case of a select, or -1
+}
+
+// releaseTokens removes the returns of tokens from the operations that sleep.
+func (p *Program) releaseTokens() {
+	uses := map[*ssa.MakeChan][]channelUse{}
+	var order []*ssa.MakeChan
+	vague := map[string]bool{}        // packages and channel types with uses of unknown channels
+	mixed := map[*ssa.MakeChan]bool{} // channels with uses that may also be uses of another channel
+	key := func(f *ssa.Function, t types.Type) string { return pkgOf(f).Path() + " " + elementKey(t) }
+	add := func(ch ssa.Value, u channelUse) {
+		from := p.traces.makers(ch)
+		if len(from) != 1 {
+			for _, o := range from {
+				mixed[o.v.(*ssa.MakeChan)] = true
+			}
+			if from == nil && pkgOf(u.in.Function) != nil && !p.foreign(ch) {
+				vague[key(u.in.Function, ch.Type())] = true
+			}
+			return
+		}
+		m := from[0].v.(*ssa.MakeChan)
+		if _, ok := uses[m]; !ok {
+			order = append(order, m)
+		}
+		uses[m] = append(uses[m], u)
+	}
+	for _, f := range p.order {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				switch at := at.(type) {
+				case *ssa.Send:
+					add(at.Chan, channelUse{f, at, true, -1})
+				case *ssa.UnOp:
+					if at.Op == token.ARROW {
+						add(at.X, channelUse{f, at, false, -1})
+					}
+				case *ssa.Select:
+					for i, s := range at.States {
+						add(s.Chan, channelUse{f, at, s.Dir == types.SendOnly, i})
+					}
+				}
+			}
+		}
+	}
+	for _, m := range order {
+		n, constant := m.Size.(*ssa.Const)
+		if constant && n.Int64() == 0 || mixed[m] || vague[key(m.Parent(), m.Type())] {
+			continue
+		}
+		for _, take := range []bool{true, false} { // a semaphore takes by a send, a pool by a receive
+			if p.countsTokens(m, uses[m], take) {
+				p.dropReturns(uses[m], take)
+			}
+		}
+	}
+}
+
+// foreign reports whether only other packages have made a channel, such as that of a context.
+func (p *Program) foreign(ch ssa.Value) bool {
+	return !slices.ContainsFunc(p.traces.origins(ch, nil, nil), func(o origin) bool {
+		switch o.v.(type) {
+		case *ssa.Call, *ssa.Extract, *ssa.Const:
+			return false
+		}
+		return true
+	})
+}
+
+// dropReturns removes the returns of tokens from the operations that sleep.
+func (p *Program) dropReturns(uses []channelUse, take bool) {
+	for _, u := range uses {
+		if u.send != take {
+			u.in.ops = slices.DeleteFunc(u.in.ops, func(o op) bool { return o.at == u.at && o.kind == opSleep })
+		}
+	}
+}
+
+// countsTokens reports whether every return of a token to a channel returns a token that the thread has taken.
+func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bool {
+	t := &tokens{p: p, sites: map[ssa.Instruction]int{}, cases: map[*ssa.Select][]int{}, of: map[*function]*tokenUse{}}
+	returns := false
+	var work []*function
+	for _, u := range uses {
+		n := -1
+		if u.send == take {
+			n = 1
+		} else if u.in.Function == m.Parent() && !take {
+			continue // the creator fills the pool
+		}
+		returns = returns || n < 0
+		work = append(work, u.in)
+		if u.arm < 0 {
+			t.sites[u.at] = n
+			continue
+		}
+		s := u.at.(*ssa.Select)
+		if t.cases[s] == nil {
+			t.cases[s] = make([]int, len(s.States))
+		}
+		t.cases[s][u.arm] = n
+	}
+	if !returns {
+		return false
+	}
+	involved := map[*function]bool{}
+	for len(work) > 0 {
+		f := work[0]
+		work = work[1:]
+		if involved[f] {
+			continue
+		}
+		if involved[f] = true; len(involved) > 200 {
+			return false
+		}
+		t.of[f] = nil
+		use := t.use(f)
+		if use.needs && len(p.traces.callers[f.Function]) == 0 {
+			return false // an unknown caller
+		}
+		if *use != (tokenUse{}) {
+			for _, k := range p.traces.callers[f.Function] {
+				work = append(work, k.in)
+				t.forget(k.in)
+			}
+		}
+	}
+	return !t.failed
+}
+
+// forget discards the effect of a function, because the effect of a callee is now known.
+func (t *tokens) forget(f *function) { delete(t.of, f) }
+
+// use returns the effect of a function on the tokens of its thread.
+func (t *tokens) use(f *function) *tokenUse {
+	if u := t.of[f]; u != nil {
+		return u
+	}
+	t.of[f] = &tokenUse{} // assumed during the search, for a recursive function
+	u, ok := t.follow(f, 0)
+	if !ok {
+		if u, ok = t.follow(f, 1); !ok {
+			t.failed = true
+		}
+		u.needs = true
+	}
+	t.of[f] = &u
+	return &u
+}
+
+// maxTokens limits the number of tokens of a thread that the search counts.
+const maxTokens = 3
+
+// follow counts the tokens on the paths through a function whose callers hold some tokens. ok is false if a return may
+// lack a token.
+func (t *tokens) follow(f *function, entry int) (u tokenUse, ok bool) {
+	in := map[*ssa.BasicBlock]int{f.Blocks[0]: entry}
+	work := []*ssa.BasicBlock{f.Blocks[0]}
+	u, ok = tokenUse{always: maxTokens, onTrue: maxTokens}, true
+	for n := 0; len(work) > 0 && n < 20*len(f.Blocks)+20; n++ {
+		b := work[0]
+		work = work[1:]
+		held := in[b]
+		add := func(n int) {
+			if held += n; held < 0 {
+				held, ok = 0, false
+			}
+			held = min(held, maxTokens)
+		}
+		var cond ssa.Value
+		for _, at := range b.Instrs {
+			if n, is := t.sites[at]; is {
+				add(n)
+			}
+			switch at := at.(type) {
+			case ssa.CallInstruction:
+				add(t.called(f, at))
+			case *ssa.If:
+				cond = at.Cond
+			case *ssa.Return:
+				u.always = min(u.always, held-entry)
+				if len(at.Results) != 1 || !isFalse(at.Results[0]) {
+					u.onTrue = min(u.onTrue, held-entry)
+				}
+			}
+		}
+		for i, to := range b.Succs {
+			before, fine := held, ok
+			if cond != nil {
+				add(t.branch(f, cond, i == 0))
+			}
+			if old, seen := in[to]; !seen || held < old {
+				in[to] = held
+				work = append(work, to)
+			}
+			held, ok = before, ok && fine
+		}
+	}
+	if u.always == maxTokens { // the function does not return
+		u.always, u.onTrue = 0, 0
+	}
+	return u, ok
+}
+
+func isFalse(v ssa.Value) bool {
+	c, ok := v.(*ssa.Const)
+	return ok && c.Value != nil && c.Value.Kind() == constant.Bool && !constant.BoolVal(c.Value)
+}
+
+// called returns the effect of a call. The thread gives a token away if it defers a function that returns the token, or
+// starts a goroutine with this function.
+func (t *tokens) called(f *function, at ssa.CallInstruction) int {
+	_, now := at.(*ssa.Call)
+	gains, loses := maxTokens, 0
+	list := t.callees(at)
+	for _, g := range list {
+		u := t.use(g)
+		if u.needs {
+			loses = -1
+		}
+		gains = min(gains, u.always)
+	}
+	switch {
+	case loses < 0:
+		return loses
+	case now && len(list) > 0:
+		return max(gains, 0)
+	}
+	return 0
+}
+
+// callees returns the functions that a call calls itself, and that may use the channel.
+func (t *tokens) callees(at ssa.Instruction) []*function {
+	if c := t.p.traces.calls[at]; c != nil {
+		return slices.DeleteFunc(slices.Clone(c.here()), func(g *function) bool {
+			_, known := t.of[g]
+			return !known && !t.touches(g)
+		})
+	}
+	return nil
+}
+
+// touches reports whether a function itself uses the channel.
+func (t *tokens) touches(f *function) bool {
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			if _, ok := t.sites[at]; ok {
+				return true
+			}
+			if s, ok := at.(*ssa.Select); ok && t.cases[s] != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// branch returns the effect of the outcome of a condition: a case of a select was executed, or a call has taken a token.
+func (t *tokens) branch(f *function, cond ssa.Value, outcome bool) int {
+	switch v := cond.(type) {
+	case *ssa.UnOp:
+		if v.Op == token.NOT {
+			return t.branch(f, v.X, !outcome)
+		}
+	case *ssa.BinOp:
+		x, ok := v.X.(*ssa.Extract)
+		if !ok || v.Op != token.EQL || !outcome || x.Index != 0 {
+			return 0
+		}
+		s, ok := x.Tuple.(*ssa.Select)
+		n, is := v.Y.(*ssa.Const)
+		if ok && is && t.cases[s] != nil && int(n.Int64()) < len(t.cases[s]) {
+			return t.cases[s][n.Int64()]
+		}
+	case *ssa.Call:
+		list := t.callees(v)
+		gains := maxTokens
+		for _, g := range list {
+			gains = min(gains, t.use(g).onTrue-max(t.use(g).always, 0))
+		}
+		if outcome && len(list) > 0 {
+			return max(gains, 0)
+		}
+	}
+	return 0
+}
