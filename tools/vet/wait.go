@@ -468,14 +468,25 @@ func succeeds(cond ssa.Value) int {
 	return 0
 }
 
+// countsPolled reports whether a value is the number of completions that a poll has returned.
+func countsPolled(v ssa.Value) bool {
+	switch v := v.(type) {
+	case *ssa.Extract:
+		c, ok := v.Tuple.(*ssa.Call)
+		return ok && v.Index == 0 && polls(c)
+	case *ssa.Phi:
+		return !slices.ContainsFunc(v.Edges, func(e ssa.Value) bool {
+			x, ok := e.(*ssa.Extract)
+			return !ok || !countsPolled(x)
+		})
+	}
+	return false
+}
+
 // polled returns the same result as succeeds for a comparison of the number of polled completions with a value that is
 // at least 0.
 func polled(v *ssa.BinOp) int {
-	x, ok := v.X.(*ssa.Extract)
-	if !ok || x.Index != 0 {
-		return 0
-	}
-	if c, ok := x.Tuple.(*ssa.Call); !ok || !polls(c) {
+	if !countsPolled(v.X) {
 		return 0
 	}
 	zero := false
