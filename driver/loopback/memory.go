@@ -1,6 +1,8 @@
 package loopback
 
 import (
+	"math"
+
 	"verbena/ib"
 	"verbena/umem"
 )
@@ -89,19 +91,27 @@ func (c *copier) access(m *memory, off uint64, b []byte, write bool) bool {
 	return len(b) == 0
 }
 
-// local checks the scatter/gather list of a consumer in the domain, and stores the memory of the list in m.
-func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags) bool {
+// everything is the argument of local for a message that uses the whole list.
+const everything = math.MaxUint64
+
+// local checks the scatter/gather list of a consumer in the domain, and stores the memory of the list in m. As on rxe,
+// the check covers the first used bytes, which a message accesses, and no element beyond these bytes.
+func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags, used uint64) bool {
 	m.reset()
+	unused := uint64(0)
 	for _, s := range sgl {
-		if s.Length == 0 {
+		n := min(uint64(s.Length), used-m.n)
+		unused += uint64(s.Length) - n
+		if n == 0 {
 			continue
 		}
 		k := d.key(s.LKey)
-		if k == nil || k.mw != nil || k.pd != pd || k.access&need != need || !k.contains(s.Addr, uint64(s.Length)) {
+		if k == nil || k.mw != nil || k.pd != pd || k.access&need != need || !k.contains(s.Addr, n) {
 			return false
 		}
-		m.add(k.region, s.Addr, uint64(s.Length))
+		m.add(k.region, s.Addr, n)
 	}
+	m.n += unused
 	return true
 }
 

@@ -143,7 +143,7 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		src.inline, src.n = w.inline, uint64(len(w.inline))
 	case fetches(w.wr.Opcode):
 		return q.fetch(w)
-	case !d.local(src, w.sges, q.pd, 0):
+	case !d.local(src, w.sges, q.pd, 0, everything):
 		return ib.WCLocProtErr, 0, false
 	}
 	if src.n > maxMsgSize || q.init.Type == ib.QPTypeUD && src.n > uint64(mtu.Bytes()) {
@@ -250,7 +250,7 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	wc := ib.WC{SrcQP: q.obj.Num(), ByteLen: uint32(src.n)}
 	status = ib.WCSuccess
 	switch {
-	case !d.local(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite):
+	case !d.local(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite, src.n):
 		wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
 	case dst.n < src.n && q.init.Type == ib.QPTypeUC:
 		return ib.WCSuccess, false // the message is lost and the receive remains (class D of IBA 9.9.3)
@@ -340,7 +340,7 @@ func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFl
 func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
-	if !d.local(dst, w.sges, q.pd, ib.AccessLocalWrite) {
+	if !d.local(dst, w.sges, q.pd, ib.AccessLocalWrite, everything) {
 		return ib.WCLocProtErr, 0, false
 	}
 	need, atomic := ib.AccessRemoteRead, w.wr.Opcode != ib.WRRDMARead
@@ -433,7 +433,7 @@ func (q *QP) deliver(w *sendWQE, p *QP) bool {
 		wc.Flags, wc.Imm = wc.Flags|ib.WCWithImm, w.wr.Imm
 	}
 	switch {
-	case !d.local(dst, p.rq.front().sges, p.rq.pd, ib.AccessLocalWrite):
+	case !d.local(dst, p.rq.front().sges, p.rq.pd, ib.AccessLocalWrite, grhLen+src.n):
 		wc.Status = ib.WCLocProtErr
 	case dst.n < grhLen+src.n:
 		return true // the message is lost and the receive remains (class D of IBA 9.9.3)

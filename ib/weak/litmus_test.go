@@ -145,9 +145,12 @@ type side struct {
 
 const queueLen = 8
 
-func (w *world) side(send, recv *ib.CQ) *side {
+func (w *world) side(send, recv *ib.CQ) *side { return w.sideOf(send, recv, 1) }
+
+// sideOf returns a side with receives of up to sges elements.
+func (w *world) sideOf(send, recv *ib.CQ, sges uint32) *side {
 	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: send, RecvCQ: recv,
-		Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 1, MaxRecvSGE: 1}})
+		Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 1, MaxRecvSGE: sges}})
 	must(w.t, err)
 	w.later(qp.Destroy)
 	return &side{w, qp, send, recv}
@@ -165,8 +168,11 @@ func (w *world) connectWith(a, b *side, rights ib.AccessFlags) {
 }
 
 // pair returns two connected sides, each with its own completion queues.
-func (w *world) pair() (a, b *side) {
-	a, b = w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
+func (w *world) pair() (a, b *side) { return w.pairOf(1) }
+
+// pairOf returns a pair with receives of up to sges elements.
+func (w *world) pairOf(sges uint32) (a, b *side) {
+	a, b = w.sideOf(w.cq(), w.cq(), sges), w.sideOf(w.cq(), w.cq(), sges)
 	w.connect(a, b)
 	return a, b
 }
