@@ -264,6 +264,8 @@ func (c *cq) take(i int, wc *ib.WC) {
 	if e.r != nil {
 		if wc.Status == ib.WCSuccess && wc.Opcode != ib.WCRecvRDMAWithImm {
 			e.r.land(uint64(wc.ByteLen))
+		} else if !e.send {
+			e.r.land(0)
 		}
 		if e.r.qp != nil {
 			e.r.qp.polled(e.r)

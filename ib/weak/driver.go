@@ -62,6 +62,9 @@ func (d *driver) Unwrap() ib.Driver { return d.Driver }
 
 func (d *driver) has(c Choice) bool { return d.Choices.Has(c) }
 
+// fillsLate reports whether the memory of receives is filled late.
+func (d *driver) fillsLate() bool { return d.Choices&Of(LateTarget, PoisonedTarget) != 0 }
+
 // Each method that may sleep calls slow. slow delays only one call in eight, to limit the duration of tests with many
 // calls.
 func (d *driver) slow() {
@@ -112,6 +115,7 @@ type request struct {
 	id       uint64 // the consumer's ID
 	num      uint64 // the ID in the inner driver
 	qp       *qp    // nil for a receive of a shared receive queue
+	srq      *srq   // the shared receive queue, or nil
 	send     bool
 	signaled bool
 	seq      uint64 // number of the request in its queue

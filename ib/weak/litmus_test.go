@@ -53,6 +53,7 @@ var litmuses = []litmus{
 	{weak.LateRead, "uses the data of a READ when the peer has responded to a later message", readsReadEarly},
 	{weak.LateRead, "sends the data of a READ on without a fence", unfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", unfencedUnsignaled},
+	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostsFirst},
 	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitsByTime},
 }
 
@@ -548,6 +549,34 @@ func readsSharedTargetEarly(w *world, wrong bool) error {
 	a, b := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
 	w.connectWith(a, b, 0)
 	return w.looks(a, b, w.memory(shared), wrong)
+}
+
+func repostsFirst(w *world, wrong bool) error {
+	a, b := w.pair()
+	from, to := w.memory(shared), w.memory(private)
+	fill(from.b, 7)
+	fill(to.b[32:], 9)
+	b.receive(1, to)
+	short := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()}
+	short.SGList[0].Length = 32
+	a.post(short)
+	w.wait(a.send, 1)
+	w.wait(b.recv, 1)
+	if wrong {
+		b.receive(2, to)
+	}
+	if bytes.Count(to.b, []byte{7}) != 32 {
+		return errors.New("the message is not there")
+	}
+	if !wrong {
+		b.receive(2, to)
+	}
+	must(w.t, b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	w.wait(b.recv, 1)
+	if bytes.Count(to.b, []byte{7}) != 32 || bytes.Count(to.b, []byte{9}) != 32 {
+		return errors.New("the receive changed memory, and no message arrived")
+	}
+	return nil
 }
 
 // looks reads the target memory of a receive.

@@ -3,6 +3,7 @@ package weak
 import (
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -52,6 +53,8 @@ type mr struct {
 	access ib.AccessFlags
 	gone   bool
 	shadow *shadow // nil: none
+	// poisoned contains the memory of posted receives that is filled with the pattern.
+	poisoned []*target
 }
 
 // shadow is the region that first receives the data. The data are copied later.
@@ -96,7 +99,7 @@ func (m *mr) grant(lkey, rkey uint32) {
 
 // newShadow returns the shadow of a region, or nil if the memory of the region is not filled late.
 func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) (*shadow, error) {
-	late := d.has(LateTarget) || d.has(LateRead)
+	late := d.Choices&Of(LateTarget, LateRead, PoisonedTarget) != 0
 	if !late || access&ib.AccessLocalWrite == 0 || r.Len() > maxShadow || !local(r) {
 		return nil, nil
 	}
@@ -146,6 +149,9 @@ func (m *mr) Dereg() error {
 	}
 	m.d.mu.Unlock()
 	m.mu.Lock()
+	for len(m.poisoned) > 0 {
+		m.poisoned[0].restore(0)
+	}
 	m.gone = true
 	m.mu.Unlock()
 	return m.shadow.end()
@@ -172,6 +178,9 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 		return errors.Join(err, shadow.end())
 	}
 	m.mu.Lock()
+	for len(m.poisoned) > 0 {
+		m.poisoned[0].restore(0)
+	}
 	m.region, m.pd, m.access = r, pd, access
 	shadow, m.shadow = m.shadow, shadow
 	m.mu.Unlock()
@@ -203,6 +212,54 @@ type target struct {
 	mr        *mr
 	shadow    *shadow // region that first receives the data
 	addr, len uint64
+	saved     []byte // the bytes that the pattern has replaced, nil: none
+}
+
+// poison fills the memory of a posted receive with a pattern.
+func (r *request) poison() {
+	for i := range r.targets {
+		r.targets[i].poison()
+	}
+}
+
+// poison fills the memory with a pattern, unless it overlaps the memory of another posted receive.
+func (t *target) poison() {
+	m := t.mr
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.gone || m.shadow != t.shadow || slices.ContainsFunc(m.poisoned, t.overlaps) {
+		return
+	}
+	b := m.region.Direct(t.addr, t.len)
+	t.saved = slices.Clone(b)
+	for i := range b {
+		b[i] = pattern & 0xff
+	}
+	m.poisoned = append(m.poisoned, t)
+}
+
+// restore removes the pattern from the memory of a receive whose queue is destroyed.
+func (r *request) restore() {
+	for i := range r.targets {
+		t := &r.targets[i]
+		t.mr.mu.Lock()
+		t.restore(0)
+		t.mr.mu.Unlock()
+	}
+}
+
+func (t *target) overlaps(o *target) bool { return t.addr < o.addr+o.len && o.addr < t.addr+t.len }
+
+// restore replaces the pattern by the former bytes, except the first n bytes.
+//
+//verbena:held t.mr.mu
+func (t *target) restore(n uint64) {
+	if t.saved == nil {
+		return
+	}
+	copy(t.mr.region.Direct(t.addr, t.len)[n:], t.saved[n:])
+	t.saved = nil
+	t.mr.poisoned = slices.DeleteFunc(t.mr.poisoned, func(o *target) bool { return o == t })
 }
 
 // elements translates the keys of a list to the inner driver's keys. If late is set and all memory of the list can be
@@ -234,7 +291,7 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (ou
 			return out, nil
 		}
 		keys = append(keys, w.key)
-		targets = append(targets, target{m, w, s.Addr, uint64(s.Length)})
+		targets = append(targets, target{mr: m, shadow: w, addr: s.Addr, len: uint64(s.Length)})
 	}
 	for i := range out {
 		out[i].LKey = keys[i]
@@ -263,9 +320,7 @@ func (r *request) land(n uint64) {
 		t := &r.targets[i]
 		k := min(n, t.len)
 		n -= k
-		if k > 0 {
-			t.land(k)
-		}
+		t.land(k)
 	}
 }
 
@@ -279,9 +334,9 @@ func (r *request) landHidden() {
 // land copies the first n bytes, unless the region has been deregistered or changed.
 func (t *target) land(n uint64) {
 	m := t.mr
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	if !m.gone && m.shadow == t.shadow {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t.restore(n); n > 0 && !m.gone && m.shadow == t.shadow {
 		copy(m.region.Direct(t.addr, n), t.shadow.region.Direct(t.addr, n))
 	}
 }

@@ -500,12 +500,16 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		}
 		q.recvs++
 		r := &request{id: wr.ID, qp: q, signaled: true, seq: q.recvs}
-		wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, q.recvCQ != nil && q.d.has(LateTarget), q.exposed())
+		wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, q.recvCQ != nil && q.d.fillsLate(), q.exposed())
+		if q.d.has(PoisonedTarget) {
+			r.poison()
+		}
 		wr.ID = q.d.enter(r).num
 		q.d.mu.Lock()
 		q.in = append(q.in, r)
 		q.d.mu.Unlock()
 		if k, err := q.DriverQP.PostRecv([]ib.RecvWR{wr}); k == 0 {
+			r.land(0)
 			q.d.mu.Lock()
 			delete(q.d.reqs, r.num)
 			q.in = slices.DeleteFunc(q.in, func(x *request) bool { return x == r })
@@ -593,6 +597,9 @@ func (q *qp) forget() {
 	q.d.drop(held...)
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
+	for _, r := range q.in {
+		r.land(0)
+	}
 	for _, x := range []struct {
 		c    *cq
 		list *[]*request

@@ -34,12 +34,32 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	for n = range wrs {
 		wr := wrs[n]
 		r := &request{id: wr.ID, signaled: true}
-		wr.SGList, r.targets = s.d.elements(wr.SGList, s.pd, s.d.has(LateTarget), true)
+		wr.SGList, r.targets = s.d.elements(wr.SGList, s.pd, s.d.fillsLate(), true)
+		r.srq = s
+		if s.d.has(PoisonedTarget) {
+			r.poison()
+		}
 		wr.ID = s.d.enter(r).num
 		if k, err := s.DriverSRQ.PostRecv([]ib.RecvWR{wr}); k == 0 {
 			s.d.drop(r)
+			r.land(0)
 			return n, err
 		}
 	}
 	return len(wrs), nil
+}
+
+// Destroy implements ib.DriverSRQ.
+func (s *srq) Destroy() error {
+	if err := s.DriverSRQ.Destroy(); err != nil {
+		return err
+	}
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	for _, r := range s.d.reqs {
+		if r.srq == s {
+			r.restore()
+		}
+	}
+	return nil
 }

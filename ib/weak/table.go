@@ -19,6 +19,7 @@ const (
 	LateTarget
 	LateRead
 	SlowMethods
+	PoisonedTarget
 	numChoices
 )
 
@@ -135,6 +136,13 @@ var Choices = [numChoices]Row{
 			"completion queue or a region, by 2 ms",
 		"the contract of package ib: such a method may sleep, for an unlimited time",
 		"limits the duration of another thread's call; releases the device before the thread has returned",
+	},
+	{
+		PoisonedTarget, "poisoned-target",
+		"fills the memory of a receive with a pattern from the post until its completion is polled, if the peer of the " +
+			"queue pair has no rights to this memory; bytes without received data get their former values back",
+		"ibv_post_recv(3): a buffer can only be used safely when the completion has been retrieved",
+		"posts a receive again before it has used the data of the last message; keeps other data in the memory",
 	},
 }
 
