@@ -293,6 +293,32 @@ func (c *callbacks) drain() {
 	}
 }
 
+// ender is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when the destruction
+// of the object begins, or when an event function of the device ends. If Ending returns true, the due callbacks begin
+// first, including those that Ending has raised.
+type ender interface{ Ending() bool }
+
+// lastCallbacks calls Ending of an ender and waits until the due callbacks have begun. For other drivers it does
+// nothing. The wait is limited, because a callback may wait for the caller.
+func lastCallbacks[D any](c *callbacks, d D) {
+	e, ok := As[ender](d)
+	if !ok || !e.Ending() {
+		return
+	}
+	c.mu.Lock()
+	handlers, events := c.taken[0]+uint64(c.due.len()), c.taken[1]+uint64(c.events.len())
+	c.mu.Unlock()
+	for range 20 {
+		c.mu.Lock()
+		begun := c.taken[0] >= handlers && c.taken[1] >= events
+		c.mu.Unlock()
+		if begun {
+			return
+		}
+		time.Sleep(helpDelay)
+	}
+}
+
 // waitFor blocks until done returns true. waitFor calls done with mu held, first at once and then each time a callback
 // has returned.
 func (c *callbacks) waitFor(done func() bool) {

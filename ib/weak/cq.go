@@ -426,6 +426,18 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	return err
 }
 
+// Ending is called before the callbacks of the queue end. If the queue is armed, its handler runs once more.
+func (c *cq) Ending() bool {
+	c.mu.Lock()
+	armed := c.notify != 0
+	c.mu.Unlock()
+	if !armed || !c.d.has(LastCallback) {
+		return false
+	}
+	c.obj.Completed()
+	return true
+}
+
 // Destroy implements ib.DriverCQ.
 func (c *cq) Destroy() error {
 	c.d.slow()

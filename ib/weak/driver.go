@@ -80,6 +80,9 @@ func (d *driver) slow() {
 	}
 }
 
+// Ending makes pending events begin before an event function of the device ends.
+func (d *driver) Ending() bool { return d.has(LastCallback) }
+
 // QueryDevice implements ib.Driver.
 func (d *driver) QueryDevice() (ib.DeviceAttr, error) {
 	d.slow()

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/ibtest"
 	"verbena/ib/weak"
 	"verbena/internal/gendoc"
@@ -54,6 +56,7 @@ var litmuses = []litmus{
 	{weak.LateRead, "sends the data of a READ on without a fence", unfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", unfencedUnsignaled},
 	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostsFirst},
+	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freesHandlerFirst},
 	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitsByTime},
 }
 
@@ -549,6 +552,51 @@ func readsSharedTargetEarly(w *world, wrong bool) error {
 	a, b := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
 	w.connectWith(a, b, 0)
 	return w.looks(a, b, w.memory(shared), wrong)
+}
+
+func freesHandlerFirst(w *world, wrong bool) error {
+	var mu sync.Mutex
+	freed, used := false, false
+	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: 4, Handler: func(cq *ib.CQ) {
+		mu.Lock()
+		used = used || freed
+		mu.Unlock()
+		var wc [1]ib.WC
+		if _, err := cq.Poll(wc[:]); err != nil {
+			w.t.Error(err)
+		}
+		_, _ = cq.ReqNotify(ib.NotifyNextComp)
+	}})
+	must(w.t, err)
+	_, err = cq.ReqNotify(ib.NotifyNextComp)
+	must(w.t, err)
+	mu.Lock()
+	freed = wrong
+	mu.Unlock()
+	must(w.t, cq.Destroy())
+	if used {
+		return errors.New("the handler used freed state")
+	}
+	return nil
+}
+
+// TestPendingEvent tests that a pending event of the device begins before the end of an event function.
+func TestPendingEvent(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			h, core := wrapped(newLoopback, weak.Config{Seed: 1})(t), &ib.Core{}
+			check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
+			must(t, core.Register(h))
+			called := false
+			stop := h.Device().OnEvent(func(ib.Event) { called = true })
+			h.DispatchEvent(ib.EventGIDChange, 1)
+			stop()
+			if !called {
+				t.Error("event function: got no call before the end, want one")
+			}
+			must(t, core.Unregister(h))
+		})
+	}
 }
 
 func repostsFirst(w *world, wrong bool) error {

@@ -611,6 +611,15 @@ func (q *qp) forget() {
 	}
 }
 
+// Ending is called before the callbacks of the queue pair end. The delayed events are reported.
+func (q *qp) Ending() bool {
+	if !q.d.has(LastCallback) {
+		return false
+	}
+	q.report(true)
+	return true
+}
+
 // Destroy implements ib.DriverQP.
 func (q *qp) Destroy() error {
 	q.d.slow()

@@ -20,6 +20,7 @@ const (
 	LateRead
 	SlowMethods
 	PoisonedTarget
+	LastCallback
 	numChoices
 )
 
@@ -143,6 +144,14 @@ var Choices = [numChoices]Row{
 			"queue pair has no rights to this memory; bytes without received data get their former values back",
 		"ibv_post_recv(3): a buffer can only be used safely when the completion has been retrieved",
 		"posts a receive again before it has used the data of the last message; keeps other data in the memory",
+	},
+	{
+		LastCallback, "last-callback",
+		"calls the handler of an armed completion queue, and the functions of pending events, when Destroy or the end of " +
+			"the event function begins",
+		"ib_destroy_cq, ib_unregister_event_handler: callbacks end when the call returns, not before. ib_req_notify_cq: a " +
+			"handler may find the queue empty",
+		"frees the state of a callback before Destroy; holds a lock across Destroy that the callback takes",
 	},
 }
 
