@@ -128,6 +128,11 @@ type request struct {
 	hidden  bool
 	arrived bool // a hidden request has completed in the inner driver; under cq.mu
 
+	// tail is the number in the inner driver of the second half of a WRITE, which is posted first, or 0.
+	tail              uint64
+	cut               uint64 // the length of the first half, until the second half is posted; 0: the halves are not separate
+	tailDone, tailBad bool   // whether the second half has succeeded or failed; under cq.mu
+
 	wr    ib.SendWR // the work request of a delayed send
 	ownAH bool      // the address handle of wr is a copy
 	wait  int       // remaining steps before the request is posted
@@ -143,12 +148,18 @@ func (d *driver) enter(r *request) *request {
 	return r
 }
 
+//verbena:held mu
+func (d *driver) remove(r *request) {
+	delete(d.reqs, r.num)
+	delete(d.reqs, r.tail)
+}
+
 // drop removes requests that will not complete.
 func (d *driver) drop(rs ...*request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range rs {
-		delete(d.reqs, r.num)
+		d.remove(r)
 	}
 }
 

@@ -57,6 +57,7 @@ var litmuses = []litmus{
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", unfencedUnsignaled},
 	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostsFirst},
 	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freesHandlerFirst},
+	{weak.WriteOrder, "waits for the last byte of a WRITE", pollsLastByte},
 	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitsByTime},
 }
 
@@ -552,6 +553,31 @@ func readsSharedTargetEarly(w *world, wrong bool) error {
 	a, b := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
 	w.connectWith(a, b, 0)
 	return w.looks(a, b, w.memory(shared), wrong)
+}
+
+// at reads memory that the device may write at the same time.
+//
+//go:norace
+func at(b []byte, i int) byte { return b[i] }
+
+func pollsLastByte(w *world, wrong bool) error {
+	a, _ := w.pair()
+	from, to := w.memory(shared), w.memory(shared)
+	for i := range byte(2 * queueLen) {
+		fill(from.b, i+1)
+		a.post(to.to(ib.WRRDMAWrite, from))
+		early := false
+		if wrong && testutil.Poll(func() bool { return at(to.b, len(to.b)-1) == i+1 }) {
+			early = at(to.b, 0) != i+1
+		}
+		if wc := w.wait(a.send, 1)[0]; wc.Status != ib.WCSuccess {
+			return fmt.Errorf("write: %v", wc.Status)
+		}
+		if early || bytes.Count(to.b, []byte{i + 1}) != len(to.b) {
+			return fmt.Errorf("write %d is not complete", i)
+		}
+	}
+	return nil
 }
 
 func freesHandlerFirst(w *world, wrong bool) error {

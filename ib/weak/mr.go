@@ -310,6 +310,21 @@ func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
 	return m.shadow
 }
 
+// writable reports whether a region of the device has a remote key with the right to write, and contains a range.
+func (d *driver) writable(rkey uint32, addr, n uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, m := range d.mrs {
+		m.mu.RLock()
+		is := m.rkey == rkey && !m.gone && m.access&ib.AccessRemoteWrite != 0 && m.region.Contains(addr, n)
+		m.mu.RUnlock()
+		if is {
+			return true
+		}
+	}
+	return false
+}
+
 // land copies the first n bytes of the request's data from the shadows to the targets.
 func (r *request) land(n uint64) {
 	if r.landed {

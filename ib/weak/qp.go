@@ -151,7 +151,9 @@ func (q *qp) post(wr *ib.SendWR) error {
 	if q.d.has(LateSource) {
 		wait = q.d.draw(LateSource, q.ord, r.seq, 4)
 	}
-	if !full && (wait > 0 || len(q.held) > 0) && q.mayHold(wr, k) && q.keepAH(r) {
+	cut := q.cut(wr, r.seq)
+	if !full && (wait > 0 || cut > 0 || len(q.held) > 0) && q.mayHold(wr, k) && q.keepAH(r) {
+		r.cut = cut
 		q.hold(r, wait)
 		return nil
 	}
@@ -384,11 +386,93 @@ func (q *qp) begin() bool {
 	if state != ib.QPErr && q.blocked(r) {
 		return false
 	}
+	if r.cut > 0 && state == ib.QPRTS {
+		q.beginTail(r)
+		return true
+	}
+	if r.tail != 0 {
+		q.sendCQ.mu.Lock()
+		_ = q.sendCQ.pull(1 << 30)
+		done, bad := r.tailDone, r.tailBad
+		q.sendCQ.mu.Unlock()
+		if bad { // the completion of the second half is that of the request
+			q.held = q.held[1:]
+			return true
+		}
+		if !done && state != ib.QPErr {
+			return false
+		}
+	}
 	q.held = q.held[1:]
 	if err := q.readSource(r); err != nil {
 		q.fail(r)
 	}
 	return true
+}
+
+// cut returns the length of the first half of a WRITE whose second half is written first, or 0. A refused WRITE changes
+// no memory, so the target must be in a region of the same device.
+func (q *qp) cut(wr *ib.SendWR, seq uint64) uint64 {
+	n := uint64(len(wr.Inline))
+	for _, s := range wr.SGList {
+		n += uint64(s.Length)
+	}
+	if !q.d.has(WriteOrder) || wr.Opcode != ib.WRRDMAWrite || q.init.Type != ib.QPTypeRC || q.init.SigAll || n < 32 ||
+		q.d.draw(WriteOrder, q.ord, seq, 2) == 0 || !q.d.writable(wr.RKey, wr.RemoteAddr, n) {
+		return 0
+	}
+	return n/2 - (wr.RemoteAddr+n/2)%8 // an aligned word is written as a whole
+}
+
+// beginTail posts the second half of a WRITE, and delays the first half.
+//
+//verbena:held mu
+func (q *qp) beginTail(r *request) {
+	wr, cut := r.wr, r.cut
+	r.cut = 0
+	wr.RemoteAddr += cut
+	wr.Flags = wr.Flags&^ib.SendSolicited | ib.SendSignaled
+	r.wait = 1 + q.d.draw(WriteOrder, q.ord, r.seq, 4)
+	head := r.wr
+	if wr.Inline != nil {
+		head.Inline, wr.Inline = wr.Inline[:cut], wr.Inline[cut:]
+	} else {
+		head.SGList, wr.SGList = split(wr.SGList, cut)
+	}
+	q.sendCQ.hides.Store(true)
+	q.d.mu.Lock()
+	q.d.last++
+	r.tail = q.d.last
+	q.d.reqs[r.tail] = r
+	q.d.mu.Unlock()
+	wr.ID = r.tail
+	if _, err := q.DriverQP.PostSend([]ib.SendWR{wr}); err != nil {
+		q.d.mu.Lock()
+		delete(q.d.reqs, r.tail)
+		q.d.mu.Unlock()
+		r.tail = 0 // the whole request follows
+		return
+	}
+	r.wr = head
+}
+
+// split splits a list after n bytes.
+func split(list []ib.SGE, n uint64) (first, rest []ib.SGE) {
+	for i, s := range list {
+		k := min(n, uint64(s.Length))
+		n -= k
+		if k > 0 {
+			e := s
+			e.Length = uint32(k)
+			first = append(first, e)
+		}
+		if k < uint64(s.Length) {
+			s.Addr += k
+			s.Length -= uint32(k)
+			return first, append([]ib.SGE{s}, list[i+1:]...)
+		}
+	}
+	return first, nil
 }
 
 // readSource posts a send to the inner queue pair.
@@ -477,7 +561,7 @@ func (q *qp) take(r *request) (done []*request) {
 	}
 	done = slices.Clone((*list)[:i+1])
 	for _, x := range done {
-		delete(q.d.reqs, x.num)
+		q.d.remove(x)
 	}
 	*list = slices.Delete(*list, 0, i+1)
 	return done

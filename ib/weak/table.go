@@ -21,6 +21,7 @@ const (
 	SlowMethods
 	PoisonedTarget
 	LastCallback
+	WriteOrder
 	numChoices
 )
 
@@ -152,6 +153,12 @@ var Choices = [numChoices]Row{
 		"ib_destroy_cq, ib_unregister_event_handler: callbacks end when the call returns, not before. ib_req_notify_cq: a " +
 			"handler may find the queue empty",
 		"frees the state of a callback before Destroy; holds a lock across Destroy that the callback takes",
+	},
+	{
+		WriteOrder, "write-order",
+		"writes the second half of some WRITEs first, and the first half some steps later",
+		"ibv_reg_mr(3), ordering semantics: data are guaranteed to be present only after a completing event",
+		"polls the last byte of a WRITE's target, and treats it as proof of the other bytes",
 	},
 }
 
