@@ -312,10 +312,10 @@ func lastCallbacks[D any](c *callbacks, d D) {
 		c.mu.Lock()
 		begun := c.taken[0] >= handlers && c.taken[1] >= events
 		c.mu.Unlock()
+		time.Sleep(helpDelay) // a removed callback also needs some time to begin
 		if begun {
 			return
 		}
-		time.Sleep(helpDelay)
 	}
 }
 

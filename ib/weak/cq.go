@@ -436,11 +436,11 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 // Ending is called before the callbacks of the queue end. If the queue is armed, its handler runs once more.
 func (c *cq) Ending() bool {
 	c.mu.Lock()
-	armed := c.notify != 0
-	c.mu.Unlock()
-	if !armed || !c.d.has(LastCallback) {
+	defer c.mu.Unlock()
+	if c.notify == 0 || !c.d.has(LastCallback) {
 		return false
 	}
+	c.notify, c.later = 0, false
 	c.obj.Completed()
 	return true
 }

@@ -695,13 +695,23 @@ func (q *qp) forget() {
 	}
 }
 
-// Ending is called before the callbacks of the queue pair end. The delayed events are reported.
+// Ending is called before the callbacks of the queue pair end. The delayed events are reported, except the event for
+// which a consumer must wait before Destroy.
 func (q *qp) Ending() bool {
 	if !q.d.has(LastCallback) {
 		return false
 	}
-	q.report(true)
-	return true
+	q.eventMu.Lock()
+	defer q.eventMu.Unlock()
+	n := len(q.events)
+	for _, e := range q.events {
+		if e.what == ib.EventQPLastWQEReached {
+			continue
+		}
+		q.obj.Raise(e.what)
+	}
+	q.events = slices.DeleteFunc(q.events, func(e event) bool { return e.what != ib.EventQPLastWQEReached })
+	return len(q.events) < n
 }
 
 // Destroy implements ib.DriverQP.

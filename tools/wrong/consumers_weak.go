@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"verbena/ib"
@@ -189,6 +190,141 @@ var weakConsumers = []Consumer{
 			s.Core.UnregisterClient(client)
 			wg.Wait()
 			return nil
+		},
+	},
+	{
+		// The consumer posts the receive again, and then reads the message from its memory.
+		Name: "receive-reposted-first",
+		Rule: "The memory of a work request belongs to the device until its completion",
+		Weak: true,
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{})
+			if err != nil {
+				return err
+			}
+			buf := make([]byte, 64)
+			mr, err := l.pd.RegBytes(buf, ib.AccessLocalWrite)
+			if err != nil {
+				return err
+			}
+			wr := ib.RecvWR{SGList: []ib.SGE{{Addr: mr.Addr(), Length: uint32(len(buf)), LKey: mr.LKey()}}}
+			if _, err := l.b.PostRecv(wr); err != nil {
+				return err
+			}
+			if err := l.send(1, ib.SendSignaled); err != nil {
+				return err
+			}
+			if _, err = l.await(2); err != nil {
+				return err
+			}
+			if _, err = l.b.PostRecv(wr); err == nil && buf[0] != 0 {
+				err = fmt.Errorf("message: got byte %#x, want 0", buf[0])
+			}
+			err = errors.Join(err, l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+			_, err1 := l.await(1)
+			return errors.Join(err, err1, l.a.Destroy(), l.b.Destroy(), l.cq.Destroy(), mr.Dereg(), l.mr.Dereg(), l.pd.Dealloc())
+		},
+	},
+	{
+		// The consumer frees the state of its handler before it destroys the queue.
+		Name: "handler-state-freed",
+		Rule: "Once Destroy has returned, no handler of the object runs",
+		Weak: true,
+		Run: func(s *Site) error {
+			var freed, used atomic.Bool
+			cq, err := s.Handles[0].Device().CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
+				if freed.Load() {
+					used.Store(true)
+				}
+			}})
+			if err != nil {
+				return err
+			}
+			if _, err := cq.ReqNotify(ib.NotifyNextComp); err != nil {
+				return err
+			}
+			freed.Store(true)
+			if err = cq.Destroy(); used.Load() {
+				err = errors.Join(err, errors.New("the handler used freed state"))
+			}
+			return err
+		},
+	},
+	{
+		// The consumer destroys a queue with the lock held that its handler takes.
+		Name: "destroy-with-lock",
+		Rule: "The caller of Destroy must not hold a lock that the handler takes",
+		Weak: true,
+		Run: func(s *Site) error {
+			var mu sync.Mutex
+			cq, err := s.Handles[0].Device().CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
+				mu.Lock()
+				defer mu.Unlock()
+			}})
+			if err != nil {
+				return err
+			}
+			if _, err := cq.ReqNotify(ib.NotifyNextComp); err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			return cq.Destroy()
+		},
+	},
+	{
+		// The consumer ends its event function with the lock held that the function takes. An event is pending.
+		Name: "event-function-ended-with-lock",
+		Rule: "The caller of stop must not hold a lock that the event function takes",
+		Weak: true,
+		Run: func(s *Site) error {
+			var mu sync.Mutex
+			stop := s.Handles[0].Device().OnEvent(func(ib.Event) {
+				mu.Lock()
+				defer mu.Unlock()
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			s.Handles[0].DispatchEvent(ib.EventGIDChange, 1)
+			stop()
+			return nil
+		},
+	},
+	{
+		// The consumer polls the last byte of a peer's WRITE, and then uses all bytes.
+		Name: "last-byte-polled",
+		Rule: "Data are guaranteed to be present only after a completion",
+		Weak: true,
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{})
+			if err != nil {
+				return err
+			}
+			buf := make([]byte, 128)
+			mr, err := l.pd.RegBytes(buf, ib.AccessLocalWrite|ib.AccessRemoteWrite)
+			if err != nil {
+				return err
+			}
+			from, to := buf[:64], buf[64:]
+			for i := byte(1); i <= 16 && err == nil; i++ {
+				for k := range from {
+					from[k] = i
+				}
+				if _, err := l.a.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled,
+					SGList:     []ib.SGE{{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()}},
+					RemoteAddr: mr.Addr() + 64, RKey: mr.RKey()}); err != nil {
+					return err
+				}
+				for end := time.Now().Add(time.Second); to[63] != i && time.Now().Before(end); {
+					time.Sleep(10 * time.Microsecond)
+				}
+				if to[0] != i {
+					err = fmt.Errorf("write %d: got first byte %d", i, to[0])
+				}
+				_, err1 := l.await(1)
+				err = errors.Join(err, err1)
+			}
+			return errors.Join(err, l.a.Destroy(), l.b.Destroy(), l.cq.Destroy(), mr.Dereg(), l.mr.Dereg(), l.pd.Dealloc())
 		},
 	},
 }
