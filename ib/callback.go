@@ -302,15 +302,21 @@ type ender interface{ Ending() bool }
 // nothing. The wait is limited, because a callback may wait for the caller.
 func lastCallbacks[D any](c *callbacks, d D) {
 	e, ok := As[ender](d)
-	if !ok || !e.Ending() {
+	if !ok {
 		return
 	}
 	c.mu.Lock()
-	handlers, events := c.taken[0]+uint64(c.due.len()), c.taken[1]+uint64(c.events.len())
+	before := c.taken
 	c.mu.Unlock()
-	for range 20 {
+	if !e.Ending() {
+		return
+	}
+	c.mu.Lock()
+	due := [2]uint64{c.taken[0] + uint64(c.due.len()), c.taken[1] + uint64(c.events.len())}
+	c.mu.Unlock()
+	for n := 0; due != before && n < 20; n++ {
 		c.mu.Lock()
-		begun := c.taken[0] >= handlers && c.taken[1] >= events
+		begun := c.taken[0] >= due[0] && c.taken[1] >= due[1]
 		c.mu.Unlock()
 		time.Sleep(helpDelay) // a removed callback also needs some time to begin
 		if begun {
