@@ -293,9 +293,9 @@ func (c *callbacks) drain() {
 	}
 }
 
-// ender is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when the destruction
-// of the object begins, or when an event function of the device ends. If Ending returns true, the due callbacks begin
-// first, including those that Ending has raised.
+// ender is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when the
+// destruction of the object begins, or when an event function of the device ends. If Ending returns true, the due
+// callbacks begin first. These include callbacks raised by Ending.
 type ender interface{ Ending() bool }
 
 // lastCallbacks calls Ending of an ender and waits until the due callbacks have begun. For other drivers it does

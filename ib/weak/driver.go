@@ -130,7 +130,7 @@ type request struct {
 
 	// tail is the number in the inner driver of the second half of a WRITE, which is posted first, or 0.
 	tail              uint64
-	cut               uint64 // the length of the first half, until the second half is posted; 0: the halves are not separate
+	cut               uint64 // length of the first half before the second half is posted; 0: the halves are not separate
 	tailDone, tailBad bool   // whether the second half has succeeded or failed; under cq.mu
 
 	wr    ib.SendWR // the work request of a delayed send

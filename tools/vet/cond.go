@@ -4,9 +4,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// sync.Cond.Wait releases one lock while it waits: the L of its Cond. The locks that the thread holds beyond this lock
-// stay held. The lock flow therefore contains L neither at the wait nor, in a function whose callers must hold L, at
-// the calls of the function.
+// sync.Cond.Wait releases one lock while it waits: the L of its Cond. All other locks of the thread stay held. The lock
+// flow therefore does not contain L at the wait. If the callers of a function must hold L, the same applies to the
+// calls of the function.
 
 const condWait = "(*sync.Cond).Wait"
 

@@ -28,7 +28,7 @@ func (q *queueQuery) ofOptions(v ssa.Value, at *frame) (in contexts, ok bool) {
 	return q.ofOptionField(a, addr.Field, at)
 }
 
-// ofOptionField is ofOptions for a field of a variable.
+// ofOptionField returns the contexts of a field of a variable in the same way as ofOptions.
 func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in contexts, ok bool) {
 	if at == nil || at.in != a.Parent() {
 		return 0, false
@@ -45,7 +45,7 @@ func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in conte
 					stored++
 				}
 			}
-		case *ssa.Store: // of a composite literal
+		case *ssa.Store: // the value is a composite literal
 			stored++
 			if in, ok = q.ofLiteral(r.Val, field, at); !ok || r.Addr != ssa.Value(a) {
 				return 0, false

@@ -26,7 +26,7 @@ type tokens struct {
 // tokenUse is the effect of a function on the tokens of its thread.
 type tokenUse struct {
 	needs  bool // whether the caller must hold a token, which the function returns
-	always int  // tokens that the function takes, less those that it returns
+	always int  // number of taken tokens minus number of returned tokens
 	onTrue int  // the same if the result is true
 }
 
@@ -188,8 +188,8 @@ func (t *tokens) use(f *function) *tokenUse {
 // maxTokens limits the number of tokens of a thread that the search counts.
 const maxTokens = 3
 
-// follow counts the tokens on the paths through a function whose callers hold some tokens. ok is false if a return may
-// lack a token.
+// follow counts the tokens on the paths through a function. entry is the number of tokens at the start. ok is false if
+// a return may lack a token.
 func (t *tokens) follow(f *function, entry int) (u tokenUse, ok bool) {
 	in := map[*ssa.BasicBlock]int{f.Blocks[0]: entry}
 	work := []*ssa.BasicBlock{f.Blocks[0]}
@@ -292,7 +292,7 @@ func (t *tokens) touches(f *function) bool {
 	return false
 }
 
-// branch returns the effect of the outcome of a condition: a case of a select was executed, or a call has taken a token.
+// branch returns the effect of the outcome of a condition: a case of a select was executed, or a call took a token.
 func (t *tokens) branch(f *function, cond ssa.Value, outcome bool) int {
 	switch v := cond.(type) {
 	case *ssa.UnOp:
