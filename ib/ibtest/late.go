@@ -133,6 +133,10 @@ func testModerationEnds(e *env) {
 	var calls atomic.Int32
 	moderated(1, ib.NotifyNextComp, 2*period, func(*ib.CQ) { calls.Add(1) })
 	e.eventually("the notification of a queue that is there", func() bool { return calls.Load() > 0 })
+	var again atomic.Int32
+	cq, _ := moderated(1, ib.NotifyNextComp, 10*period, func(*ib.CQ) { again.Add(1) })
+	e.must("request notify", second(cq.ReqNotify(ib.NotifyNextComp)))
+	e.eventually("the delayed notification of a queue that has been armed again", func() bool { return again.Load() > 0 })
 	e.settle()
 }
 
