@@ -45,6 +45,8 @@ type object struct {
 	pending   atomic.Int64 // number of work requests that may complete on the CQ
 	pollers   atomic.Int32 // number of calls of Poll
 	broken    atomic.Bool  // completions may have been lost
+	nameless  atomic.Int64 // polled completions that name no queue pair, although none was destroyed
+	told      atomic.Bool  // nameless has been reported
 
 	mayOverrun bool // CQIgnoreOverrun
 	deadMu     sync.Mutex

@@ -202,6 +202,18 @@ func (w *work) checkRoom(f *frame, cq *object) {
 	if n <= int64(entries) || cq.pollers.Load() > 0 {
 		return
 	}
+	if k := cq.nameless.Load(); k > 0 {
+		if cq.told.Swap(true) {
+			return
+		}
+		w.o.k.report(Violation{
+			Rule: RuleResult,
+			What: fmt.Sprintf("%d completions of a CQ of %d entries name no QP (WC.QP), so up to %d posted work requests may "+
+				"still complete on it", k, entries, n),
+			Stacks: []Stack{{f.what, trace(f.entry)}, {"the CQ made at", trace(cq.made)}},
+		}, w.o.dev, f.entry)
+		return
+	}
 	w.o.k.report(Violation{
 		Rule: RuleCQTooSmall,
 		What: fmt.Sprintf("%d posted work requests may complete on a CQ of %d entries", n, entries),
@@ -229,7 +241,11 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 				continue
 			}
 		}
-		if w := before[wc.QPNum]; w != nil && wc.QP == nil {
+		w := before[wc.QPNum]
+		if w == nil && wc.QP == nil {
+			o.nameless.Add(1)
+		}
+		if w != nil && wc.QP == nil {
 			if r := w.completed(o, wc); r != nil && !w.lost() {
 				o.k.report(Violation{
 					Rule: RuleDestroyUndrained,

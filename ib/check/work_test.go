@@ -38,6 +38,7 @@ type consumerConfig struct {
 	event   func(*ib.QP, ib.EventType)
 	shared  bool // b uses an SRQ
 	weak    weak.Set
+	wrap    func(ib.Driver) ib.Driver
 }
 
 const depth = 4 // number of entries of each queue
@@ -53,6 +54,9 @@ func newConsumer(t *testing.T, c consumerConfig) *consumer {
 	x.h = loopback.New("loop0", nil).Handle()
 	if c.weak != 0 {
 		x.h.Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, weak.Config{Choices: c.weak}) })
+	}
+	if c.wrap != nil {
+		x.h.Wrap(c.wrap)
 	}
 	x.dev = x.h.Device()
 	x.must(x.core.Register(x.h))
@@ -469,6 +473,39 @@ func TestCheckCQTooSmall(t *testing.T) {
 			}
 		})
 	}
+}
+
+// namelessDriver is a driver whose completions do not name their queue pair.
+type namelessDriver struct{ ib.Driver }
+
+type namelessCQ struct{ ib.DriverCQ }
+
+func (d namelessDriver) Unwrap() ib.Driver { return d.Driver }
+func (c namelessCQ) Unwrap() ib.DriverCQ   { return c.DriverCQ }
+
+func (d namelessDriver) CreateCQ(cq ib.CQHandle, a ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	c, err := d.Driver.CreateCQ(cq, a, u)
+	return namelessCQ{c}, err
+}
+
+func (c namelessCQ) Poll(wc []ib.WC) (int, error) {
+	n, err := c.DriverCQ.Poll(wc)
+	for i := range wc[:n] {
+		wc[i].QP = nil
+	}
+	return n, err
+}
+
+// TestCheckNameless checks that a driver whose completions do not name their queue pair is reported, and not the
+// consumer, whose CQ seems to be too small.
+func TestCheckNameless(t *testing.T) {
+	x := newConsumer(t, consumerConfig{entries: 5, wrap: func(d ib.Driver) ib.Driver { return namelessDriver{d} }})
+	for i := range uint64(5) {
+		x.recv(i)
+		x.send(i, ib.SendSignaled)
+		x.poll()
+	}
+	x.end(check.RuleResult)
 }
 
 // TestCheckUnsignaledOnly checks the report for a send queue that is filled with unsignaled work requests only. Such a
