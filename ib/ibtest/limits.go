@@ -714,6 +714,7 @@ func (e *env) longest(pd *ib.PD, op ib.WROpcode, n uint32) {
 		mrs[i], err = pd.RegMR(ib.MRInit{Space: s, Addr: 1 << 20, IOVA: 1 << 20, Length: uint64(n), Access: ib.AccessLocalWrite |
 			ib.AccessRemoteWrite | ib.AccessRemoteRead})
 		e.must("register memory", err)
+		own(e, mrs[i], mrs[i].Dereg)
 	}
 	local, remote := mrs[0], mrs[1]
 	wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled}
@@ -741,9 +742,6 @@ func (e *env) longest(pd *ib.PD, op ib.WROpcode, n uint32) {
 	}
 	if got := to.n.Load(); got < uint64(n) {
 		e.Errorf("opcode %d of %d bytes, MaxMsgSize: got %d bytes stored", op, n, got)
-	}
-	for _, mr := range mrs {
-		e.must("deregister", mr.Dereg())
 	}
 }
 

@@ -132,6 +132,12 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 	return 0
 }
 
+// Postpone moves the waiting request of a queue pair in SQD back to those that have not begun.
+func (m *Model) Postpone(id ID) {
+	m.QPs[id].waiting = false
+	m.wake()
+}
+
 // late records that the retries of a request may end just when its peer becomes ready, or that its data may arrive at
 // any later time. A call takes 20 ms or more, the eight attempts with a Timeout of 13 take 268 ms.
 func (m *Model) late(q *QP) {
