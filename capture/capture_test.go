@@ -229,7 +229,7 @@ func TestRecorder(t *testing.T) {
 		b := r.Interface("rxe1", "")
 		b.Packet(tapped("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
 		sum, err := r.Close()
-		if err != nil || sum != (Summary{Packets: 3}) {
+		if err != nil || sum != (summary{Packets: 3}) {
 			t.Errorf("Close: got %+v and error %v, want 3 packets", sum, err)
 		}
 		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // after the end of the recording
@@ -275,7 +275,7 @@ func TestRecorderCount(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Error("recording after Count packets: got no end, want one")
 		}
-		if sum, err := r.Close(); err != nil || sum != (Summary{Packets: 5}) {
+		if sum, err := r.Close(); err != nil || sum != (summary{Packets: 5}) {
 			t.Errorf("Close: got %+v and error %v, want 5 packets", sum, err)
 		}
 		if frames, _, _ := read(t, file.Bytes()); len(frames) != 5 {
@@ -298,7 +298,7 @@ func TestRecorderReorders(t *testing.T) {
 			tap.Packet(p)
 			testutil.Advance(flushPeriod)
 		}
-		if sum, err := r.Close(); err != nil || sum != (Summary{Packets: 4}) {
+		if sum, err := r.Close(); err != nil || sum != (summary{Packets: 4}) {
 			t.Errorf("Close: got %+v and error %v, want 4 packets", sum, err)
 		}
 		frames, infos, _ := read(t, file.Bytes())

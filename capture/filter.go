@@ -25,8 +25,8 @@ const FilterHelp = `A filter is a list of KEY=VALUE, separated by commas. A pack
   opcode=NAME  operation: part of its name in the specification, such as read, write, ack, "send only", "ud send"; or
                a number, such as 0x11`
 
-// Filter selects packets. A nil Filter selects all packets.
-type Filter struct {
+// filter selects packets. A nil filter selects all packets.
+type filter struct {
 	text    string
 	qps     []uint32
 	src     []netip.Addr
@@ -38,8 +38,8 @@ type Filter struct {
 }
 
 // ParseFilter parses a filter, see [FilterHelp]. An empty text selects all packets. The error wraps [ErrFilter].
-func ParseFilter(text string) (*Filter, error) {
-	f := &Filter{text: text}
+func ParseFilter(text string) (*filter, error) {
+	f := &filter{text: text}
 	if strings.TrimSpace(text) == "" {
 		return f, nil
 	}
@@ -56,7 +56,7 @@ func ParseFilter(text string) (*Filter, error) {
 	return f, nil
 }
 
-func (f *Filter) add(key, value string) error {
+func (f *filter) add(key, value string) error {
 	addr := func(list *[]netip.Addr) error {
 		a, err := netip.ParseAddr(value)
 		if err != nil {
@@ -95,7 +95,7 @@ func (f *Filter) add(key, value string) error {
 	return nil
 }
 
-func (f *Filter) addOpcode(value string) error {
+func (f *filter) addOpcode(value string) error {
 	f.named = true
 	if n, err := strconv.ParseUint(value, 0, 8); err == nil {
 		f.opcodes[n] = true
@@ -123,7 +123,7 @@ func words(s string) string {
 }
 
 // String returns the text of the filter.
-func (f *Filter) String() string {
+func (f *filter) String() string {
 	if f == nil {
 		return ""
 	}
@@ -131,7 +131,7 @@ func (f *Filter) String() string {
 }
 
 // Match reports whether the filter selects a packet. Match may not sleep.
-func (f *Filter) Match(p *link.Tapped) bool {
+func (f *filter) Match(p *link.Tapped) bool {
 	if f == nil || f.text == "" {
 		return true
 	}

@@ -18,7 +18,7 @@ import (
 
 // Options is the configuration of a Recorder. The zero value records all packets until Close.
 type Options struct {
-	Filter *Filter
+	Filter *filter
 	// Count is the number of packets after which the recording ends; 0 means no limit.
 	Count uint64
 	// Buffer is the size of the packet buffer in bytes; 0 means 32 MiB.
@@ -38,8 +38,8 @@ const (
 	reorderTime = 20 * time.Millisecond
 )
 
-// Summary holds the numbers of packets of a recording.
-type Summary struct {
+// summary holds the numbers of packets of a recording.
+type summary struct {
 	Packets uint64 `json:"packets"` // packets written to the file
 	Dropped uint64 `json:"dropped"` // packets selected by the filter, but lost because the buffer was full
 }
@@ -67,7 +67,7 @@ type Recorder struct {
 	young   []record // packets that are too young to be written, with their own copies of the bytes
 	frame   []byte
 	known   int // number of interfaces in the file
-	summary Summary
+	summary summary
 	err     error
 }
 
@@ -125,7 +125,7 @@ func (r *Recorder) Done() <-chan struct{} { return r.done }
 
 // Close ends the recording, and writes the remaining packets and the statistics. Close blocks until all data are
 // written, and returns the first error of the writer.
-func (r *Recorder) Close() (Summary, error) {
+func (r *Recorder) Close() (summary, error) {
 	r.over.Store(true)
 	r.once.Do(func() { close(r.ending) })
 	<-r.finished

@@ -14,9 +14,9 @@ import (
 	"verbena/roce"
 )
 
-// Packet is a RoCEv2 packet of a capture. If Verbena captures both ends, each packet occurs twice: when it leaves
-// and when it arrives. The two records are merged into one Packet.
-type Packet struct {
+// packet is a RoCEv2 packet of a capture. If Verbena captures both ends, each packet occurs twice: when it leaves
+// and when it arrives. The two records are merged into one packet.
+type packet struct {
 	Frame   int       // number of the packet's first frame, from 1, as in Wireshark
 	Sent    time.Time // zero if not captured at the sender
 	Arrived time.Time // zero if not captured at the receiver
@@ -35,33 +35,33 @@ type Packet struct {
 }
 
 // At returns the time of the packet's first record.
-func (p *Packet) At() time.Time {
+func (p *packet) At() time.Time {
 	if p.Sent.IsZero() {
 		return p.Arrived
 	}
 	return p.Sent
 }
 
-// End is an end of a Connection.
-type End struct {
+// endpoint is an end of a Connection.
+type endpoint struct {
 	Addr netip.Addr
 	QP   uint32 // 0 if unknown, because no packets to the queue pair were captured
 }
 
-func (e End) String() string {
+func (e endpoint) String() string {
 	if e.QP == 0 {
 		return e.Addr.String()
 	}
 	return fmt.Sprintf("%v QP %d", e.Addr, e.QP)
 }
 
-// Connection holds the packets between two queue pairs of RC, UC or XRC. The first End is the sender of the first
+// Connection holds the packets between two queue pairs of RC, UC or XRC. The first end is the sender of the first
 // packet. Packets have only the number of the destination queue pair. Therefore two queue pairs are matched by
 // their UDP source port, or because there are no others between two addresses.
 type Connection struct {
-	Ends    [2]End
+	Ends    [2]endpoint
 	Service roce.Service
-	Packets []Packet
+	Packets []packet
 	More    int // number of packets beyond the limit
 }
 
@@ -73,7 +73,7 @@ type flow struct {
 }
 
 type seenPacket struct {
-	Packet
+	packet
 	flow
 	in, out bool // direction, if the capture contains it
 }
@@ -205,7 +205,7 @@ func join(all []seenPacket, dropped int) []*Connection {
 			continue
 		}
 		c := &Connection{Service: p.Op.Service()}
-		c.Ends = [2]End{{Addr: p.src}, {Addr: p.dst, QP: p.qp}}
+		c.Ends = [2]endpoint{{Addr: p.src}, {Addr: p.dst, QP: p.qp}}
 		of[p.flow], end[p.flow] = c, 1
 		if o, ok := opposite(p.flow); ok && of[o] == nil {
 			c.Ends[0].QP = o.qp
@@ -235,7 +235,7 @@ func join(all []seenPacket, dropped int) []*Connection {
 			c.Packets[at].BadICRC = c.Packets[at].BadICRC || p.BadICRC
 			continue
 		}
-		x := p.Packet
+		x := p.packet
 		x.From = 1 - end[p.flow]
 		if x.request() {
 			last, known := highest[p.flow]
@@ -268,12 +268,12 @@ type request struct {
 }
 
 // request reports whether a packet has a PSN of the sender's own sequence.
-func (p *Packet) request() bool {
+func (p *packet) request() bool {
 	return !p.HasSyndrome && !strings.Contains(p.Op.String(), "RESPONSE")
 }
 
 // what returns a description of the packet.
-func (p *Packet) what() string {
+func (p *packet) what() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s psn %d", strings.TrimPrefix(p.Op.String(), p.Op.Service().String()+" "), p.PSN)
 	if p.Payload > 0 {
@@ -289,7 +289,7 @@ func (p *Packet) what() string {
 }
 
 // note returns the faults of the packet, or an empty string.
-func (p *Packet) note() string {
+func (p *packet) note() string {
 	var w []string
 	for _, x := range []struct {
 		on   bool
@@ -336,16 +336,16 @@ func (c *Connection) Has(qp uint32) bool { return c.Ends[0].QP == qp || c.Ends[1
 
 // Trouble reports whether a packet has a fault.
 func (c *Connection) Trouble() bool {
-	return slices.ContainsFunc(c.Packets, func(p Packet) bool { return p.note() != "" })
+	return slices.ContainsFunc(c.Packets, func(p packet) bool { return p.note() != "" })
 }
 
 // cut returns at most limit packets to show; 0 means all packets. With trouble set, the shown packets start a few
 // packets before the first packet with a fault.
-func (c *Connection) cut(limit int, trouble bool) []Packet {
+func (c *Connection) cut(limit int, trouble bool) []packet {
 	list := c.Packets
 	if trouble {
 		const before = 5
-		at := slices.IndexFunc(list, func(p Packet) bool { return p.note() != "" })
+		at := slices.IndexFunc(list, func(p packet) bool { return p.note() != "" })
 		if at < 0 {
 			return nil
 		}
@@ -406,7 +406,7 @@ func (c *Connection) first() time.Time {
 func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 	const width, left, right, top, row = 900, 300, 720, 96, 20
 	list := c.cut(limit, trouble)
-	slices.SortStableFunc(list, func(a, b Packet) int { return cmp.Compare(a.At().UnixNano(), b.At().UnixNano()) })
+	slices.SortStableFunc(list, func(a, b packet) int { return cmp.Compare(a.At().UnixNano(), b.At().UnixNano()) })
 	var b strings.Builder
 	height := top + row*(len(list)+2)
 	esc := func(s string) string {

@@ -85,7 +85,7 @@ func TestConnections(t *testing.T) {
 		t.Fatalf("connections: got %d, want 1", len(list))
 	}
 	c := list[0]
-	if c.Ends != [2]End{{wireAddrs[0], 17}, {wireAddrs[1], 18}} || c.Service != roce.RC || !c.Has(17) || !c.Has(18) ||
+	if c.Ends != [2]endpoint{{wireAddrs[0], 17}, {wireAddrs[1], 18}} || c.Service != roce.RC || !c.Has(17) || !c.Has(18) ||
 		c.Has(19) {
 		t.Errorf("connection: got ends %v and service %v, want QPs 17 and 18 of RC", c.Ends, c.Service)
 	}
