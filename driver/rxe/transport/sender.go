@@ -615,8 +615,8 @@ func (s *Sender) Probe(now time.Time) (p Packet, ok bool) {
 // Stop ends all waiting: the queue pair is in the error state.
 func (s *Sender) Stop() { s.deadline, s.rnrUntil, s.rnrWait = time.Time{}, time.Time{}, 0 }
 
-// SenderStatus is the state of a sender, to be shown.
-type SenderStatus struct {
+// senderStatus is the state of a sender, to be shown.
+type senderStatus struct {
 	Unacknowledged roce.PSN // the oldest PSN that is
 	Place          roce.PSN // of the next packet
 	InFlight       int      // requests
@@ -626,8 +626,8 @@ type SenderStatus struct {
 }
 
 // Status returns the state.
-func (s *Sender) Status() SenderStatus {
-	return SenderStatus{
+func (s *Sender) Status() senderStatus {
+	return senderStatus{
 		Unacknowledged: s.una, Place: s.Place(), InFlight: s.Len(), Window: s.recovery.Window(),
 		Retries: s.retries, RNRRetries: s.rnrRetries,
 	}
