@@ -99,9 +99,9 @@ var transitions = func() map[[2]QPState]transition {
 	return r
 }()
 
-// CheckTransition returns nil if a queue pair of type t may move from state from to state to with the attributes in
+// checkTransition returns nil if a queue pair of type t may move from state from to state to with the attributes in
 // mask. Every state may move to RESET and to ERR. (ib_modify_qp_is_ok)
-func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
+func checkTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 	if from > QPErr || to > QPErr {
 		return fmt.Errorf("undefined state in %v to %v: %w", from, to, syscall.EINVAL)
 	}
@@ -139,7 +139,7 @@ func NextState(now QPState, t QPType, attr *QPAttr, mask QPAttrMask) (QPState, e
 	if mask&QPAttrState != 0 {
 		to = attr.State
 	}
-	if err := CheckTransition(from, to, t, mask); err != nil {
+	if err := checkTransition(from, to, t, mask); err != nil {
 		return now, err
 	}
 	if from != now && to != QPErr && to != QPReset {

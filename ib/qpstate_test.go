@@ -56,7 +56,7 @@ func TestQPTransitions(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s-%s", kind, fromName, toName), func(t *testing.T) {
 					check := func(mask uint32) {
 						t.Helper()
-						err := CheckTransition(QPState(from), QPState(to), qpType(t, kind), QPAttrMask(mask))
+						err := checkTransition(QPState(from), QPState(to), qpType(t, kind), QPAttrMask(mask))
 						want := qptable.Allowed(fromName, toName, kind, mask)
 						if (err == nil) != want || err != nil && !errors.Is(err, syscall.EINVAL) {
 							t.Errorf("CheckTransition with mask %#x: got %v, want allowed %v", mask, err, want)
@@ -76,7 +76,7 @@ func TestQPTransitions(t *testing.T) {
 		}
 	}
 	for _, bad := range [][2]QPState{{QPErr + 1, QPReset}, {QPReset, QPErr + 1}} {
-		if err := CheckTransition(bad[0], bad[1], QPTypeRC, QPAttrState); !errors.Is(err, syscall.EINVAL) {
+		if err := checkTransition(bad[0], bad[1], QPTypeRC, QPAttrState); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%v: got %v", bad, err)
 		}
 	}

@@ -49,8 +49,8 @@ const (
 // MaxCQE is the maximum number of entries of a completion queue.
 const MaxCQE = 1 << 10
 
-// QPRoom is the capacity of each queue of a queue pair.
-const QPRoom = 3
+// qpRoom is the capacity of each queue of a queue pair.
+const qpRoom = 3
 
 // The driver-private responses to user contexts. A real driver responds with the mmap offsets of the queues.
 const (
@@ -88,8 +88,8 @@ var (
 	_ ib.FastRegDriver = (*Driver)(nil)
 	_ ib.UserQP        = (*QP)(nil)
 	_ ib.CQResizer     = (*CQ)(nil)
-	_ ib.ReregMR       = (*MR)(nil)
-	_ ib.FastMR        = (*FastMR)(nil)
+	_ ib.ReregMR       = (*mr)(nil)
+	_ ib.FastMR        = (*fastMR)(nil)
 )
 
 // New returns a driver of a device with one active RoCE port and no GIDs.
@@ -244,14 +244,14 @@ func (d *Driver) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, d.ente
 // RegMR implements ib.Driver.
 func (d *Driver) RegMR(h ib.MRHandle, _ ib.DriverPD, _ *umem.Region, _ ib.AccessFlags, _ *ib.Udata) (ib.DriverMR,
 	error) {
-	m := &MR{region{h, d}}
+	m := &mr{region{h, d}}
 	m.newKeys()
 	return m, d.enter(RegMR)
 }
 
 // AllocMR implements ib.FastRegDriver.
 func (d *Driver) AllocMR(h ib.MRHandle, _ ib.DriverPD, _ int) (ib.DriverMR, error) {
-	m := &FastMR{region: region{h, d}}
+	m := &fastMR{region: region{h, d}}
 	m.newKeys()
 	return m, d.enter(AllocMR)
 }

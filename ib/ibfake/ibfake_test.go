@@ -209,7 +209,7 @@ func TestObjects(t *testing.T) {
 		t.Errorf("capacities: got %+v, %d", w.qp.Init().Cap, w.cq.Entries())
 	}
 	n, err := w.qp.PostSend(ib.SendWR{ID: 1}, ib.SendWR{ID: 2}, ib.SendWR{ID: 3}, ib.SendWR{ID: 4})
-	if n != QPRoom || !errors.Is(err, syscall.ENOMEM) || len(q.Sent()) != QPRoom || q.Sent()[2].ID != 3 {
+	if n != qpRoom || !errors.Is(err, syscall.ENOMEM) || len(q.Sent()) != qpRoom || q.Sent()[2].ID != 3 {
 		t.Errorf("post send: got %d, %v, %+v", n, err, q.Sent())
 	}
 	if n, err := w.qp.PostRecv(ib.RecvWR{ID: 7}); n != 1 || err != nil || q.Received()[0].ID != 7 {
@@ -225,7 +225,7 @@ func TestObjects(t *testing.T) {
 		t.Errorf("poll: got %d, %v, %+v", n, err, wc[0])
 	}
 	w.must(calls[MapMR](w))
-	if r := w.dev.MR(w.fast).(*FastMR).Mapped(); r.Len() != 10 {
+	if r := w.dev.MR(w.fast).(*fastMR).Mapped(); r.Len() != 10 {
 		t.Errorf("Mapped: got %+v", r)
 	}
 	if a, err := w.ah.Query(); err != nil || a.SL != 3 {

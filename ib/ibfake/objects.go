@@ -31,11 +31,11 @@ func (m *region) newKeys() {
 // Dereg implements ib.DriverMR.
 func (m *region) Dereg() error { return m.d.destroy(DeregMR, "MR") }
 
-// MR is the driver's side of a memory region.
-type MR struct{ region }
+// mr is the driver's side of a memory region.
+type mr struct{ region }
 
 // Rereg implements ib.ReregMR. The keys change.
-func (m *MR) Rereg(*umem.Region, ib.DriverPD, ib.AccessFlags, *ib.Udata) error {
+func (m *mr) Rereg(*umem.Region, ib.DriverPD, ib.AccessFlags, *ib.Udata) error {
 	err := m.d.enter(ReregMR)
 	if err == nil {
 		m.newKeys()
@@ -43,14 +43,14 @@ func (m *MR) Rereg(*umem.Region, ib.DriverPD, ib.AccessFlags, *ib.Udata) error {
 	return err
 }
 
-// FastMR is the driver's side of a region that work requests register.
-type FastMR struct {
+// fastMR is the driver's side of a region that work requests register.
+type fastMR struct {
 	region
 	mapped atomic.Pointer[umem.Region]
 }
 
 // Map implements ib.FastMR.
-func (m *FastMR) Map(r *umem.Region) error {
+func (m *fastMR) Map(r *umem.Region) error {
 	err := m.d.enter(MapMR)
 	if err == nil {
 		m.mapped.Store(r)
@@ -59,7 +59,7 @@ func (m *FastMR) Map(r *umem.Region) error {
 }
 
 // Mapped returns the memory of the last Map, or nil.
-func (m *FastMR) Mapped() *umem.Region { return m.mapped.Load() }
+func (m *fastMR) Mapped() *umem.Region { return m.mapped.Load() }
 
 type ah struct {
 	d    *Driver
@@ -210,7 +210,7 @@ func (q *QP) PostRecv(wrs []ib.RecvWR) (int, error) {
 }
 
 func take[W any](queue *[]W, wrs []W) (int, error) {
-	n := min(len(wrs), QPRoom-len(*queue))
+	n := min(len(wrs), qpRoom-len(*queue))
 	*queue = append(*queue, wrs[:n]...)
 	if n < len(wrs) {
 		return n, syscall.ENOMEM
