@@ -14,14 +14,14 @@ import (
 	"verbena/internal/reopen"
 )
 
-// LandlockABI is the version of Landlock's interface that Opener needs for full protection. With versions before 3
+// landlockABI is the version of Landlock's interface that Opener needs for full protection. With versions before 3
 // (Linux 6.2), the thread could truncate files.
-const LandlockABI = 3
+const landlockABI = 3
 
-// HasLandlock reports whether the kernel has version LandlockABI or later.
+// HasLandlock reports whether the kernel has version landlockABI or later.
 func HasLandlock() bool {
 	v, err := ll.LandlockGetABIVersion()
-	return err == nil && v >= LandlockABI
+	return err == nil && v >= landlockABI
 }
 
 // opener is a thread in a separate Landlock domain, which opens files for the other threads.

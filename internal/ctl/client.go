@@ -175,7 +175,7 @@ func Await(ctx context.Context, loc Location) (*Client, error) {
 				return c, nil
 			}
 			c.Close()
-			if e := (*RemoteError)(nil); errors.As(err, &e) {
+			if e := (*remoteError)(nil); errors.As(err, &e) {
 				return nil, err
 			}
 		} else if !errors.Is(err, ErrNotRunning) && !errors.Is(err, errKilled) {
@@ -206,7 +206,7 @@ func (c *Client) UID() int { return c.uid }
 // Close ends the connection.
 func (c *Client) Close() error { return c.c.Close() }
 
-// Do sends a request and waits for the answer. An error that the service reports is a RemoteError. It may sleep.
+// Do sends a request and waits for the answer. An error that the service reports is a remoteError. It may sleep.
 func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
 
 //verbena:allow close a client trusts its service

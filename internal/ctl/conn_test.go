@@ -114,7 +114,7 @@ func TestErrors(t *testing.T) {
 			_ = server.Send(Failure(cause), nil)
 		}()
 		_, err := NewClient(ends[1], 0, 0).Do(&Request{Op: OpInfo})
-		var remote *RemoteError
+		var remote *remoteError
 		if !errors.As(err, &remote) || err.Error() != cause.Error() ||
 			errors.Is(err, syscall.ENODEV) != errors.Is(cause, syscall.ENODEV) {
 			t.Errorf("error at the other end: got %v, want %v", err, cause)

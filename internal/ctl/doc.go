@@ -44,9 +44,9 @@
 // Protocol is increased whenever a request or a response changes its meaning, but not for a new field that a
 // receiver may ignore.
 //
-// An error travels as its text and its errno ([Failure]). The client gets a [RemoteError], which wraps the errno,
+// An error travels as its text and its errno ([Failure]). The client gets a [remoteError], which wraps the errno,
 // so errors.Is(err, syscall.ENODEV) has the same result on both sides.
 //
-// An error travels as its text and its errno ([Failure]). The client gets a [RemoteError], which wraps the errno,
+// An error travels as its text and its errno ([Failure]). The client gets a [remoteError], which wraps the errno,
 // so errors.Is(err, syscall.ENODEV) has the same result on both sides.
 package ctl

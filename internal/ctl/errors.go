@@ -5,17 +5,17 @@ import (
 	"syscall"
 )
 
-// RemoteError is an error reported by the other end of a connection. RemoteError wraps the errno, if there is one.
-type RemoteError struct {
+// remoteError is an error reported by the other end of a connection. remoteError wraps the errno, if there is one.
+type remoteError struct {
 	Text  string
 	Errno syscall.Errno // 0 without an errno
 }
 
 // Error returns the text.
-func (e *RemoteError) Error() string { return e.Text }
+func (e *remoteError) Error() string { return e.Text }
 
 // Unwrap returns the errno.
-func (e *RemoteError) Unwrap() error {
+func (e *remoteError) Unwrap() error {
 	if e.Errno == 0 {
 		return nil
 	}
@@ -34,7 +34,7 @@ func (r *Response) err() error {
 	if r.Error == "" {
 		return nil
 	}
-	return &RemoteError{r.Error, r.Errno}
+	return &remoteError{r.Error, r.Errno}
 }
 
 // helpFailure returns the answer to Help for an error.
@@ -48,5 +48,5 @@ func (a *HelpAnswer) Err() error {
 	if a.Error == "" {
 		return nil
 	}
-	return &RemoteError{a.Error, a.Errno}
+	return &remoteError{a.Error, a.Errno}
 }

@@ -103,9 +103,9 @@ func TestDialForeignService(t *testing.T) {
 func TestOverflowUser(t *testing.T) {
 	self := os.Geteuid()
 	for _, c := range []struct {
-		ids  IDMap
+		ids  idMap
 		want bool
-	}{{IDMap{Overflow: self}, false}, {IDMap{Overflow: self + 1}, true}, {IDMap{Overflow: self, All: true}, true}} {
+	}{{idMap{Overflow: self}, false}, {idMap{Overflow: self + 1}, true}, {idMap{Overflow: self, All: true}, true}} {
 		if got := c.ids.Own(self); got != c.want {
 			t.Errorf("%+v: Own(%d): got %v, want %v", c.ids, self, got, c.want)
 		}
@@ -113,7 +113,7 @@ func TestOverflowUser(t *testing.T) {
 	if self != 0 {
 		old := ids
 		defer func() { ids = old }()
-		ids = func() IDMap { return IDMap{Overflow: self} }
+		ids = func() idMap { return idMap{Overflow: self} }
 		if err := (Location{}).trusts(self); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("trusts of the overflow ID: got %v, want EPERM", err)
 		}

@@ -33,24 +33,24 @@ func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 	return int(cred.Pid), int(cred.Uid), nil
 }
 
-// IDMap describes the user IDs of a user namespace.
-type IDMap struct {
+// idMap describes the user IDs of a user namespace.
+type idMap struct {
 	Overflow int  // ID that represents all unmapped IDs
 	All      bool // all IDs are mapped
 }
 
 // Anonymous reports whether a user ID may represent several users.
-func (m IDMap) Anonymous(uid int) bool { return !m.All && uid == m.Overflow }
+func (m idMap) Anonymous(uid int) bool { return !m.All && uid == m.Overflow }
 
 // Own reports whether a user ID is the user ID of this process. The overflow ID never is an own ID.
-func (m IDMap) Own(uid int) bool { return uid == os.Geteuid() && !m.Anonymous(uid) }
+func (m idMap) Own(uid int) bool { return uid == os.Geteuid() && !m.Anonymous(uid) }
 
 // IDs returns the map of this process.
-func IDs() IDMap { return ids() }
+func IDs() idMap { return ids() }
 
 // ids is read once, because the user namespace of a process with several threads cannot change.
-var ids = sync.OnceValue(func() IDMap {
-	m := IDMap{Overflow: 65534}
+var ids = sync.OnceValue(func() idMap {
+	m := idMap{Overflow: 65534}
 	if b, err := procfile.Read("/proc/sys/kernel/overflowuid"); err == nil {
 		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
 			m.Overflow = n

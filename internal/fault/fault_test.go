@@ -40,7 +40,7 @@ func TestKinds(t *testing.T) {
 		if json, _, _ := strings.Cut(f.Tag.Get("json"), ","); json != name && json != name+"_ns" {
 			t.Errorf("%s: JSON name: got %s, want the name of the kind", name, json)
 		}
-		if f.Tag.Get("complete") != "none" && k.Unit() != UnitSwitch {
+		if f.Tag.Get("complete") != "none" && k.Unit() != unitSwitch {
 			t.Errorf("%s: got no tag for completions, want one", name)
 		}
 		if !strings.HasSuffix(k.Help, ".") || k.Counter != strings.ToUpper(k.Counter) || k.Counter == "" {

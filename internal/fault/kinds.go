@@ -140,10 +140,10 @@ type Unit int
 
 // Units of values.
 const (
-	UnitShare  Unit = iota // a [Share]
-	UnitTime               // a time.Duration
-	UnitNumber             // an integer
-	UnitSwitch             // a bool
+	unitShare  Unit = iota // a [Share]
+	unitTime               // a time.Duration
+	unitNumber             // an integer
+	unitSwitch             // a bool
 )
 
 // Placeholder returns the letter that represents a value in help, or "" for a switch.
@@ -153,13 +153,13 @@ func (u Unit) Placeholder() string { return [...]string{"P", "D", "N", ""}[u] }
 func (k *Kind) Unit() Unit {
 	switch k.value(&Rule{}).(type) {
 	case Share:
-		return UnitShare
+		return unitShare
 	case time.Duration:
-		return UnitTime
+		return unitTime
 	case bool:
-		return UnitSwitch
+		return unitSwitch
 	}
-	return UnitNumber
+	return unitNumber
 }
 
 // flags holds [Kinds] in the order of the help.

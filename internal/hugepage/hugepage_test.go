@@ -14,7 +14,7 @@ func TestReserve(t *testing.T) {
 	for _, c := range []struct {
 		n      int
 		offset int64
-	}{{page, 3 * Size}, {Size - page, 0}, {Size, 0}, {Size, Size + int64(page)}, {3*Size + page, Size - int64(page)}} {
+	}{{page, 3 * size}, {size - page, 0}, {size, 0}, {size, size + int64(page)}, {3*size + page, size - int64(page)}} {
 		mem, err := Reserve(c.n, c.offset)
 		if err != nil {
 			t.Fatal(err)
@@ -22,7 +22,7 @@ func TestReserve(t *testing.T) {
 		if len(mem) != c.n || cap(mem) != c.n {
 			t.Errorf("Reserve(%d, %#x): got %d bytes with capacity %d, want n", c.n, c.offset, len(mem), cap(mem))
 		}
-		if at := address(mem); c.n >= Size && at%Size != uintptr(c.offset)%Size {
+		if at := address(mem); c.n >= size && at%size != uintptr(c.offset)%size {
 			t.Errorf("Reserve(%d, %#x): got address %#x, want the same offset in a huge page", c.n, c.offset, at)
 		}
 		if mapped(t, mem) != len(mem) {
@@ -49,8 +49,8 @@ func mapped(t *testing.T, mem []byte) (n int) {
 // TestAlign tests the offsets returned by Align.
 func TestAlign(t *testing.T) {
 	for _, c := range []struct{ off, n, want int64 }{
-		{0, 1, 0}, {4096, 4096, 4096}, {4096, Size - 1, 4096}, {0, Size, 0}, {4096, Size, Size}, {Size, 5 * Size,
-			Size}, {Size + 1, Size, 2 * Size},
+		{0, 1, 0}, {4096, 4096, 4096}, {4096, size - 1, 4096}, {0, size, 0}, {4096, size, size}, {size, 5 * size,
+			size}, {size + 1, size, 2 * size},
 	} {
 		if got := Align(c.off, c.n); got != c.want {
 			t.Errorf("Align(%d, %d): got %d, want %d", c.off, c.n, got, c.want)
@@ -61,7 +61,7 @@ func TestAlign(t *testing.T) {
 // TestAlignDown tests the offsets returned by AlignDown.
 func TestAlignDown(t *testing.T) {
 	for _, c := range []struct{ off, n, want int64 }{
-		{0, 1, 0}, {4096, Size - 1, 4096}, {4096, Size, 0}, {Size, Size, Size}, {2*Size + 1, 5 * Size, 2 * Size},
+		{0, 1, 0}, {4096, size - 1, 4096}, {4096, size, 0}, {size, size, size}, {2*size + 1, 5 * size, 2 * size},
 	} {
 		if got := AlignDown(c.off, c.n); got != c.want {
 			t.Errorf("AlignDown(%d, %d): got %d, want %d", c.off, c.n, got, c.want)
@@ -76,7 +76,7 @@ func TestCollapse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	const n = 2 * Size
+	const n = 2 * size
 	if err := unix.Ftruncate(fd, n); err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,7 @@
 // docs/ARCHITECTURE.md, checked against the actual imports.
 //
 // A package may import packages of lower layers and of its own folder. Test files may import any package. Command
-// verbenavet applies the rules, and [Draw] writes the table of docs/results/layers.md.
+// verbenavet applies the rules, and [draw] writes the table of docs/results/layers.md.
 package layers
 
 import (
@@ -159,8 +159,8 @@ func Check(pkgs []Package) (bad []string) {
 	return bad
 }
 
-// Unused returns the folders of the layers without a package of the module.
-func Unused(pkgs []Package) (folders []string) {
+// unused returns the folders of the layers without a package of the module.
+func unused(pkgs []Package) (folders []string) {
 	used := map[string]bool{}
 	for _, p := range pkgs {
 		_, folder := place(p.ImportPath)
@@ -182,8 +182,8 @@ func external(path string) bool {
 	return strings.Contains(first, ".") && !below(path, "golang.org/x")
 }
 
-// Draw returns the layers as a Markdown table: the folders, and the imports of each.
-func Draw(pkgs []Package) string {
+// draw returns the layers as a Markdown table: the folders, and the imports of each.
+func draw(pkgs []Package) string {
 	imports := map[string][]string{}
 	for _, p := range pkgs {
 		_, from := place(p.ImportPath)

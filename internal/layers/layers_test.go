@@ -105,8 +105,8 @@ func TestModule(t *testing.T) {
 	if bad := Check(pkgs); len(bad) > 0 {
 		t.Errorf("Check: got violations, want none:\n%s", strings.Join(bad, "\n"))
 	}
-	for _, f := range Unused(pkgs) {
+	for _, f := range unused(pkgs) {
 		t.Errorf("folder %s: got no package, want one, or remove the folder from the layers", f)
 	}
-	gendoc.Check(t, "../../docs/results/layers.md", "layers", Draw(pkgs))
+	gendoc.Check(t, "../../docs/results/layers.md", "layers", draw(pkgs))
 }

@@ -85,16 +85,16 @@ const maxDrained = 1024
 // End closes a socket that a user writes to. End first receives the unread messages and closes the descriptors in
 // them. Otherwise the kernel would close these descriptors within close(2), with their SO_LINGER. End may sleep,
 // like Do.
-func (q *Queue) End(c Socket) { q.Do(func() { end(c) }) }
+func (q *Queue) End(c socket) { q.Do(func() { end(c) }) }
 
-// Socket is a *net.UnixConn, or the *os.File of a socket.
-type Socket interface {
+// socket is a *net.UnixConn, or the *os.File of a socket.
+type socket interface {
 	syscall.Conn
 	io.Closer
 }
 
 //verbena:closes
-func end(c Socket) {
+func end(c socket) {
 	if raw, err := c.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { drain(int(fd)) })
 	}
@@ -118,7 +118,7 @@ func drain(fd int) {
 		if err != nil || n == 0 && control == 0 {
 			return
 		}
-		var m Message
+		var m message
 		_ = m.parse((*oob)[:control]) // after an error, m still holds the descriptors parsed before it
 		for _, received := range m.Files {
 			closeNow(received)

@@ -27,8 +27,8 @@ func Refuse(fd int) error {
 	return nil
 }
 
-// Message is a received message, or a part of a stream.
-type Message struct {
+// message is a received message, or a part of a stream.
+type message struct {
 	N       int     // number of bytes
 	Files   []int   // descriptors, at most as many as requested; the caller closes them by the Queue
 	Surplus int     // number of surplus descriptors, which were closed
@@ -49,7 +49,7 @@ var controlPool = sync.Pool{New: func() any {
 // descriptors. Receive closes further descriptors by the Queue. Like a read of the socket, Receive returns
 // os.ErrDeadlineExceeded, or an error for a closed socket. A message without bytes and control data is the end of
 // the stream.
-func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (Message, error) {
+func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (message, error) {
 	counted := false
 	for {
 		m, err := q.receive(c, b, most, counted)
@@ -79,7 +79,7 @@ var errBusy = errors.New("too many descriptors of the user are being closed")
 // counted.
 //
 //verbena:receives
-func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m Message, err error) {
+func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m message, err error) {
 	oob := controlPool.Get().(*[]byte)
 	defer controlPool.Put(oob)
 	var control int
@@ -117,7 +117,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 	}
 	defer q.endReceiving()
 	if err != nil {
-		return Message{}, os.NewSyscallError("recvmsg", err)
+		return message{}, os.NewSyscallError("recvmsg", err)
 	}
 	m.Control = control > 0
 	if err := m.parse((*oob)[:control]); err != nil {
@@ -132,7 +132,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 }
 
 // parse extracts descriptors and credentials from control data.
-func (m *Message) parse(oob []byte) error {
+func (m *message) parse(oob []byte) error {
 	if len(oob) == 0 {
 		return nil
 	}

@@ -383,12 +383,12 @@ func TestQueueBound(t *testing.T) {
 func TestUnknownSender(t *testing.T) {
 	fds, closed := pipes(t, 1)
 	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": unix.UnixRights(fds[0])} {
-		var m Message
+		var m message
 		if err := m.parse(oob); m.Sender != nil {
 			t.Errorf("%s: got sender %+v and error %v, want no sender", name, m.Sender, err)
 		}
 	}
-	var m Message
+	var m message
 	if err := m.parse(unix.UnixCredentials(&unix.Ucred{Pid: 17, Uid: 4242})); err != nil || m.Sender == nil ||
 		*m.Sender != (Sender{17, 4242}) {
 		t.Errorf("credentials: got sender %+v and error %v, want process 17", m.Sender, err)

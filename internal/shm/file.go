@@ -36,9 +36,9 @@ type File struct {
 	chunk   *chunk // chunk that provides new regions
 }
 
-// Shared is a region of the file as mapped by the service. A program may write to the region at any time, and may
+// shared is a region of the file as mapped by the service. A program may write to the region at any time, and may
 // free its pages, which then read as zeros.
-type Shared struct {
+type shared struct {
 	// Mem is the service's mapping. Mem must not be used after Free.
 	Mem []byte
 	// Offset is the region's offset in the file, in bytes.
@@ -185,10 +185,10 @@ func (f *File) WithFD(use func(fd int) error) error {
 // program has already written to that part of the file. The first region of a file is at offset 0. The error wraps
 // ENOMEM if memory is short or the user's limit is reached. Alloc may sleep.
 //
-// Shared.Free may be called repeatedly. Close frees the remaining regions.
-func (f *File) Alloc(size int) (Shared, error) {
-	fail := func(err error) (Shared, error) {
-		return Shared{}, fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
+// shared.Free may be called repeatedly. Close frees the remaining regions.
+func (f *File) Alloc(size int) (shared, error) {
+	fail := func(err error) (shared, error) {
+		return shared{}, fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
 	}
 	if size <= 0 {
 		return fail(syscall.EINVAL)
@@ -212,7 +212,7 @@ func (f *File) Alloc(size int) (Shared, error) {
 	}
 	f.chunk.used++
 	f.regions[off] = region{f.chunk, mem}
-	return Shared{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
+	return shared{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
 }
 
 // allocLocked reserves bytes of the file, and returns their offset and mapping.

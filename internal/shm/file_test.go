@@ -234,7 +234,7 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	user := ledger.User(1)
 	f := createFor(t, user)
-	var regions []Shared
+	var regions []shared
 	for i := range 10000 {
 		r, err := f.Alloc(2 * int(pageSize))
 		if err != nil {
