@@ -54,17 +54,17 @@ const (
 	// Refused means that a request or a response was rejected. The rejected message may be repeated if the REJ was
 	// lost.
 	Refused
-	NumStates
+	numStates
 )
 
 func (s State) String() string {
-	names := [NumStates]string{
+	names := [numStates]string{
 		"idle", "REQ sent", "MRA for REQ received", "REQ received", "MRA for REQ sent", "REP received", "MRA for REP sent",
 		"REP sent",
 		"MRA for REP received", "established", "DREQ sent", "DREQ received", "timewait",
 		"refused",
 	}
-	if s < NumStates {
+	if s < numStates {
 		return names[s]
 	}
 	return fmt.Sprintf("state %d", uint8(s))
@@ -129,7 +129,7 @@ const (
 	// Drop means that the owner abandons the connection. The connection notifies the peer, and then waits
 	// (ib_destroy_cm_id).
 	Drop
-	NumCalls
+	numCalls
 )
 
 // Call makes the transition for an action of the owner. Call returns false, and changes nothing, if the state does

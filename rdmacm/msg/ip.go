@@ -63,8 +63,8 @@ type IPHeader struct {
 
 // Errors of ParseIPHeader.
 var (
-	ErrIPHeader  = errors.New("private data too short for the addresses of a connection")
-	ErrIPVersion = errors.New("unknown version")
+	errIPHeader  = errors.New("private data too short for the addresses of a connection")
+	errIPVersion = errors.New("unknown version")
 )
 
 // AppendIPHeader appends the header. Both addresses must be valid, and of the same family.
@@ -94,10 +94,10 @@ func AppendIPHeader(b []byte, h IPHeader) []byte {
 // ParseIPHeader decodes the header at the start of private data. The rest of the private data belongs to the user.
 func ParseIPHeader(b []byte) (h IPHeader, err error) {
 	if len(b) < IPHeaderLen {
-		return h, fmt.Errorf("%d bytes: %w", len(b), ErrIPHeader)
+		return h, fmt.Errorf("%d bytes: %w", len(b), errIPHeader)
 	}
 	if b[0] != 0 {
-		return h, fmt.Errorf("%w %d of the header", ErrIPVersion, b[0])
+		return h, fmt.Errorf("%w %d of the header", errIPVersion, b[0])
 	}
 	address := func(b []byte) netip.Addr { return netip.AddrFrom16([16]byte(b)) }
 	switch version := b[1] >> 4; version {
@@ -105,7 +105,7 @@ func ParseIPHeader(b []byte) (h IPHeader, err error) {
 		address = func(b []byte) netip.Addr { return netip.AddrFrom4([4]byte(b[12:])) }
 	case 6:
 	default:
-		return h, fmt.Errorf("%w %d of the addresses", ErrIPVersion, version)
+		return h, fmt.Errorf("%w %d of the addresses", errIPVersion, version)
 	}
 	return IPHeader{SrcPort: binary.BigEndian.Uint16(b[2:]), Src: address(b[4:20]), Dst: address(b[20:36])}, nil
 }

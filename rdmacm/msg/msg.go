@@ -53,30 +53,30 @@ type Message interface {
 
 // Errors of Parse.
 var (
-	ErrLength    = errors.New("the datagram does not have 256 bytes")
-	ErrClass     = errors.New("not a datagram of the communication manager")
-	ErrMethod    = errors.New("unknown method")
-	ErrStatus    = errors.New("the header contains an error status of the sender")
-	ErrAttribute = errors.New("unknown message")
+	errLength    = errors.New("the datagram does not have 256 bytes")
+	errClass     = errors.New("not a datagram of the communication manager")
+	errMethod    = errors.New("unknown method")
+	errStatus    = errors.New("the header contains an error status of the sender")
+	errAttribute = errors.New("unknown message")
 )
 
 // Parse decodes a datagram. The transaction ID is chosen by REQ, LAP, DREQ and SIDR_REQ, and repeated by the
 // messages in reply. The returned message has its own copy of the private data.
 func Parse(b []byte) (tid uint64, m Message, err error) {
 	if len(b) != Len {
-		return 0, nil, fmt.Errorf("%d bytes: %w", len(b), ErrLength)
+		return 0, nil, fmt.Errorf("%d bytes: %w", len(b), errLength)
 	}
 	attr := Attribute(binary.BigEndian.Uint16(b[16:]))
 	switch {
 	case b[0] != baseVersion || b[1] != classCM || b[2] != classVersion:
-		return 0, nil, fmt.Errorf("base version %d, class %#02x, class version %d: %w", b[0], b[1], b[2], ErrClass)
+		return 0, nil, fmt.Errorf("base version %d, class %#02x, class version %d: %w", b[0], b[1], b[2], errClass)
 	case b[3] != methodSend:
-		return 0, nil, fmt.Errorf("method %#02x: %w", b[3], ErrMethod)
+		return 0, nil, fmt.Errorf("method %#02x: %w", b[3], errMethod)
 	case binary.BigEndian.Uint16(b[4:]) != 0:
-		return 0, nil, fmt.Errorf("status %#04x: %w", binary.BigEndian.Uint16(b[4:]), ErrStatus)
+		return 0, nil, fmt.Errorf("status %#04x: %w", binary.BigEndian.Uint16(b[4:]), errStatus)
 	}
 	if m = newMessage(attr); m == nil {
-		return 0, nil, fmt.Errorf("%v: %w", attr, ErrAttribute)
+		return 0, nil, fmt.Errorf("%v: %w", attr, errAttribute)
 	}
 	m.layout(&codec{b: b[headerLen:]})
 	return binary.BigEndian.Uint64(b[8:]), m, nil

@@ -125,15 +125,15 @@ func TestRefuses(t *testing.T) {
 		b    []byte
 		want error
 	}{
-		{"short", good[:255], ErrLength},
-		{"long", append(bytes.Clone(good), 0), ErrLength},
-		{"empty", nil, ErrLength},
-		{"base version", change(good, 0, 2), ErrClass},
-		{"class", change(good, 1, 3), ErrClass},
-		{"class version", change(good, 2, 1), ErrClass},
-		{"method", change(good, 3, 1), ErrMethod},
-		{"status", change(good, 5, 1), ErrStatus},
-		{"attribute", change(good, 17, 0x1b), ErrAttribute},
+		{"short", good[:255], errLength},
+		{"long", append(bytes.Clone(good), 0), errLength},
+		{"empty", nil, errLength},
+		{"base version", change(good, 0, 2), errClass},
+		{"class", change(good, 1, 3), errClass},
+		{"class version", change(good, 2, 1), errClass},
+		{"method", change(good, 3, 1), errMethod},
+		{"status", change(good, 5, 1), errStatus},
+		{"attribute", change(good, 17, 0x1b), errAttribute},
 	} {
 		if _, _, err := Parse(c.b); !errors.Is(err, c.want) {
 			t.Errorf("Parse of %s: got %v, want %v", c.what, err, c.want)
@@ -181,11 +181,11 @@ func TestIPHeader(t *testing.T) {
 		24)+"0a000002"; got != want {
 		t.Errorf("bytes of the IP header: got %s, want %s", got, want)
 	}
-	if _, err := ParseIPHeader(b[:35]); !errors.Is(err, ErrIPHeader) {
+	if _, err := ParseIPHeader(b[:35]); !errors.Is(err, errIPHeader) {
 		t.Error(err)
 	}
 	for _, bad := range [][]byte{change(b, 0, 1), change(b, 1, 0x50)} {
-		if _, err := ParseIPHeader(bad); !errors.Is(err, ErrIPVersion) {
+		if _, err := ParseIPHeader(bad); !errors.Is(err, errIPVersion) {
 			t.Error(err)
 		}
 	}

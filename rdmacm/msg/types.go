@@ -15,8 +15,8 @@ const (
 	MaxSIDRREPData = 136
 	MaxLAPData     = 168
 	MaxAPRData     = 148
-	// MaxInfo limits the additional information of REJ, SIDR_REP and APR.
-	MaxInfo = 72
+	// maxInfo limits the additional information of REJ, SIDR_REP and APR.
+	maxInfo = 72
 )
 
 // GID is a port's address, in wire format.
@@ -162,7 +162,7 @@ type REJ struct {
 	Of                        Answered
 	InfoLength                uint8 // 7 bits: length of Info
 	Reason                    Reason
-	Info                      [MaxInfo]byte // the contents depend on the reason
+	Info                      [maxInfo]byte // the contents depend on the reason
 	Data                      []byte
 }
 
@@ -217,7 +217,7 @@ type LAP struct {
 type APR struct {
 	LocalCommID, RemoteCommID uint32
 	InfoLength, Status        uint8
-	Info                      [MaxInfo]byte
+	Info                      [maxInfo]byte
 	Data                      []byte
 }
 
@@ -249,7 +249,7 @@ type SIDRREP struct {
 	QPN        uint32 // 24 bits
 	ServiceID  ServiceID
 	QKey       uint32
-	Info       [MaxInfo]byte
+	Info       [maxInfo]byte
 	Data       []byte
 }
 

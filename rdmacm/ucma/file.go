@@ -77,7 +77,7 @@ type File struct {
 	closed  bool
 	ids     map[*context]struct{}
 	events  []*event
-	waiters []*Waiter
+	waiters []*waiter
 }
 
 // context is an ID of a program (struct ucma_context).
@@ -365,26 +365,26 @@ func b2u(b bool) uint8 {
 	return 0
 }
 
-// Waiter is a call that waits for an event.
-type Waiter struct {
+// waiter is a call that waits for an event.
+type waiter struct {
 	wake func()
 }
 
 // AddWaiter registers wake for one call, at the next event or the end of the file. AddWaiter returns nil if the
 // file has an event or is closed. wake must not sleep.
-func (f *File) AddWaiter(wake func()) *Waiter {
+func (f *File) AddWaiter(wake func()) *waiter {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	if len(f.events) > 0 || f.closed {
 		return nil
 	}
-	w := &Waiter{wake}
+	w := &waiter{wake}
 	f.waiters = append(f.waiters, w)
 	return w
 }
 
 // Cancel ends a wait. Cancel returns true if wake will not be called.
-func (f *File) Cancel(w *Waiter) bool {
+func (f *File) Cancel(w *waiter) bool {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	i := slices.Index(f.waiters, w)
