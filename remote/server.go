@@ -74,8 +74,8 @@ type Client struct {
 	Process  *os.File // a pidfd, which the File closes
 }
 
-// Info describes an opened file.
-type Info struct {
+// info describes an opened file.
+type info struct {
 	Device string // name of the device, such as rxe0
 	Driver uapi.DriverID
 	ABI    int
@@ -84,7 +84,7 @@ type Info struct {
 // Open opens the named device, such as rxe0, or the connection manager (devfile.ConnectionManager) for a client. The
 // error is ENODEV if there is no such device. It may sleep. The Server takes ownership of c.Process, even if Open
 // fails.
-func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
+func (s *Server) Open(c Client, name string) (_ *File, _ info, err error) {
 	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account),
 		kept: s.cfg.Kept.Of(s.cfg.Quota.Account(c.Account)), events: map[uint32]inode{}, nextNumber: firstNumber}
 	f.space.windows = umem.NewLocal()
@@ -94,23 +94,23 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 		}
 	}()
 	if err := f.take(quota.Descriptors, connectionDescriptors); err != nil {
-		return nil, Info{}, err
+		return nil, info{}, err
 	}
 	if f.acct, err = s.accountOf(c); err != nil {
-		return nil, Info{}, err
+		return nil, info{}, err
 	}
 	if err := f.makeSignal(); err != nil {
-		return nil, Info{}, err
+		return nil, info{}, err
 	}
 	if name == devfile.ConnectionManager {
-		return f, Info{Device: name}, f.openCM()
+		return f, info{Device: name}, f.openCM()
 	}
 	for _, d := range s.cfg.Uverbs.Devices() {
 		if d.IB().Name() == name {
-			return f, Info{Device: name, Driver: d.DriverID(), ABI: d.DriverABI()}, f.openDevice(d)
+			return f, info{Device: name, Driver: d.DriverID(), ABI: d.DriverABI()}, f.openDevice(d)
 		}
 	}
-	return nil, Info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name,
+	return nil, info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name,
 		syscall.ENODEV)
 }
 
