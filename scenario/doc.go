@@ -1,7 +1,7 @@
 // Package scenario runs failover tests from files. A scenario file lists the devices, the programs to run on them,
 // the actions on the devices with their moments, and the expected results.
 //
-// [Parse] reads a [File]. A [Runner] runs the File on a separate service ([Lab]), and a [Starter] starts its
+// [parseFile] reads a [File]. A [Runner] runs the File on a separate service ([lab]), and a [starter] starts its
 // programs:
 //
 //	shape the links -> arm counted moments -> start each program at its moment -> do each action at its moment

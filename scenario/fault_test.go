@@ -45,7 +45,7 @@ func TestFaultRequests(t *testing.T) {
 		{"link: {dev: rxe0, shape: {queue_bytes: 2}}", `unknown field "queue_bytes"`},
 		{"link: {dev: rxe0, shape: {}}", `{"name":"rxe0","shape":{}}`},
 	} {
-		f, err := Parse([]byte(small+"actions: [{"+c.action+"}]"), nil)
+		f, err := parseFile([]byte(small+"actions: [{"+c.action+"}]"), nil)
 		if err != nil {
 			if got := "error: " + err.Error(); got != c.want &&
 				(strings.HasPrefix(c.want, "error: ") || !strings.Contains(got, c.want)) {

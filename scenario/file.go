@@ -26,23 +26,23 @@ type File struct {
 	Name    string   `yaml:"name"`
 	About   string   `yaml:"about"`   // description for readers
 	Seed    uint64   `yaml:"seed"`    // seed of all random decisions; 0 means 1
-	Timeout Duration `yaml:"timeout"` // time limit of the run; 0 means DefaultTimeout
+	Timeout duration `yaml:"timeout"` // time limit of the run; 0 means DefaultTimeout
 	Wire    bool     `yaml:"wire"`    // as in ctl.LinkSpec
 	// Set holds default values of ${NAME} in run and env. The command line may replace these values. ${DIR} is the
 	// folder of the file, and may also be used in Set.
 	Set     map[string]string `yaml:"set"`
-	Devices []Device          `yaml:"devices"`
+	Devices []device          `yaml:"devices"`
 	// Programs are started in this order.
-	Programs []Program `yaml:"programs"`
-	Actions  []Action  `yaml:"actions"`
-	Expect   []Counter `yaml:"expect"` // checked after all programs have ended
+	Programs []Program    `yaml:"programs"`
+	Actions  []actionSpec `yaml:"actions"`
+	Expect   []counter    `yaml:"expect"` // checked after all programs have ended
 }
 
 // DefaultTimeout is the time limit of a scenario without a timeout.
 const DefaultTimeout = time.Minute
 
-// Device is a device to create.
-type Device struct {
+// device is a device to create.
+type device struct {
 	Name string       `yaml:"name"`
 	Addr []string     `yaml:"addr"` // empty for all addresses of the interface
 	If   string       `yaml:"if"`
@@ -54,23 +54,23 @@ type Program struct {
 	Name   string            `yaml:"name"`
 	Run    []string          `yaml:"run"`
 	Env    map[string]string `yaml:"env"`
-	Start  *Moment           `yaml:"start"` // nil starts the program immediately
-	Expect Outcome           `yaml:"expect"`
+	Start  *moment           `yaml:"start"` // nil starts the program immediately
+	Expect outcome           `yaml:"expect"`
 }
 
-// Outcome is the expected outcome of a program.
-type Outcome struct {
+// outcome is the expected outcome of a program.
+type outcome struct {
 	Exit   *int     `yaml:"exit"`   // exit code; nil means 0, unless Killed is set
 	Killed string   `yaml:"killed"` // signal that kills the program, such as SIGKILL
-	Within Duration `yaml:"within"` // time limit after the program's start; 0 means the limit of the scenario
+	Within duration `yaml:"within"` // time limit after the program's start; 0 means the limit of the scenario
 	Output []string `yaml:"output"` // regular expressions that lines must match, in this order
 	Never  []string `yaml:"never"`  // regular expressions that no line may match
 }
 
-// Moment is the time of an action or of the start of a program. Moment has exactly one condition. Wait adds a
+// moment is the time of an action or of the start of a program. A moment has exactly one condition. Wait adds a
 // delay.
-type Moment struct {
-	At      *Duration `yaml:"at"` // time after the start of the programs
+type moment struct {
+	At      *duration `yaml:"at"` // time after the start of the programs
 	Output  string    `yaml:"output"`
 	Of      string    `yaml:"of"`    // program that prints the line of Output
 	Exit    string    `yaml:"exit"`  // the moment is the end of this program
@@ -83,74 +83,74 @@ type Moment struct {
 	// its execution.
 	WR     uint64   `yaml:"wr"`
 	Packet uint64   `yaml:"packet"` // just before the device sends the packet with this number
-	Dev    string   `yaml:"dev"`    // device of Counter
-	Wait   Duration `yaml:"wait"`
+	Dev    string   `yaml:"dev"`    // device of the counter
+	Wait   duration `yaml:"wait"`
 }
 
 // counted reports whether the device itself detects the moment.
-func (m *Moment) counted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) }
+func (m *moment) counted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) }
 
-// Action is an action of a scenario. Exactly one of its pointers or strings is set.
-type Action struct {
+// actionSpec is an action of a scenario. Exactly one of its pointers or strings is set.
+type actionSpec struct {
 	Name   string        `yaml:"name"` // unique name; empty means a description of the action
-	When   *Moment       `yaml:"when"` // nil means before the programs start
-	Link   *Link         `yaml:"link"`
-	Reset  *Reset        `yaml:"reset"`
+	When   *moment       `yaml:"when"` // nil means before the programs start
+	Link   *link         `yaml:"link"`
+	Reset  *reset        `yaml:"reset"`
 	Unplug string        `yaml:"unplug"` // name of a device
 	Plug   string        `yaml:"plug"`
 	Hang   string        `yaml:"hang"`
 	Remove string        `yaml:"remove"`
-	Add    *Device       `yaml:"add"`
-	Fault  *Fault        `yaml:"fault"`
-	Verb   *Verb         `yaml:"verb"`
+	Add    *device       `yaml:"add"`
+	Fault  *faultSpec    `yaml:"fault"`
+	Verb   *verb         `yaml:"verb"`
 	Clear  string        `yaml:"clear"` // action whose rule is deleted
 	Event  *ctl.DevEvent `yaml:"event"`
-	Signal *Signal       `yaml:"signal"`
+	Signal *signal       `yaml:"signal"`
 
 	out bool // omitted by File.Without
 }
 
-// Link is a change of a link.
-type Link struct {
+// link is a change of a link.
+type link struct {
 	Dev   string       `yaml:"dev"`
 	State string       `yaml:"state"` // up, down or flap
-	For   Duration     `yaml:"for"`   // duration of a flap
+	For   duration     `yaml:"for"`   // duration of a flap
 	MTU   int          `yaml:"mtu"`
 	Shape *fault.Shape `yaml:"shape"`
 }
 
-// Reset is a reset of a device.
-type Reset struct {
+// reset is a reset of a device.
+type reset struct {
 	Dev         string    `yaml:"dev"`
-	Unreachable *Duration `yaml:"unreachable"` // time without the device; 0 means until plug
+	Unreachable *duration `yaml:"unreachable"` // time without the device; 0 means until plug
 	NoFlush     bool      `yaml:"no_flush"`
 }
 
-// Fault is a fault rule for the packets of a device.
-type Fault struct {
+// faultSpec is a fault rule for the packets of a device.
+type faultSpec struct {
 	Dev        string `yaml:"dev"`
 	fault.Rule `yaml:",inline"`
 }
 
-// Verb is a rule that makes a verb fail, as described at ctl.VerbFault.
-type Verb struct {
+// verb is a rule that makes a verb fail, as described at ctl.VerbFault.
+type verb struct {
 	Verb    string   `yaml:"verb"`
 	Errno   string   `yaml:"errno"`
 	Dev     string   `yaml:"dev"`
 	Process string   `yaml:"process"`
 	Nth     uint64   `yaml:"nth"`   // 0 means from the first call
 	Times   uint64   `yaml:"times"` // 0 means once if Nth is set, and otherwise always
-	Delay   Duration `yaml:"delay"`
+	Delay   duration `yaml:"delay"`
 }
 
-// Signal is a signal to a program.
-type Signal struct {
+// signal is a signal to a program.
+type signal struct {
 	Program string `yaml:"program"`
 	Signal  string `yaml:"signal"`
 }
 
-// Counter is an expected value of a counter of a device, or of an action's rule.
-type Counter struct {
+// counter is an expected value of a counter of a device, or of an action's rule.
+type counter struct {
 	Dev     string  `yaml:"dev"`
 	Counter string  `yaml:"counter"`
 	Action  string  `yaml:"action"` // replaces Dev; the counter is seen or hit of this action's rule
@@ -181,8 +181,8 @@ func Load(path string, set map[string]string) (*File, error) {
 	return f, nil
 }
 
-// Parse parses a scenario. ${DIR} is the current folder. Syntax errors quote the line.
-func Parse(b []byte, set map[string]string) (*File, error) { return parseIn(".", b, set) }
+// parseFile parses a scenario. ${DIR} is the current folder. Syntax errors quote the line.
+func parseFile(b []byte, set map[string]string) (*File, error) { return parseIn(".", b, set) }
 
 func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 	if len(b) > maxFile {
@@ -264,7 +264,7 @@ func (f *File) check() error {
 		f.Seed = 1
 	}
 	if f.Timeout == 0 {
-		f.Timeout = Duration(DefaultTimeout)
+		f.Timeout = duration(DefaultTimeout)
 	}
 	if len(f.Devices) == 0 {
 		return errors.New("devices: the list is empty; add one with an address of this machine: {name: rxe0, addr: [127.0.0.1]}")
@@ -272,7 +272,7 @@ func (f *File) check() error {
 	if len(f.Programs) == 0 {
 		return errors.New("programs: the list is empty")
 	}
-	c := checker{f: f, devices: map[string]bool{}, programs: map[string]bool{}, actions: map[string]*Action{}}
+	c := checker{f: f, devices: map[string]bool{}, programs: map[string]bool{}, actions: map[string]*actionSpec{}}
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		if d.Name == "" {
@@ -354,7 +354,7 @@ func nth(i int) string {
 type checker struct {
 	f                 *File
 	devices, programs map[string]bool
-	actions           map[string]*Action
+	actions           map[string]*actionSpec
 }
 
 func (c *checker) device(name string) error {
@@ -372,7 +372,7 @@ func (c *checker) program(name string) error {
 }
 
 // moment checks the moment of an action or of a program, given by its name. The name of the other kind is empty.
-func (c *checker) moment(m *Moment, action, program string) error {
+func (c *checker) moment(m *moment, action, program string) error {
 	if m == nil {
 		return nil
 	}
@@ -417,7 +417,7 @@ func (c *checker) moment(m *Moment, action, program string) error {
 // removed actions are not expected to be done. All other expectations remain, so a scenario that depends on the
 // action fails.
 func (f *File) Without(action string) error {
-	at := slices.IndexFunc(f.Actions, func(a Action) bool { return a.Name == action })
+	at := slices.IndexFunc(f.Actions, func(a actionSpec) bool { return a.Name == action })
 	if at < 0 {
 		var names []string
 		for i := range f.Actions {
@@ -439,7 +439,7 @@ func (f *File) Without(action string) error {
 // cycles rejects actions and programs that wait for each other.
 func (c *checker) cycles() error {
 	type node struct{ action, program string }
-	next := func(m *Moment) (n node, ok bool) {
+	next := func(m *moment) (n node, ok bool) {
 		switch {
 		case m == nil:
 		case m.Done != "":
@@ -481,7 +481,7 @@ func expression(s string) error {
 	return err
 }
 
-func (c *checker) outcome(o *Outcome) error {
+func (c *checker) outcome(o *outcome) error {
 	if o.Exit != nil && o.Killed != "" {
 		return errors.New("expect: a killed program has no exit code")
 	}
@@ -497,7 +497,7 @@ func (c *checker) outcome(o *Outcome) error {
 }
 
 // what returns a description of the action.
-func (a *Action) what() (string, error) {
+func (a *actionSpec) what() (string, error) {
 	var is []string
 	add := func(on bool, format string, args ...any) {
 		if on {
@@ -541,7 +541,7 @@ func (a *Action) what() (string, error) {
 }
 
 // dev returns the device of an action, or "" if it has none.
-func (a *Action) dev() string {
+func (a *actionSpec) dev() string {
 	switch {
 	case a.Link != nil:
 		return a.Link.Dev
@@ -560,7 +560,7 @@ func (a *Action) dev() string {
 }
 
 // forgets reports whether the action makes a device cancel the pending counted moment of o.
-func (a *Action) forgets(o *Action) bool {
+func (a *actionSpec) forgets(o *actionSpec) bool {
 	if a == o || !o.When.counted() || a.dev() != o.dev() {
 		return false
 	}
@@ -573,7 +573,7 @@ func (a *Action) forgets(o *Action) bool {
 	return a.Remove != ""
 }
 
-func (c *checker) action(a *Action) error {
+func (c *checker) action(a *actionSpec) error {
 	if dev := a.dev(); dev != "" || a.Clear == "" && a.Signal == nil && a.Verb == nil {
 		if err := c.device(dev); err != nil {
 			return err
@@ -633,7 +633,7 @@ func (c *checker) action(a *Action) error {
 	return nil
 }
 
-func (c *checker) counter(x *Counter) error {
+func (c *checker) counter(x *counter) error {
 	switch {
 	case x.Is == nil && x.Min == nil && x.Max == nil:
 		return errors.New("give is, min or max")

@@ -20,7 +20,7 @@ set: {ARG: first}
 
 func parse(t testing.TB, text string, set map[string]string) *File {
 	t.Helper()
-	f, err := Parse([]byte(text), set)
+	f, err := parseFile([]byte(text), set)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestParseErrors(t *testing.T) {
 		{"too much", "# " + strings.Repeat("x", maxFile), "exceed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := Parse([]byte(c.text), nil)
+			_, err := parseFile([]byte(c.text), nil)
 			if err == nil && c.want != "" {
 				t.Fatalf("Parse: got success, want %q", c.want)
 			}
@@ -132,7 +132,7 @@ func TestParseErrors(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Parse([]byte(small), map[string]string{"NOPE": ""}); err == nil ||
+	if _, err := parseFile([]byte(small), map[string]string{"NOPE": ""}); err == nil ||
 		!strings.Contains(err.Error(), "the values are: ARG") {
 		t.Errorf("Parse with an unknown value: got %v, want an error", err)
 	}
@@ -200,7 +200,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that Parse returns a scenario or an error in a short time for each input.
+// FuzzParse checks that parseFile returns a scenario or an error in a short time for each input.
 func FuzzParse(f *testing.F) {
 	f.Add(small)
 	f.Add(small + "actions: [{when: {wr: 5}, reset: {dev: rxe0, unreachable: 1s}}]")
@@ -211,7 +211,7 @@ func FuzzParse(f *testing.F) {
 		if len(text) > 4096 {
 			return
 		}
-		if s, err := Parse([]byte(text), nil); (s == nil) == (err == nil) {
+		if s, err := parseFile([]byte(text), nil); (s == nil) == (err == nil) {
 			t.Error("Parse: got neither a scenario nor an error, or both, want one")
 		}
 	})

@@ -22,25 +22,25 @@ type Result struct {
 	Passed   bool                         `json:"passed"`
 	Error    string                       `json:"error,omitempty"` // the reason for which the run has failed
 	TimedOut bool                         `json:"timed_out,omitempty"`
-	Checks   []Check                      `json:"checks"`
-	Programs []ProgramResult              `json:"programs"`
-	Actions  []ActionResult               `json:"actions"`
+	Checks   []check                      `json:"checks"`
+	Programs []programResult              `json:"programs"`
+	Actions  []actionResult               `json:"actions"`
 	Counters map[string]map[string]uint64 `json:"counters"` // final values of each device's counters
-	Events   []DeviceEvent                `json:"events,omitempty"`
+	Events   []deviceEvent                `json:"events,omitempty"`
 	Left     []string                     `json:"left,omitempty"` // device files still open after all programs have ended
-	Samples  []Sample                     `json:"samples"`
+	Samples  []sample                     `json:"samples"`
 }
 
-// Check is a checked expectation.
-type Check struct {
+// check is a checked expectation.
+type check struct {
 	Subject string `json:"subject"` // name of a program, an action or a device
 	What    string `json:"what"`
 	Passed  bool   `json:"passed"`
 	Why     string `json:"why,omitempty"` // reason of a failure
 }
 
-// ProgramResult is the result of a program. ProgramResult's times count from the start of the programs.
-type ProgramResult struct {
+// programResult is the result of a program. programResult's times count from the start of the programs.
+type programResult struct {
 	Name    string        `json:"name"`
 	Started bool          `json:"started"`
 	Start   time.Duration `json:"start_ns"`
@@ -48,18 +48,18 @@ type ProgramResult struct {
 	Exit    *Exit         `json:"exit,omitempty"`   // nil if the program has not ended
 	Killed  bool          `json:"killed,omitempty"` // killed at the time limit
 	Error   string        `json:"error,omitempty"`  // reason for which the program could not be started
-	Lines   []Line        `json:"lines"`
+	Lines   []outputLine  `json:"lines"`
 	More    int           `json:"more,omitempty"` // number of lines that were not kept
 }
 
-// Line is a line of a program's output.
-type Line struct {
+// outputLine is a line of a program's output.
+type outputLine struct {
 	At   time.Duration `json:"at_ns"`
 	Text string        `json:"text"`
 }
 
-// ActionResult is the result of an action.
-type ActionResult struct {
+// actionResult is the result of an action.
+type actionResult struct {
 	Name   string        `json:"name"`
 	What   string        `json:"what"`
 	Moment string        `json:"moment"`
@@ -69,11 +69,11 @@ type ActionResult struct {
 	At     time.Duration `json:"at_ns"` // start time; at a counted moment, accurate to lookEvery
 	End    time.Duration `json:"end_ns"`
 	Error  string        `json:"error,omitempty"`
-	Rule   *Rule         `json:"rule,omitempty"`
+	Rule   *rule         `json:"rule,omitempty"`
 }
 
-// Rule holds the statistics of an action's rule.
-type Rule struct {
+// rule holds the statistics of an action's rule.
+type rule struct {
 	Seen uint64 `json:"seen"`
 	Hit  uint64 `json:"hit"`
 	// HitAt holds the numbers of the first packets or calls that the rule has hit. The numbers count the packets or
@@ -81,14 +81,14 @@ type Rule struct {
 	HitAt []uint64 `json:"hit_at,omitempty"`
 }
 
-// Sample is the state of all devices at a time.
-type Sample struct {
+// sample is the state of all devices at a time.
+type sample struct {
 	At      time.Duration           `json:"at_ns"`
-	Devices map[string]DeviceSample `json:"devices"`
+	Devices map[string]deviceSample `json:"devices"`
 }
 
-// DeviceSample is the state of a device at a time.
-type DeviceSample struct {
+// deviceSample is the state of a device at a time.
+type deviceSample struct {
 	State   string `json:"state"`
 	Link    string `json:"link,omitempty"`
 	Packets uint64 `json:"packets"` // sent packets
@@ -96,16 +96,16 @@ type DeviceSample struct {
 	Drops   uint64 `json:"drops"`
 }
 
-// DeviceEvent is an asynchronous event of a device, its port or its queues. It may represent several events of one
+// deviceEvent is an asynchronous event of a device, its port or its queues. It may represent several events of one
 // type. At is accurate to sampleEvery.
-type DeviceEvent struct {
+type deviceEvent struct {
 	At    time.Duration `json:"at_ns"`
 	Dev   string        `json:"dev"`
 	Event string        `json:"event"`
 	Times uint64        `json:"times"`
 }
 
-func (e *DeviceEvent) String() string {
+func (e *deviceEvent) String() string {
 	if e.Times == 1 {
 		return e.Event
 	}
@@ -136,15 +136,15 @@ const (
 )
 
 func newResult(f *File, began time.Time) *Result {
-	r := &Result{Name: f.Name, Seed: f.Seed, Set: f.Set, Began: began, Programs: make([]ProgramResult, len(f.Programs)),
-		Actions: make([]ActionResult, len(f.Actions)), Counters: map[string]map[string]uint64{}}
+	r := &Result{Name: f.Name, Seed: f.Seed, Set: f.Set, Began: began, Programs: make([]programResult, len(f.Programs)),
+		Actions: make([]actionResult, len(f.Actions)), Counters: map[string]map[string]uint64{}}
 	for i := range f.Programs {
 		r.Programs[i].Name = f.Programs[i].Name
 	}
 	for i := range f.Actions {
 		a := &f.Actions[i]
 		what, _ := a.what()
-		r.Actions[i] = ActionResult{Name: a.Name, What: what, Moment: a.When.String(), Out: a.out}
+		r.Actions[i] = actionResult{Name: a.Name, What: what, Moment: a.When.String(), Out: a.out}
 	}
 	return r
 }
@@ -157,7 +157,7 @@ func NotRun(f *File, why error) *Result {
 }
 
 // String describes the moment.
-func (m *Moment) String() string {
+func (m *moment) String() string {
 	if m == nil {
 		return "before the programs start"
 	}
@@ -195,7 +195,7 @@ func (r *Result) finish(f *File, took time.Duration, err error) {
 		r.Error = err.Error()
 	}
 	add := func(subject, what string, ok bool, why string, args ...any) {
-		c := Check{Subject: subject, What: what, Passed: ok}
+		c := check{Subject: subject, What: what, Passed: ok}
 		if !ok {
 			c.Why = fmt.Sprintf(why, args...)
 		}
@@ -219,12 +219,12 @@ func (r *Result) finish(f *File, took time.Duration, err error) {
 	}
 	add("service", "nothing is left", len(r.Left) == 0, "open after all programs have ended: %s",
 		strings.Join(r.Left, "; "))
-	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c Check) bool { return !c.Passed })
+	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c check) bool { return !c.Passed })
 }
 
 type adder func(subject, what string, ok bool, why string, args ...any)
 
-func (r *Result) program(p *Program, res *ProgramResult, add adder) {
+func (r *Result) program(p *Program, res *programResult, add adder) {
 	e := &p.Expect
 	switch {
 	case res.Error != "":
@@ -254,7 +254,8 @@ func (r *Result) program(p *Program, res *ProgramResult, add adder) {
 	next := 0
 	for _, s := range e.Output {
 		re := regexp.MustCompile(s)
-		at := slices.IndexFunc(res.Lines[min(next, len(res.Lines)):], func(l Line) bool { return re.MatchString(l.Text) })
+		at := slices.IndexFunc(res.Lines[min(next, len(res.Lines)):],
+			func(l outputLine) bool { return re.MatchString(l.Text) })
 		add(p.Name, "prints /"+s+"/", at >= 0, "no such line%s%s", r.after(e, s, next), res.tail())
 		if at >= 0 {
 			next += at + 1
@@ -262,7 +263,7 @@ func (r *Result) program(p *Program, res *ProgramResult, add adder) {
 	}
 	for _, s := range e.Never {
 		re := regexp.MustCompile(s)
-		at := slices.IndexFunc(res.Lines, func(l Line) bool { return re.MatchString(l.Text) })
+		at := slices.IndexFunc(res.Lines, func(l outputLine) bool { return re.MatchString(l.Text) })
 		why := ""
 		if at >= 0 {
 			why = res.Lines[at].Text
@@ -271,14 +272,14 @@ func (r *Result) program(p *Program, res *ProgramResult, add adder) {
 	}
 }
 
-func (r *Result) limit(p *ProgramResult) time.Duration {
+func (r *Result) limit(p *programResult) time.Duration {
 	if p.End > p.Start {
 		return p.End - p.Start
 	}
 	return r.Took - p.Start
 }
 
-func (r *Result) after(e *Outcome, s string, next int) string {
+func (r *Result) after(e *outcome, s string, next int) string {
 	if next > 0 && slices.Index(e.Output, s) > 0 {
 		return " after what precedes it"
 	}
@@ -286,7 +287,7 @@ func (r *Result) after(e *Outcome, s string, next int) string {
 }
 
 // tail describes the program's last line, for failures.
-func (p *ProgramResult) tail() string {
+func (p *programResult) tail() string {
 	for i := len(p.Lines) - 1; i >= 0; i-- {
 		if s := strings.TrimSpace(p.Lines[i].Text); s != "" {
 			return fmt.Sprintf("; its last line: %s", s)
@@ -295,7 +296,7 @@ func (p *ProgramResult) tail() string {
 	return "; the program has printed nothing"
 }
 
-func (r *Result) counter(c *Counter, add adder) {
+func (r *Result) counter(c *counter, add adder) {
 	subject, what := c.Dev, c.Counter
 	var got uint64
 	if c.Action != "" {
@@ -469,7 +470,7 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 	}
 	for i := range r.Actions {
 		a := &r.Actions[i]
-		at := slices.IndexFunc(o.Actions, func(b ActionResult) bool { return b.Name == a.Name })
+		at := slices.IndexFunc(o.Actions, func(b actionResult) bool { return b.Name == a.Name })
 		if at < 0 {
 			same = append(same, fmt.Sprintf("action %q is in only one run", a.Name))
 			continue
@@ -518,9 +519,9 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 
 // sameHits reports whether two rules have hit the same packets or calls, as far as both have seen them and HitAt
 // lists them. If not, mine and others describe the first difference.
-func (r *Rule) sameHits(o *Rule) (mine, others string, ok bool) {
+func (r *rule) sameHits(o *rule) (mine, others string, ok bool) {
 	both := min(r.Seen, o.Seen)
-	at := func(r *Rule, i int) (uint64, bool) { // the i-th hit seen by both rules, or 0; false if unknown
+	at := func(r *rule, i int) (uint64, bool) { // the i-th hit seen by both rules, or 0; false if unknown
 		if i < len(r.HitAt) {
 			if r.HitAt[i] > both {
 				return 0, true
@@ -545,7 +546,7 @@ func (r *Rule) sameHits(o *Rule) (mine, others string, ok bool) {
 	return "", "", true
 }
 
-func (p *ProgramResult) line(i int) string {
+func (p *programResult) line(i int) string {
 	if i < len(p.Lines) {
 		return p.Lines[i].Text
 	}

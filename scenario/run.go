@@ -17,15 +17,15 @@ import (
 	"verbena/internal/fault"
 )
 
-// Lab is the service that a scenario runs on. Lab has the devices and the seed of the scenario and no others. Do
+// lab is the service that a scenario runs on. A lab has the devices and the seed of the scenario and no others. Do
 // may be called concurrently, and may sleep.
-type Lab interface {
+type lab interface {
 	Do(r *ctl.Request) (*ctl.Response, error)
 }
 
-// Starter starts programs on the Lab. The Starter calls line with each line of a program's output until Wait has
+// starter starts programs on the lab. The starter calls line with each line of a program's output until Wait has
 // returned.
-type Starter interface {
+type starter interface {
 	Start(p *Program, line func(text string)) (Process, error)
 }
 
@@ -55,8 +55,8 @@ func (e Exit) String() string {
 
 // Runner runs scenarios.
 type Runner struct {
-	Lab     Lab
-	Starter Starter
+	Lab     lab
+	Starter starter
 	// Listens reports whether a TCP port of this network namespace has a listener.
 	Listens func(port int) bool
 	// Progress, if not nil, is called with each event. Calls are not concurrent.
@@ -116,7 +116,7 @@ type programRun struct {
 	due    time.Time
 	proc   Process
 	killed bool
-	// These fields hold the expressions of Outcome.Output, in order, and the expressions of Outcome.Never without a
+	// These fields hold the expressions of outcome.Output, in order, and the expressions of outcome.Never without a
 	// match so far.
 	output, never []*regexp.Regexp
 }
@@ -264,7 +264,7 @@ func (x *run) finished() bool {
 }
 
 // mayCome reports whether a moment can occur while no program runs.
-func (x *run) mayCome(m *Moment) bool { return m != nil && m.At != nil }
+func (x *run) mayCome(m *moment) bool { return m != nil && m.At != nil }
 
 // end kills the remaining programs and records the final state.
 func (x *run) end() {
@@ -300,12 +300,12 @@ func (x *run) took(h runEvent) {
 	case h.line != nil:
 		p := &x.res.Programs[h.program]
 		if x.programs[h.program].expects(*h.line) || len(p.Lines) < maxLines {
-			p.Lines = append(p.Lines, Line{at, *h.line})
+			p.Lines = append(p.Lines, outputLine{at, *h.line})
 		} else {
 			p.More++
 		}
 		x.mark(Mark{At: at, Kind: MarkLine, Subject: p.Name, Text: *h.line})
-		x.seen(func(m *Moment) bool {
+		x.seen(func(m *moment) bool {
 			return m.Output != "" && m.Of == p.Name && regexp.MustCompile(m.Output).MatchString(*h.line)
 		})
 	case h.exit != nil:
@@ -315,7 +315,7 @@ func (x *run) took(h runEvent) {
 		p.End, p.Exit = at, h.exit
 		p.Killed = x.programs[h.program].killed
 		x.mark(Mark{At: at, Kind: MarkExit, Subject: p.Name, Text: h.exit.String()})
-		x.seen(func(m *Moment) bool { return m.Exit == p.Name })
+		x.seen(func(m *moment) bool { return m.Exit == p.Name })
 	case h.done:
 		x.busy--
 		a, res := &x.actions[h.action], &x.res.Actions[h.action]
@@ -344,7 +344,7 @@ func (x *run) over(i int, at time.Duration) {
 		text += ": " + res.Error
 	}
 	x.mark(Mark{At: res.At, Kind: MarkAction, Subject: res.Name, Text: text})
-	x.seen(func(m *Moment) bool { return m.Done == res.Name })
+	x.seen(func(m *moment) bool { return m.Done == res.Name })
 }
 
 func (x *run) mark(m Mark) {
@@ -354,16 +354,16 @@ func (x *run) mark(m Mark) {
 }
 
 // seen marks the programs and actions as due if is returns true for their moment.
-func (x *run) seen(is func(*Moment) bool) {
+func (x *run) seen(is func(*moment) bool) {
 	now := time.Now()
-	x.each(func(m *Moment, state *progress, due *time.Time) {
+	x.each(func(m *moment, state *progress, due *time.Time) {
 		if *state == waiting && m != nil && !m.counted() && is(m) {
 			*state, *due = dueLater, now.Add(time.Duration(m.Wait))
 		}
 	})
 }
 
-func (x *run) each(f func(m *Moment, state *progress, due *time.Time)) {
+func (x *run) each(f func(m *moment, state *progress, due *time.Time)) {
 	for i := range x.programs {
 		f(x.f.Programs[i].Start, &x.programs[i].state, &x.programs[i].due)
 	}
@@ -377,7 +377,7 @@ func (x *run) advance(now time.Time) {
 	x.stale = true
 	for again := true; again; { // the start of one program may be the moment of another
 		again = false
-		x.seen(func(m *Moment) bool {
+		x.seen(func(m *moment) bool {
 			switch {
 			case m.At != nil:
 				return now.Sub(x.began) >= time.Duration(*m.At)
@@ -424,7 +424,7 @@ func (x *run) start(i int) {
 		e := proc.Wait()
 		x.news <- runEvent{program: i, exit: &e}
 	}()
-	x.seen(func(m *Moment) bool { return m.Started == res.Name })
+	x.seen(func(m *moment) bool { return m.Started == res.Name })
 }
 
 // forget ends the pending counted moments that action i makes the devices cancel.
@@ -494,8 +494,8 @@ func (x *run) process(name string) (Process, error) {
 }
 
 // requests returns the requests to the service for an action.
-func (x *run) requests(a *Action) ([]*ctl.Request, error) {
-	var m Moment
+func (x *run) requests(a *actionSpec) ([]*ctl.Request, error) {
+	var m moment
 	if a.When != nil {
 		m = *a.When
 	}
@@ -656,7 +656,7 @@ func (x *run) events(dev string, before, now map[string]uint64) {
 		if !ok || now[name] == before[name] || len(x.res.Events) == maxEvents {
 			continue
 		}
-		e := DeviceEvent{At: time.Since(x.began), Dev: dev, Event: event, Times: now[name]}
+		e := deviceEvent{At: time.Since(x.began), Dev: dev, Event: event, Times: now[name]}
 		if now[name] > before[name] { // a lower value means a new device with the same name
 			e.Times -= before[name]
 		}
@@ -668,11 +668,11 @@ func (x *run) events(dev string, before, now map[string]uint64) {
 // sample records the state of the devices for the timeline.
 func (x *run) sample() {
 	x.readCounters()
-	s := Sample{At: time.Since(x.began), Devices: map[string]DeviceSample{}}
-	states := map[string]DeviceSample{}
+	s := sample{At: time.Since(x.began), Devices: map[string]deviceSample{}}
+	states := map[string]deviceSample{}
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkShow}); err == nil {
 		for _, l := range a.Links {
-			states[l.Name] = DeviceSample{State: l.State, Link: string(l.Link)}
+			states[l.Name] = deviceSample{State: l.State, Link: string(l.Link)}
 		}
 	}
 	for name, d := range states {
@@ -707,7 +707,7 @@ func (x *run) rule(i int) {
 	}
 	for _, s := range a.Faults {
 		if s.ID == x.actions[i].id {
-			x.res.Actions[i].Rule = &Rule{Seen: s.Seen, Hit: s.Hit, HitAt: s.HitAt}
+			x.res.Actions[i].Rule = &rule{Seen: s.Seen, Hit: s.Hit, HitAt: s.HitAt}
 		}
 	}
 }

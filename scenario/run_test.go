@@ -377,25 +377,25 @@ actions:
 
 // TestCompareHits checks that the rules of two runs must have hit the same packets, as far as both have seen them.
 func TestCompareHits(t *testing.T) {
-	result := func(r *Rule) *Result { return &Result{Actions: []ActionResult{{Name: "a", Rule: r}}} }
+	result := func(r *rule) *Result { return &Result{Actions: []actionResult{{Name: "a", Rule: r}}} }
 	many := make([]uint64, 64)
 	for i := range many {
 		many[i] = uint64(i + 1)
 	}
 	for _, c := range []struct {
 		name string
-		a, b Rule
+		a, b rule
 		want string
 	}{
-		{"the same", Rule{10, 2, []uint64{3, 7}}, Rule{10, 2, []uint64{3, 7}}, ""},
-		{"one rule has seen more", Rule{10, 2, []uint64{3, 7}}, Rule{20, 3, []uint64{3, 7, 15}}, ""},
-		{"one rule has seen nothing", Rule{}, Rule{20, 2, []uint64{3, 7}}, ""},
-		{"another", Rule{10, 2, []uint64{3, 7}}, Rule{10, 2, []uint64{3, 8}}, "hit number 7, and number 8"},
-		{"one more hit", Rule{10, 2, []uint64{3, 7}}, Rule{20, 3, []uint64{3, 7, 9}}, "hit no more, and number 9"},
-		{"another number", Rule{10, 1, []uint64{3}}, Rule{10, 2, []uint64{3, 9}}, "of 10 seen, 1 were hit, and 2"},
-		{"more hits than are kept", Rule{100, 100, many}, Rule{90, 90, many}, ""},
-		{"more hits than are kept, and exactly as many", Rule{100, 100, many}, Rule{100, 64, many}, "100 were hit, and 64"},
-		{"calls of a verb", Rule{10, 2, nil}, Rule{12, 2, nil}, ""},
+		{"the same", rule{10, 2, []uint64{3, 7}}, rule{10, 2, []uint64{3, 7}}, ""},
+		{"one rule has seen more", rule{10, 2, []uint64{3, 7}}, rule{20, 3, []uint64{3, 7, 15}}, ""},
+		{"one rule has seen nothing", rule{}, rule{20, 2, []uint64{3, 7}}, ""},
+		{"another", rule{10, 2, []uint64{3, 7}}, rule{10, 2, []uint64{3, 8}}, "hit number 7, and number 8"},
+		{"one more hit", rule{10, 2, []uint64{3, 7}}, rule{20, 3, []uint64{3, 7, 9}}, "hit no more, and number 9"},
+		{"another number", rule{10, 1, []uint64{3}}, rule{10, 2, []uint64{3, 9}}, "of 10 seen, 1 were hit, and 2"},
+		{"more hits than are kept", rule{100, 100, many}, rule{90, 90, many}, ""},
+		{"more hits than are kept, and exactly as many", rule{100, 100, many}, rule{100, 64, many}, "100 were hit, and 64"},
+		{"calls of a verb", rule{10, 2, nil}, rule{12, 2, nil}, ""},
 	} {
 		same, _ := result(&c.a).Compare(result(&c.b))
 		if got := strings.Join(same, "; "); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
@@ -531,9 +531,9 @@ func TestReports(t *testing.T) {
 // TestCompare checks that Compare separates differences that the seed excludes from permitted differences.
 func TestCompare(t *testing.T) {
 	result := func(edit func(*Result)) *Result {
-		r := &Result{Name: "x", Seed: 1, Actions: []ActionResult{{Name: "a", What: "fault rxe0", Moment: "at once",
-			Done: true, Rule: &Rule{Seen: 10, Hit: 2}}},
-			Programs: []ProgramResult{{Name: "p", Exit: &Exit{}, Lines: []Line{{Text: "one"}}}},
+		r := &Result{Name: "x", Seed: 1, Actions: []actionResult{{Name: "a", What: "fault rxe0", Moment: "at once",
+			Done: true, Rule: &rule{Seen: 10, Hit: 2}}},
+			Programs: []programResult{{Name: "p", Exit: &Exit{}, Lines: []outputLine{{Text: "one"}}}},
 			Counters: map[string]map[string]uint64{"rxe0": {"sent_pkts": 5}}}
 		edit(r)
 		return r
@@ -554,7 +554,7 @@ func TestCompare(t *testing.T) {
 		{"later", func(r *Result) { r.Actions[0].At = time.Second }, 0, 1},
 		{"another exit code", func(r *Result) { r.Programs[0].Exit.Code = 1 }, 0, 1},
 		{"another line", func(r *Result) { r.Programs[0].Lines[0].Text = "two" }, 0, 1},
-		{"a line more", func(r *Result) { r.Programs[0].Lines = append(r.Programs[0].Lines, Line{Text: "two"}) }, 0, 1},
+		{"a line more", func(r *Result) { r.Programs[0].Lines = append(r.Programs[0].Lines, outputLine{Text: "two"}) }, 0, 1},
 		{"another counter", func(r *Result) { r.Counters["rxe0"]["sent_pkts"] = 6 }, 0, 1},
 	} {
 		same, free := result(func(*Result) {}).Compare(result(c.edit))

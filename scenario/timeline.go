@@ -81,14 +81,14 @@ func (r *Result) Timeline(w io.Writer) error {
 	}
 	p := &picture{span: span}
 	names := slices.Sorted(maps.Keys(devices))
-	var actions []ActionResult
+	var actions []actionResult
 	for _, a := range r.Actions {
 		if a.Began {
 			actions = append(actions, a)
 		}
 	}
-	slices.SortStableFunc(actions, func(a, b ActionResult) int { return int(a.At - b.At) })
-	var failed []Check
+	slices.SortStableFunc(actions, func(a, b actionResult) int { return int(a.At - b.At) })
+	var failed []check
 	for _, c := range r.Checks {
 		if !c.Passed {
 			failed = append(failed, c)
@@ -182,7 +182,7 @@ func (p *picture) axis(bottom int) {
 }
 
 // colourOf returns the colour and the name of a device's state.
-func colourOf(d DeviceSample, there bool) (colour, what string) {
+func colourOf(d deviceSample, there bool) (colour, what string) {
 	switch {
 	case !there:
 		return colGone, "the device does not exist"
@@ -289,14 +289,14 @@ func short(v float64) string {
 }
 
 // program draws a program: its run time, its exit status and its lines.
-func (p *picture) program(r *Result, res *ProgramResult, y float64) {
+func (p *picture) program(r *Result, res *programResult, y float64) {
 	p.text(20, y+20, "b", "start", cut(res.Name, 20))
 	if !res.Started {
 		p.text(picLeft, y+20, "s", "start", "not started")
 		return
 	}
 	colour := colGood
-	if slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Subject == res.Name && !c.Passed }) {
+	if slices.ContainsFunc(r.Checks, func(c check) bool { return c.Subject == res.Name && !c.Passed }) {
 		colour = colBad
 	}
 	end, how := res.End, "the program has not ended"

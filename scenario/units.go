@@ -27,13 +27,13 @@ func unit[T any](parse func(string) (T, error)) yaml.DecodeOption {
 	})
 }
 
-// Duration is a duration in Go's notation: 1.5s, 300ms, 20us.
-type Duration time.Duration
+// duration is a duration in Go's notation: 1.5s, 300ms, 20us.
+type duration time.Duration
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Duration) UnmarshalText(b []byte) error {
+func (d *duration) UnmarshalText(b []byte) error {
 	v, err := parseDuration(string(b))
-	*d = Duration(v)
+	*d = duration(v)
 	return err
 }
 
@@ -46,4 +46,4 @@ func parseDuration(text string) (time.Duration, error) {
 }
 
 // MarshalText implements encoding.TextMarshaler.
-func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+func (d duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
