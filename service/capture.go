@@ -42,10 +42,10 @@ func (r *recording) remove(l *rdmaLink) {
 	}
 }
 
-// Capture records packets into the socket until the client or the request ends it. Capture closes the socket.
+// capture records packets into the socket until the client or the request ends it. capture closes the socket.
 //
 //verbena:allow close the socket of a manager
-func (s *Service) Capture(c *ctl.Capture, socket *os.File) error {
+func (s *Service) capture(c *ctl.Capture, socket *os.File) error {
 	filter, err := capture.ParseFilter(c.Filter)
 	if err != nil {
 		socket.Close()

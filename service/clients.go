@@ -439,7 +439,7 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 		return nil, sent, err
 	}
 	if r.Op == ctl.OpCapture && r.Protocol == ctl.Protocol && fd != nil && r.Capture != nil {
-		return &ctl.Response{}, sent, s.Capture(r.Capture, fd)
+		return &ctl.Response{}, sent, s.capture(r.Capture, fd)
 	}
 	c.Discard(fd)
 	made := func() {}
@@ -549,19 +549,19 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 		if r.Link == nil {
 			break
 		}
-		return &ctl.Response{}, s.LinkAdd(*r.Link)
+		return &ctl.Response{}, s.createLink(*r.Link)
 	case ctl.OpLinkDel:
-		return &ctl.Response{}, s.LinkDel(r.Name)
+		return &ctl.Response{}, s.linkDel(r.Name)
 	case ctl.OpLinkSet:
 		if r.Set == nil {
 			break
 		}
-		return &ctl.Response{}, s.LinkSet(*r.Set)
+		return &ctl.Response{}, s.linkSet(*r.Set)
 	case ctl.OpLinkShow:
 		links, err := s.Links()
 		return &ctl.Response{Links: links}, err
 	case ctl.OpResShow:
-		return &ctl.Response{Contexts: s.Resources(who.Sees), Users: s.Users(who.Sees)}, nil
+		return &ctl.Response{Contexts: s.resources(who.Sees), Users: s.Users(who.Sees)}, nil
 	case ctl.OpDevReset:
 		if r.Reset == nil {
 			break
@@ -572,43 +572,43 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 	case ctl.OpDevPlug:
 		return &ctl.Response{}, s.DevPlug(r.Name)
 	case ctl.OpDevHang:
-		return &ctl.Response{}, s.DevHang(r.Name)
+		return &ctl.Response{}, s.devHang(r.Name)
 	case ctl.OpDevEvent:
 		if r.Event == nil {
 			break
 		}
-		return &ctl.Response{}, s.DevEvent(*r.Event)
+		return &ctl.Response{}, s.devEvent(*r.Event)
 	case ctl.OpDevShow:
 		return &ctl.Response{Devs: s.Devs(who.Sees)}, nil
 	case ctl.OpStatShow:
 		stats, err := s.Stats(r.Name)
 		return &ctl.Response{Stats: stats}, err
 	case ctl.OpQPShow:
-		qps, err := s.QPs(r.Name)
+		qps, err := s.qps(r.Name)
 		return &ctl.Response{QPs: qps}, err
 	case ctl.OpQPTrace:
 		if r.Trace == nil {
 			break
 		}
-		t, err := s.QPTrace(*r.Trace)
+		t, err := s.qpTrace(*r.Trace)
 		return &ctl.Response{Trace: &t}, err
 	case ctl.OpProfile:
 		if r.Profile == nil {
 			break
 		}
-		b, err := s.Profile(*r.Profile)
+		b, err := s.profile(*r.Profile)
 		return &ctl.Response{Profile: b}, err
 	case ctl.OpFaultAdd:
 		if r.Fault == nil {
 			break
 		}
-		id, err := s.FaultAdd(*r.Fault)
+		id, err := s.faultAdd(*r.Fault)
 		return &ctl.Response{ID: id}, err
 	case ctl.OpFaultShow:
-		f, err := s.Faults(r.Name)
+		f, err := s.faults(r.Name)
 		return &ctl.Response{Faults: f}, err
 	case ctl.OpFaultClear:
-		return &ctl.Response{}, s.FaultClear(r.Name, r.ID)
+		return &ctl.Response{}, s.faultClear(r.Name, r.ID)
 	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture:
 	default:
 		return nil, r.Refuse()

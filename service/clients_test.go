@@ -448,7 +448,7 @@ func TestStuckDevice(t *testing.T) {
 			t.Errorf("%s beside the stuck device: got %v, want success", r.Op, err)
 		}
 	}
-	go s.LinkDel("rxe0")
+	go s.linkDel("rxe0")
 	testutil.Eventually(t, "the removal to begin", func() bool {
 		if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
 			t.Fatal(err)
@@ -554,7 +554,7 @@ func TestYield(t *testing.T) {
 		t.Errorf("yield with a program attached: got %v, want EBUSY", err)
 	}
 	done()
-	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5}}); err != nil {
+	if _, err := s.faultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5}}); err != nil {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
@@ -563,7 +563,7 @@ func TestYield(t *testing.T) {
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) || !kept {
 		t.Errorf("yield with a fault rule: got %v, want EBUSY; kept when idle: %v", err, kept)
 	}
-	if err := s.FaultClear("", 0); err != nil {
+	if err := s.faultClear("", 0); err != nil {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
@@ -572,7 +572,7 @@ func TestYield(t *testing.T) {
 	if kept {
 		t.Error("keep when idle: got true after the rules were cleared, want false")
 	}
-	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
+	if err := s.createLink(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
@@ -763,12 +763,12 @@ func TestKeptByDevices(t *testing.T) {
 		{"reset canceled", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0", Cancel: true}) }, false},
 		{"unplug", func() error { return s.DevUnplug("rxe0") }, true},
 		{"plug", func() error { return s.DevPlug("rxe0") }, false},
-		{"hang", func() error { return s.DevHang("rxe0") }, true},
+		{"hang", func() error { return s.devHang("rxe0") }, true},
 		{"reset of a device that hangs", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0"}) }, false},
-		{"event", func() error { return s.DevEvent(ctl.DevEvent{Name: "rxe0", Event: "client_reregister"}) }, false},
+		{"event", func() error { return s.devEvent(ctl.DevEvent{Name: "rxe0", Event: "client_reregister"}) }, false},
 		{"reset, unreachable", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0", Unreachable: true}) }, true},
 		{"plug after that", func() error { return s.DevPlug("rxe0") }, false},
-		{"link down", func() error { return s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown}) }, true},
+		{"link down", func() error { return s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown}) }, true},
 	} {
 		if err := c.f(); err != nil {
 			t.Fatalf("%s: %v", c.name, err)

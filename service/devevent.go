@@ -49,7 +49,7 @@ var devEvents = []struct {
 	{"device_speed_change", uapi.EventDeviceSpeedChange, ofPort},
 }
 
-// EventNames returns the names of the events that DevEvent raises.
+// EventNames returns the names of the events that devEvent raises.
 func EventNames() (names []string) {
 	for _, e := range devEvents {
 		names = append(names, e.name)
@@ -57,8 +57,8 @@ func EventNames() (names []string) {
 	return names
 }
 
-// DevEvent raises an asynchronous event in the same way as the driver, but without a cause.
-func (s *Service) DevEvent(r ctl.DevEvent) error {
+// devEvent raises an asynchronous event in the same way as the driver, but without a cause.
+func (s *Service) devEvent(r ctl.DevEvent) error {
 	l, err := s.devLink(r.Name)
 	if err != nil {
 		return err

@@ -64,7 +64,7 @@ func TestDevEvents(t *testing.T) {
 		case ofCQ, ofSRQ:
 			continue // TestDevEvents does not cover this event; a test with programs does
 		}
-		if err := s.DevEvent(r); err != nil {
+		if err := s.devEvent(r); err != nil {
 			t.Errorf("raise %s: got %v, want success", e.name, err)
 			continue
 		}
@@ -120,7 +120,7 @@ func TestDevEventMistakes(t *testing.T) {
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.DevEvent(ctl.DevEvent{Name: "rxe0", Event: "port_err"}); !errors.Is(err, syscall.ENODEV) {
+	if err := s.devEvent(ctl.DevEvent{Name: "rxe0", Event: "port_err"}); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("event without a device: got %v, want ENODEV", err)
 	}
 }

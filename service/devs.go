@@ -182,9 +182,9 @@ func (s *Service) DevPlug(name string) error {
 	return l.slot.Status().Err
 }
 
-// DevHang makes a device hang. The device then accepts work requests and executes none, until it is reset or
+// devHang makes a device hang. The device then accepts work requests and executes none, until it is reset or
 // plugged in again.
-func (s *Service) DevHang(name string) error {
+func (s *Service) devHang(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {
 		return err

@@ -24,7 +24,7 @@ func TestDrivers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.37"}}); err != nil {
+	if err := s.createLink(ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.37"}}); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []string{"soft0", "rxe0"} {
@@ -50,7 +50,7 @@ func TestDrivers(t *testing.T) {
 			t.Errorf("add %s of type %s: got %v, want %v with %q", c.name, c.linkType, err, c.want, c.text)
 		}
 	}
-	if err := s.LinkAdd(ctl.LinkSpec{Name: "mlx5_0"}); !errors.Is(err, syscall.EINVAL) ||
+	if err := s.createLink(ctl.LinkSpec{Name: "mlx5_0"}); !errors.Is(err, syscall.EINVAL) ||
 		!strings.Contains(err.Error(), "soft or rxe") {
 		t.Errorf("add mlx5_0: got %v, want EINVAL and the types", err)
 	}

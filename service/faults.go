@@ -9,11 +9,11 @@ import (
 	"verbena/internal/fault"
 )
 
-// FaultAdd adds a fault rule and returns its ID, which is unique in the service. While a device has rules, all its
+// faultAdd adds a fault rule and returns its ID, which is unique in the service. While a device has rules, all its
 // packets take the full path.
 //
 // A rule for a verb applies to the programs of one device, or of all devices if the rule names none.
-func (s *Service) FaultAdd(r ctl.FaultRule) (id int, err error) {
+func (s *Service) faultAdd(r ctl.FaultRule) (id int, err error) {
 	if r.Verb != nil {
 		return s.verbFaultAdd(&r)
 	}
@@ -53,9 +53,9 @@ func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
 	return id, nil
 }
 
-// FaultClear removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if the
+// faultClear removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if the
 // ID is 0.
-func (s *Service) FaultClear(dev string, id int) error {
+func (s *Service) faultClear(dev string, id int) error {
 	links, err := s.named(dev)
 	if err != nil {
 		return err
@@ -77,8 +77,8 @@ func (s *Service) FaultClear(dev string, id int) error {
 	return nil
 }
 
-// Faults lists the rules of one device, or of all devices if dev is empty, with their counters.
-func (s *Service) Faults(dev string) ([]ctl.FaultRuleState, error) {
+// faults lists the rules of one device, or of all devices if dev is empty, with their counters.
+func (s *Service) faults(dev string) ([]ctl.FaultRuleState, error) {
 	links, err := s.named(dev)
 	list := []ctl.FaultRuleState{}
 	for _, l := range links {

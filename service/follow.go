@@ -8,8 +8,8 @@ import (
 	"verbena/netdev"
 )
 
-// Interfaces provides the host's network interfaces, which the devices follow.
-type Interfaces interface {
+// interfaces provides the host's network interfaces, which the devices follow.
+type interfaces interface {
 	// All returns the interfaces, ordered by index.
 	All() ([]netdev.Interface, error)
 	// Wait blocks until an interface may have changed since Wait last returned. Wait returns an error after Close.
@@ -24,7 +24,7 @@ type hostInterfaces struct{ *netdev.Watcher }
 func (hostInterfaces) All() ([]netdev.Interface, error) { return netdev.All() }
 
 // follow updates the devices to the state of their interfaces until from is closed.
-func (s *Service) follow(from Interfaces) {
+func (s *Service) follow(from interfaces) {
 	for {
 		s.refresh(from)
 		if err := from.Wait(); err != nil {
@@ -37,7 +37,7 @@ func (s *Service) follow(from Interfaces) {
 }
 
 // refresh updates all devices to the state of their interfaces.
-func (s *Service) refresh(from Interfaces) {
+func (s *Service) refresh(from interfaces) {
 	list, err := from.All()
 	if err != nil {
 		s.log.Warn("read the interfaces of the devices", "err", err)

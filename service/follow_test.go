@@ -176,7 +176,8 @@ func TestFollow(t *testing.T) {
 	file("state", "4: ACTIVE\n")
 	gid2("127.91.7.2")
 
-	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); !errors.Is(err, syscall.EADDRINUSE) ||
+	err = s.createLink(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}})
+	if !errors.Is(err, syscall.EADDRINUSE) ||
 		!strings.Contains(err.Error(), "127.91.7.2 is an address of link rxe0") {
 		t.Errorf("second link with the same address: got %v, want EADDRINUSE", err)
 	}

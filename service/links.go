@@ -252,13 +252,13 @@ func (s *Service) openDefaultLink() (*rdmaLink, error) {
 	return l, err
 }
 
-// LinkAdd creates a device and shows it to programs.
-func (s *Service) LinkAdd(spec ctl.LinkSpec) error {
+// createLink creates a device and shows it to programs.
+func (s *Service) createLink(spec ctl.LinkSpec) error {
 	if err := s.linkAdd(spec); err != nil {
 		return err
 	}
 	if err := s.guests.Shown(); err != nil {
-		_ = s.LinkDel(spec.Name)
+		_ = s.linkDel(spec.Name)
 		return fmt.Errorf("link %s: %w", spec.Name, err)
 	}
 	return nil
@@ -292,10 +292,10 @@ func (l linksOf) AddLink(name, linkType, netdev string) error {
 	if _, err := driverOf(name, drivers[i:i+1]); err != nil {
 		return err
 	}
-	return l.s.LinkAdd(ctl.LinkSpec{Name: name, Netdev: netdev})
+	return l.s.createLink(ctl.LinkSpec{Name: name, Netdev: netdev})
 }
 
-func (l linksOf) DeleteLink(name string) error { return l.s.LinkDel(name) }
+func (l linksOf) DeleteLink(name string) error { return l.s.linkDel(name) }
 
 // reserve reserves a name for a new link, and release frees the name.
 func (s *Service) reserve(name string) error {
@@ -332,8 +332,8 @@ func (s *Service) addLink(l *rdmaLink) {
 	}
 }
 
-// LinkDel removes a device. Open contexts of programs become zombies.
-func (s *Service) LinkDel(name string) error {
+// linkDel removes a device. Open contexts of programs become zombies.
+func (s *Service) linkDel(name string) error {
 	s.mu.Lock()
 	l := s.find(name)
 	if l == nil {

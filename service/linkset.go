@@ -13,7 +13,7 @@ import (
 	"verbena/roce"
 )
 
-// port is the state of a link as set by LinkSet.
+// port is the state of a link as set by linkSet.
 //
 //	       down, flap, moment
 //	up ------------------------> down
@@ -34,7 +34,7 @@ type port struct {
 	moment     uint64        // number of moments armed so far
 }
 
-// shown returns the interface as changed by LinkSet, for the device.
+// shown returns the interface as changed by linkSet, for the device.
 func (p *port) shown(host netdev.Interface) netdev.Interface {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,9 +98,9 @@ func (p *port) renewed() {
 	}
 }
 
-// LinkSet changes the link of a device. A flap ends before LinkSet returns, unless the flap is armed for a moment or
+// linkSet changes the link of a device. A flap ends before linkSet returns, unless the flap is armed for a moment or
 // another change replaces it.
-func (s *Service) LinkSet(r ctl.LinkSet) error {
+func (s *Service) linkSet(r ctl.LinkSet) error {
 	fail := func(err error) error { return fmt.Errorf("link set %s: %w", ctl.Clip(r.Name), err) }
 	l, err := s.devLink(r.Name)
 	if err != nil {
@@ -235,7 +235,7 @@ func (s *Service) followPort(l *rdmaLink) {
 	s.log.Debug("link set", "dev", l.spec.Name, "up", !down)
 }
 
-// relink updates the device to its interface as changed by LinkSet.
+// relink updates the device to its interface as changed by linkSet.
 func (s *Service) relink(l *rdmaLink) {
 	l.following.Lock()
 	s.mu.Lock()
@@ -283,7 +283,7 @@ func (l *rdmaLink) cancelMoment() {
 	l.hw.BeforeWorkRequest(0, nil)
 }
 
-// describe adds the state set by LinkSet to the description of the link.
+// describe adds the state set by linkSet to the description of the link.
 func (l *rdmaLink) describe(info *ctl.LinkInfo) {
 	l.port.mu.Lock()
 	defer l.port.mu.Unlock()

@@ -116,16 +116,16 @@ func TestLinkFlap(t *testing.T) {
 	l := s.links[0]
 	events := portEvents(l)
 	for range 5 {
-		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
+		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
 			t.Fatal(err)
 		}
 		wantEvents(t, events, ib.EventPortErr, ib.EventPortActive)
 	}
 	for _, by := range []ctl.LinkState{ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap} {
 		done := make(chan error)
-		go func() { done <- s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
+		go func() { done <- s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
 		wantEvents(t, events, ib.EventPortErr)
-		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: by}); err != nil {
+		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: by}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-done; err != nil {
@@ -136,7 +136,7 @@ func TestLinkFlap(t *testing.T) {
 		if list, err := s.Links(); err != nil || list[0].Link != want {
 			t.Errorf("link after %s: got %+v and error %v, want %v", by, list, err, want)
 		}
-		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
+		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
 			t.Fatal(err)
 		}
 		wantEvents(t, events, ib.EventPortActive)
@@ -151,22 +151,22 @@ func TestLinkFlap(t *testing.T) {
 				if state == ctl.LinkFlap {
 					down = 1
 				}
-				if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: state, Down: down}); err != nil {
+				if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: state, Down: down}); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
+	if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := l.dev.Handle().Device().QueryPort(1); err != nil || p.State != ib.PortActive || l.faults.Active() {
 		t.Errorf("concurrent changes: got %v, %v, full path %v, want an active port", p.State, err, l.faults.Active())
 	}
-	// LinkSet with a flap returns when the service ends or the link is deleted.
+	// linkSet with a flap returns when the service ends or the link is deleted.
 	done := make(chan error)
-	go func() { done <- s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
+	go func() { done <- s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
 	testutil.Eventually(t, "the link to go down", func() bool { return l.faults.Active() })
 	s.Stop()
 	if err := <-done; !errors.Is(err, syscall.ESHUTDOWN) {
@@ -178,7 +178,7 @@ func TestLinkFlap(t *testing.T) {
 func TestLinkMTU(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct{ set, want int }{{1024, 1024}, {256, 256}, {4096, 4096}, {ctl.MTUOfInterface, 4096}} {
-		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
+		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
 			t.Fatal(err)
 		}
 		p, err := s.links[0].dev.Handle().Device().QueryPort(1)
@@ -259,11 +259,11 @@ func TestLinkSetMistakes(t *testing.T) {
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
+	if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("moment without a device: got %v, want ENODEV", err)
 	}
-	// LinkSet accepts a link that has no device. The next device starts in the new state.
-	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
+	// linkSet accepts a link that has no device. The next device starts in the new state.
+	if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.DevPlug("rxe0"); err != nil {
@@ -293,7 +293,7 @@ func TestLinkMoments(t *testing.T) {
 	set := func(r ctl.LinkSet) {
 		t.Helper()
 		r.Name = "rxe0"
-		if err := s.LinkSet(r); err != nil {
+		if err := s.linkSet(r); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -22,10 +22,10 @@ var maxProfile = 32 << 20 // tests use a smaller value
 // profiling is held while a profile is collected. The runtime collects one profile at a time.
 var profiling sync.Mutex
 
-// Profile collects a profile of this process and returns it. Profile ends early if the service ends. Profile
+// profile collects a profile of this process and returns it. profile ends early if the service ends. profile
 // returns EBUSY while another profile is being made, EINVAL for an unknown kind or an invalid time, and EFBIG for a
 // profile of more than 32 MiB.
-func (s *Service) Profile(p ctl.Profile) ([]byte, error) {
+func (s *Service) profile(p ctl.Profile) ([]byte, error) {
 	timed := p.Kind == ctl.ProfileCPU || p.Kind == ctl.ProfileTrace
 	switch {
 	case !timed && p.Kind != ctl.ProfileHeap && p.Kind != ctl.ProfileGoroutines:

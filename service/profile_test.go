@@ -55,7 +55,7 @@ func TestProfile(t *testing.T) {
 	s.Stop()
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.Profile(ctl.Profile{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime})
+		_, err := s.profile(ctl.Profile{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime})
 		done <- err
 	}()
 	select {

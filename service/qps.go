@@ -10,9 +10,9 @@ import (
 	"verbena/roce"
 )
 
-// QPs lists the queue pairs of a device, or of all devices. QPs omits the general services queue pair (QP 1), which
+// qps lists the queue pairs of a device, or of all devices. qps omits the general services queue pair (QP 1), which
 // belongs to the connection manager.
-func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
+func (s *Service) qps(dev string) ([]ctl.QPStatusInfo, error) {
 	links, err := s.named(dev)
 	if err != nil {
 		return nil, err
@@ -33,8 +33,8 @@ func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 	return list, nil
 }
 
-// QPTrace returns the latest protocol events of a queue pair, and starts or stops the recording of events.
-func (s *Service) QPTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
+// qpTrace returns the latest protocol events of a queue pair, and starts or stops the recording of events.
+func (s *Service) qpTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 	links, err := s.named(r.Dev)
 	if err != nil {
 		return ctl.QPTraceInfo{}, err

@@ -8,9 +8,9 @@ import (
 	"verbena/uverbs"
 )
 
-// Resources lists the objects of programs by device and process, for the users for whom sees returns true.
-// Resources does not show keys and numbers of objects of other users.
-func (s *Service) Resources(sees func(quota.ID) bool) []ctl.ContextInfo {
+// resources lists the objects of programs by device and process, for the users for whom sees returns true.
+// resources does not show keys and numbers of objects of other users.
+func (s *Service) resources(sees func(quota.ID) bool) []ctl.ContextInfo {
 	list := []ctl.ContextInfo{}
 	for _, c := range s.uverbs.Resources() {
 		if sees(c.Owner) {

@@ -68,9 +68,9 @@ type Options struct {
 	// Confine permanently drops privileges that the service does not need after its start, as described in package
 	// privilege. Confine affects the whole process, so it is not for programs with other tasks.
 	Confine bool
-	// Interfaces provides the network interfaces that the devices follow; nil means the interfaces of this network
+	// interfaces provides the network interfaces that the devices follow; nil means the interfaces of this network
 	// namespace.
-	Interfaces Interfaces
+	Interfaces interfaces
 	Log        *slog.Logger
 }
 
@@ -105,7 +105,7 @@ type Service struct {
 	stop       context.CancelFunc
 	ended      context.Context // done when the service begins to stop
 	recorders  sync.WaitGroup  // counts captures in progress
-	interfaces Interfaces      // nil without interfaces to follow
+	interfaces interfaces      // nil without interfaces to follow
 	follower   sync.WaitGroup
 
 	requestTimeout, closeTimeout time.Duration
@@ -231,7 +231,7 @@ func New(opts Options) (_ *Service, err error) {
 		}
 	}
 	for _, spec := range opts.Links {
-		if err := s.LinkAdd(spec); err != nil {
+		if err := s.createLink(spec); err != nil {
 			return nil, err
 		}
 	}

@@ -35,8 +35,8 @@ func VerbNames() []string { return append(uverbs.Verbs(), ucma.Verbs()...) }
 
 const lastErrno = 133 // the number of EHWPOISON
 
-// ErrnoByName returns the number of an error such as ENOMEM. ErrnoByName returns false for an unknown name.
-func ErrnoByName(name string) (syscall.Errno, bool) {
+// errnoByName returns the number of an error such as ENOMEM. errnoByName returns false for an unknown name.
+func errnoByName(name string) (syscall.Errno, bool) {
 	for e := syscall.Errno(1); e <= lastErrno; e++ {
 		if unix.ErrnoName(e) == name {
 			return e, true
@@ -94,7 +94,7 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 		return bad("process name of %d bytes is too long", len(f.Process))
 	}
 	if f.Errno != "" {
-		if r.errno, ok = ErrnoByName(f.Errno); !ok {
+		if r.errno, ok = errnoByName(f.Errno); !ok {
 			return bad("errno %q is unknown; use a name of errno(3), such as ENOMEM or EIO", ctl.Clip(f.Errno))
 		}
 	}

@@ -139,7 +139,7 @@ func TestVerbFaultMistakes(t *testing.T) {
 			t.Errorf("%+v: got %v, want %v and %q", x.f, err, x.want, x.says)
 		}
 	}
-	if list, err := s.Faults(""); err != nil || len(list) != 0 {
+	if list, err := s.faults(""); err != nil || len(list) != 0 {
 		t.Errorf("rules: got %+v and error %v, want none", list, err)
 	}
 }
@@ -150,7 +150,7 @@ func TestVerbFaultRules(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	add := func(r ctl.FaultRule) int {
 		t.Helper()
-		id, err := s.FaultAdd(r)
+		id, err := s.faultAdd(r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,18 +160,18 @@ func TestVerbFaultRules(t *testing.T) {
 	any := add(ctl.FaultRule{Verb: verb})
 	of0 := add(ctl.FaultRule{Dev: "rxe0", Verb: verb})
 	packets := add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
-	if list, err := s.Faults("rxe0"); err != nil || len(list) != 3 || any == of0 || of0 == packets {
+	if list, err := s.faults("rxe0"); err != nil || len(list) != 3 || any == of0 || of0 == packets {
 		t.Errorf("rules: got %v and error %v, want 3 with different IDs", list, err)
 	}
 	for _, id := range []int{of0, packets} {
-		if err := s.FaultClear("rxe0", id); err != nil {
+		if err := s.faultClear("rxe0", id); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := s.FaultClear("rxe0", any); !errors.Is(err, syscall.ENOENT) {
+	if err := s.faultClear("rxe0", any); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("clear a rule of all devices by device rxe0: got %v, want ENOENT", err)
 	}
-	if list, _ := s.Faults(""); len(list) != 1 || list[0].ID != any {
+	if list, _ := s.faults(""); len(list) != 1 || list[0].ID != any {
 		t.Errorf("rules: got %v, want only the first", list)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
@@ -180,19 +180,19 @@ func TestVerbFaultRules(t *testing.T) {
 	for range maxRules - 1 {
 		add(ctl.FaultRule{Verb: verb})
 	}
-	if _, err := s.FaultAdd(ctl.FaultRule{Verb: verb}); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := s.faultAdd(ctl.FaultRule{Verb: verb}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("rule for verbs beyond the limit: got %v, want ENOSPC", err)
 	}
 	for range maxRules {
 		add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
 	}
-	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := s.faultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("rule for packets beyond the limit: got %v, want ENOSPC", err)
 	}
-	if err := s.FaultClear("", 0); err != nil {
+	if err := s.faultClear("", 0); err != nil {
 		t.Fatal(err)
 	}
-	if list, _ := s.Faults(""); len(list) != 0 {
+	if list, _ := s.faults(""); len(list) != 0 {
 		t.Errorf("rules: got %d, want none", len(list))
 	}
 }

@@ -28,8 +28,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// Source provides the metrics. A service.Service is a Source.
-type Source interface {
+// dataSource provides the metrics. A service.Service is a dataSource.
+type dataSource interface {
 	Stats(dev string) ([]ctl.StatInfo, error)
 	Devs(sees func(quota.ID) bool) []ctl.DevInfo
 	Users(sees func(quota.ID) bool) []ctl.UserInfo
@@ -62,10 +62,10 @@ func Listen(addr string) (net.Listener, error) {
 }
 
 // Serve answers requests on l, which comes from Listen, until l is closed. It logs errors.
-func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
+func Serve(l net.Listener, s dataSource, version string, log *slog.Logger) error {
 	open := &connections{Listener: l, open: map[net.Conn]*connection{}}
 	srv := &http.Server{
-		Handler:           Handler(s, version, log),
+		Handler:           handler(s, version, log),
 		ConnState:         open.changed,
 		ReadHeaderTimeout: headerTime, ReadTimeout: timeout, WriteTimeout: 2 * timeout, IdleTimeout: timeout,
 		MaxHeaderBytes: 8 << 10,
@@ -78,8 +78,8 @@ func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
 	return nil
 }
 
-// Handler answers GET and HEAD of /metrics.
-func Handler(s Source, version string, log *slog.Logger) http.Handler {
+// handler answers GET and HEAD of /metrics.
+func handler(s dataSource, version string, log *slog.Logger) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(&collector{s, version}, collectors.NewGoCollector(), newProcess())
 	answer := promhttp.HandlerFor(&sometimes{from: r}, promhttp.HandlerOpts{
@@ -134,7 +134,7 @@ func (g *sometimes) Gather() ([]*dto.MetricFamily, error) {
 
 // collector computes the metrics on request. The set of metrics depends on the devices.
 type collector struct {
-	s       Source
+	s       dataSource
 	version string
 }
 

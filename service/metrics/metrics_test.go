@@ -70,7 +70,7 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 // nothing about single users.
 func TestMetrics(t *testing.T) {
 	s := &source{}
-	h := Handler(s, "verbena 1.2.3", slog.New(slog.DiscardHandler))
+	h := handler(s, "verbena 1.2.3", slog.New(slog.DiscardHandler))
 	code, text := get(t, h, "GET", "/metrics")
 	if code != 200 {
 		t.Fatalf("GET /metrics: got status %d: %s", code, text)
@@ -108,7 +108,7 @@ func TestMetrics(t *testing.T) {
 
 // TestRequests tests that the handler refuses all requests other than GET and HEAD of /metrics.
 func TestRequests(t *testing.T) {
-	h := Handler(&source{}, "x", slog.New(slog.DiscardHandler))
+	h := handler(&source{}, "x", slog.New(slog.DiscardHandler))
 	for _, c := range []struct {
 		method, path string
 		want         int
@@ -127,7 +127,7 @@ func TestRequests(t *testing.T) {
 // TestOften tests that frequent requests do not make the service gather its metrics each time.
 func TestOften(t *testing.T) {
 	s := &source{}
-	h := Handler(s, "x", slog.New(slog.DiscardHandler))
+	h := handler(s, "x", slog.New(slog.DiscardHandler))
 	began := time.Now()
 	for range 100 {
 		get(t, h, "GET", "/metrics")
