@@ -673,7 +673,7 @@ func TestWindowsAndReregistration(t *testing.T) {
 			t.Errorf("windows: got %+v, want keys 0x200 and 0x300", windows)
 		}
 		info := p.f.Info().MWs
-		if len(info) != 2 || info[1] != (MWInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
+		if len(info) != 2 || info[1] != (mwInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
 			t.Errorf("list of windows: got %+v, want both windows", info)
 		}
 		must(t, silently(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: windows[0].MWHandle}))

@@ -11,8 +11,9 @@ import (
 	"verbena/uapi/verb"
 )
 
-// SysfsFiles is implemented by an [ib.Driver] with additional sysfs files. (ib_device_ops.device_group, port_groups)
-type SysfsFiles interface {
+// sysfsFilesDriver is implemented by an [ib.Driver] with additional sysfs files.
+// (ib_device_ops.device_group, port_groups)
+type sysfsFilesDriver interface {
 	// SysfsFiles returns a function for each file, by the path below /sys/class/infiniband/DEV. The function returns
 	// the contents of the file. The functions may sleep.
 	SysfsFiles() map[string]func() (string, error)
@@ -56,7 +57,7 @@ func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
 
 // sysfsFiles checks the paths of a driver's files.
 func sysfsFiles(dev *ib.Device) (map[string]func() (string, error), error) {
-	d, ok := ib.As[SysfsFiles](user.Driver(dev))
+	d, ok := ib.As[sysfsFilesDriver](user.Driver(dev))
 	if !ok {
 		return nil, nil
 	}

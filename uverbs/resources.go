@@ -25,24 +25,24 @@ type ContextInfo struct {
 	PinnedPages uint64
 
 	// The objects are in creation order.
-	PDs   []PDInfo
-	MRs   []MRInfo
-	MWs   []MWInfo
-	CQs   []CQInfo
-	QPs   []QPInfo
-	AHs   []AHInfo
-	SRQs  []SRQInfo
-	XRCDs []XRCDInfo
+	PDs   []pdInfo
+	MRs   []mrInfo
+	MWs   []mwInfo
+	CQs   []cqInfo
+	QPs   []qpInfo
+	AHs   []ahInfo
+	SRQs  []srqInfo
+	XRCDs []xrcdInfo
 }
 
-// PDInfo is a protection domain.
-type PDInfo struct {
+// pdInfo is a protection domain.
+type pdInfo struct {
 	Handle uint32
 	Uses   int // number of objects in the domain
 }
 
-// MRInfo is a registered region.
-type MRInfo struct {
+// mrInfo is a registered region.
+type mrInfo struct {
 	Handle, PD uint32
 	LKey, RKey uint32
 	IOVA       uint64
@@ -50,23 +50,23 @@ type MRInfo struct {
 	Pages      uint64 // number of charged pages
 }
 
-// MWInfo is a memory window.
-type MWInfo struct {
+// mwInfo is a memory window.
+type mwInfo struct {
 	Handle, PD uint32
 	RKey       uint32
 	Type       ib.MWType
 }
 
-// CQInfo is a completion queue.
-type CQInfo struct {
+// cqInfo is a completion queue.
+type cqInfo struct {
 	Handle  uint32
 	Entries int
 	Channel bool // the queue has a completion channel
 	Uses    int  // number of queues that complete on the CQ
 }
 
-// QPInfo is a queue pair.
-type QPInfo struct {
+// qpInfo is a queue pair.
+type qpInfo struct {
 	Handle  uint32
 	Num     uint32
 	PD      uint32 // handle; 0 for an XRC target
@@ -78,11 +78,11 @@ type QPInfo struct {
 	SQPSN   uint32
 }
 
-// AHInfo is an address handle.
-type AHInfo struct{ Handle uint32 }
+// ahInfo is an address handle.
+type ahInfo struct{ Handle uint32 }
 
-// SRQInfo is a shared receive queue.
-type SRQInfo struct {
+// srqInfo is a shared receive queue.
+type srqInfo struct {
 	Handle uint32
 	PD     uint32 // handle
 	CQ     uint32 // handle of the completion queue; for an XRC queue
@@ -91,8 +91,8 @@ type SRQInfo struct {
 	MaxWR  uint32 // capacity in receives
 }
 
-// XRCDInfo is an open XRC domain.
-type XRCDInfo struct{ Handle uint32 }
+// xrcdInfo is an open XRC domain.
+type xrcdInfo struct{ Handle uint32 }
 
 // Resources describes the objects of programs, by device and process. Zombies of former devices are last. Resources may
 // sleep.
@@ -139,26 +139,26 @@ func (f *File) Info() ContextInfo {
 		}
 		switch r := o.res.(type) {
 		case *pdObject:
-			info.PDs = append(info.PDs, PDInfo{o.handle, r.Uses()})
+			info.PDs = append(info.PDs, pdInfo{o.handle, r.Uses()})
 		case *mrObject:
-			m := MRInfo{Handle: o.handle, PD: r.pd, LKey: r.LKey(), RKey: r.RKey()}
+			m := mrInfo{Handle: o.handle, PD: r.pd, LKey: r.LKey(), RKey: r.RKey()}
 			m.IOVA, m.Length, m.Pages = r.Region().IOVA(), r.Region().Len(), r.Region().Pages()
 			info.MRs = append(info.MRs, m)
 		case *mwObject:
-			info.MWs = append(info.MWs, MWInfo{Handle: o.handle, PD: r.pd, RKey: r.RKey(), Type: r.Type()})
+			info.MWs = append(info.MWs, mwInfo{Handle: o.handle, PD: r.pd, RKey: r.RKey(), Type: r.Type()})
 		case *cqObject:
-			info.CQs = append(info.CQs, CQInfo{o.handle, r.Entries(), r.channel != nil, r.Uses()})
+			info.CQs = append(info.CQs, cqInfo{o.handle, r.Entries(), r.channel != nil, r.Uses()})
 		case *qpObject:
-			q := QPInfo{Handle: o.handle, Num: r.Num(), PD: r.pd, SRQ: r.srq, Type: r.Type(), State: ib.QPErr}
+			q := qpInfo{Handle: o.handle, Num: r.Num(), PD: r.pd, SRQ: r.srq, Type: r.Type(), State: ib.QPErr}
 			if !o.gone {
 				a := r.Peek() // Query would block while the program's memory does not respond
 				q.State, q.DestNum, q.RQPSN, q.SQPSN = a.State, a.DestQPN, a.RQPSN, a.SQPSN
 			}
 			info.QPs = append(info.QPs, q)
 		case *ahObject:
-			info.AHs = append(info.AHs, AHInfo{o.handle})
+			info.AHs = append(info.AHs, ahInfo{o.handle})
 		case *srqObject:
-			q := SRQInfo{Handle: o.handle, PD: r.pd, CQ: r.cq, Num: r.Num(), XRC: r.xrcd != nil, MaxWR: r.Init().Attr.MaxWR}
+			q := srqInfo{Handle: o.handle, PD: r.pd, CQ: r.cq, Num: r.Num(), XRC: r.xrcd != nil, MaxWR: r.Init().Attr.MaxWR}
 			if !o.gone {
 				if a, err := r.Query(); err == nil {
 					q.MaxWR = a.MaxWR
@@ -166,7 +166,7 @@ func (f *File) Info() ContextInfo {
 			}
 			info.SRQs = append(info.SRQs, q)
 		case *xrcdObject:
-			info.XRCDs = append(info.XRCDs, XRCDInfo{o.handle})
+			info.XRCDs = append(info.XRCDs, xrcdInfo{o.handle})
 		}
 	}
 	slices.Reverse(info.PDs)

@@ -26,11 +26,11 @@ func TestResources(t *testing.T) {
 	addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().Addr()
 	want := ContextInfo{
 		Device: "rxe0", File: "uverbs0", PID: os.Getpid(), ProcessName: "test", UID: os.Getuid(), PinnedPages: 1,
-		PDs: []PDInfo{{pd, 3}},
-		MRs: []MRInfo{{Handle: mr.MRHandle, PD: pd, LKey: mr.LKey, RKey: mr.RKey, IOVA: addr, Length: 4096, Pages: 1}},
-		CQs: []CQInfo{{cq, 11, true, 2}, {other, 11, false, 0}},
-		QPs: []QPInfo{{Handle: qp.QPHandle, Num: qp.QPN, PD: pd, Type: ib.QPTypeUD, State: ib.QPErr}},
-		AHs: []AHInfo{{ah}},
+		PDs: []pdInfo{{pd, 3}},
+		MRs: []mrInfo{{Handle: mr.MRHandle, PD: pd, LKey: mr.LKey, RKey: mr.RKey, IOVA: addr, Length: 4096, Pages: 1}},
+		CQs: []cqInfo{{cq, 11, true, 2}, {other, 11, false, 0}},
+		QPs: []qpInfo{{Handle: qp.QPHandle, Num: qp.QPN, PD: pd, Type: ib.QPTypeUD, State: ib.QPErr}},
+		AHs: []ahInfo{{ah}},
 	}
 	if got := p.f.Info(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)

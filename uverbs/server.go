@@ -16,9 +16,9 @@ import (
 	"verbena/uapi"
 )
 
-// UserABI is implemented by an [ib.Driver] that has a provider in user space. A driver without UserABI has ABI version
+// userABI is implemented by an [ib.Driver] that has a provider in user space. A driver without userABI has ABI version
 // 1 and accepts the ioctls of any driver.
-type UserABI interface {
+type userABI interface {
 	// UserABI returns the number of the driver in the ioctl form (enum rdma_driver_id) and the version of the driver's
 	// private data. sysfs shows the version as uverbsN/abi_version (ib_device_ops.driver_id, uverbs_abi_ver).
 	UserABI() (driverID, version uint32)
@@ -141,7 +141,7 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 		return nil, fmt.Errorf("query %s: %w", dev.Name(), err)
 	}
 	d := &Device{srv: s, ib: dev, ports: attr.PhysPorts, abiVersion: 1, files: map[*File]struct{}{}}
-	if u, ok := ib.As[UserABI](user.Driver(dev)); ok {
+	if u, ok := ib.As[userABI](user.Driver(dev)); ok {
 		id, version := u.UserABI()
 		d.driverID, d.abiVersion, d.checkDriver = uapi.DriverID(id), int(version), true
 	}
