@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// DefaultDatagram is the size in bytes of the largest datagram for a program with an unknown receive buffer.
-// DefaultDatagram is the kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
-const DefaultDatagram = 3776
+// defaultDatagram is the size in bytes of the largest datagram for a program with an unknown receive buffer.
+// defaultDatagram is the kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
+const defaultDatagram = 3776
 
 // maxDatagram is the size in bytes of the kernel's largest datagram of a dump, 32 KiB less its own overhead.
 const maxDatagram = 32<<10 - 320
@@ -22,7 +22,7 @@ const receiveQueue = 212992
 type Socket struct {
 	PortID uint32 // address of the program's socket, nl_pid
 	// Datagram is the size in bytes of the largest datagram that the program can receive. Values below
-	// DefaultDatagram, such as 0, count as DefaultDatagram. Values above 32448 count as 32448.
+	// defaultDatagram, such as 0, count as defaultDatagram. Values above 32448 count as 32448.
 	Datagram int
 	CapAck   bool // the program has set NETLINK_CAP_ACK, so an error does not repeat the request
 }
@@ -42,7 +42,7 @@ func Answer(src Source, admin Admin, request []byte, portID uint32) (answers [][
 // to one request are limited to the size of a receive buffer, 212992 bytes. Answer drops the rest, as the kernel
 // does. Mirrors rdma_nl_rcv_skb.
 func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byte) {
-	s.Datagram = min(max(s.Datagram, DefaultDatagram), maxDatagram)
+	s.Datagram = min(max(s.Datagram, defaultDatagram), maxDatagram)
 	r := &responder{socket: s, src: src, admin: admin}
 	for len(request) >= headerSize {
 		size := binary.NativeEndian.Uint32(request)

@@ -507,7 +507,7 @@ func TestPacking(t *testing.T) {
 	src := manyMRs(n)
 	for _, test := range []struct {
 		set, size int
-	}{{0, DefaultDatagram}, {1, DefaultDatagram}, {16 << 10, 16 << 10}, {1 << 20, maxDatagram}} {
+	}{{0, defaultDatagram}, {1, defaultDatagram}, {16 << 10, 16 << 10}, {1 << 20, maxDatagram}} {
 		for _, cmd := range []uint16{cmdGet, cmdResMRGet} {
 			s := Socket{PortID: testPort, Datagram: test.set}
 			answers := s.Answer(src, nil, message(cmd, flagDump, attrU32(attrDevIndex, 0)))
