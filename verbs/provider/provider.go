@@ -88,8 +88,8 @@ type SGE struct {
 // SendWR is a work request for a send queue. Package verbs has checked it as far as possible without the provider.
 type SendWR struct {
 	ID     uint64
-	Opcode Opcode
-	Flags  SendFlags
+	Opcode uapi.WROpcode // enum ibv_wr_opcode
+	Flags  uapi.SendFlags
 	SGE    []SGE  // the memory to send from, or to read into
 	Inline []byte // data that are sent in place of SGE; Send copies the data to the queue
 	Imm    uint32
@@ -133,28 +133,16 @@ type RecvWR struct {
 type WC struct {
 	ID        uint64
 	Status    Status
-	Opcode    WCOpcode // undefined unless Status is Success
-	ByteLen   uint32   // length of the received or read data
+	Opcode    uapi.WCOpcode // undefined unless Status is Success
+	ByteLen   uint32        // length of the received or read data
 	QPN       uint32
 	SrcQPN    uint32 // for datagrams
-	Flags     WCFlags
+	Flags     uapi.WCFlags
 	Imm       uint32 // with WithImm
 	Key       uint32 // the invalidated key, if WithInvalidate is set
 	VendorErr uint32
 	PKeyIndex uint16
 }
-
-// Opcode is the operation of a work request (enum ibv_wr_opcode).
-type Opcode = uapi.WROpcode
-
-// SendFlags are the flags of a work request (enum ibv_send_flags).
-type SendFlags = uapi.SendFlags
-
-// WCOpcode is the operation of a completed work request (enum ibv_wc_opcode).
-type WCOpcode = uapi.WCOpcode
-
-// WCFlags marks the valid fields of a WC (enum ibv_wc_flags).
-type WCFlags = uapi.WCFlags
 
 // Status is the status of a completed work request (enum ibv_wc_status). All values except Success are errors.
 type Status uint32

@@ -118,8 +118,8 @@ func (d *Device) QueryPort(port uint8) (uapi.QueryPortResp, error) {
 	return plain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driver{}, nil)
 }
 
-// MaxGIDs is the maximum number of entries that GIDTable returns.
-const MaxGIDs = 256
+// maxGIDs is the maximum number of entries that GIDTable returns.
+const maxGIDs = 256
 
 // GIDTable returns the valid entries of the GID tables of all ports. (ibv_cmd_query_gid_table)
 func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
@@ -127,7 +127,7 @@ func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
 	s := d.T.Scratch()
 	defer s.Free()
 	const count = reqRoom // offset of the number of entries, which precedes the entries
-	table := s.Mem[count+8:][:MaxGIDs*size]
+	table := s.Mem[count+8:][:maxGIDs*size]
 	clear(s.Mem[count : count+8])
 	attrs := []uapi.Attr{
 		{AttrID: uapi.AttrQueryGIDTableEntrySize, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(size)},
@@ -139,7 +139,7 @@ func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
 	if err := d.ioctl(s, uapi.ObjectDevice, uapi.MethodQueryGIDTable, id, attrs); err != nil {
 		return nil, fmt.Errorf("query the GID table: %w", err)
 	}
-	n := min(binary.NativeEndian.Uint64(s.Mem[count:]), MaxGIDs)
+	n := min(binary.NativeEndian.Uint64(s.Mem[count:]), maxGIDs)
 	list := make([]uapi.GIDEntry, n)
 	for i := range list {
 		list[i], _ = uapi.Decode[uapi.GIDEntry](table[i*size:])

@@ -74,8 +74,8 @@ type Events struct {
 // first use of the Events.
 func (e *Events) OnClose(f func()) { e.onClose = sync.OnceFunc(f) }
 
-// NewEvents creates Events for a file, and takes ownership of the file. fd is the number of the file in commands.
-func NewEvents(f *os.File, fd uint32) *Events {
+// newEvents creates Events for a file, and takes ownership of the file. fd is the number of the file in commands.
+func newEvents(f *os.File, fd uint32) *Events {
 	e := &Events{f: f, fd: fd, readToken: make(chan struct{}, 1)}
 	e.readToken <- struct{}{}
 	return e

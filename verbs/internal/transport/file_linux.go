@@ -126,7 +126,7 @@ func EventsOf(fd int, number uint32) (*Events, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("event file: %w", err)
 	}
-	return NewEvents(os.NewFile(uintptr(fd), "events"), number), nil
+	return newEvents(os.NewFile(uintptr(fd), "events"), number), nil
 }
 
 func (t *file) Close() error {

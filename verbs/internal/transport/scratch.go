@@ -14,9 +14,9 @@ type Scratch struct {
 	memory Memory
 }
 
-// ScratchSize is the length of Scratch.Mem. The length suffices for each command of a provider, including a response
+// scratchSize is the length of Scratch.Mem. The length suffices for each command of a provider, including a response
 // with a table of 256 GIDs.
-const ScratchSize = 16 << 10
+const scratchSize = 16 << 10
 
 // Arena allocates Scratches from memory that the function allocate returns. All methods are safe for concurrent use.
 type Arena struct {
@@ -41,8 +41,8 @@ func (a *Arena) Get() *Scratch {
 			return s
 		}
 		a.mu.Unlock()
-		if m, err := a.allocate(ScratchSize); err == nil {
-			return &Scratch{Mem: m.Mem[:ScratchSize], Addr: AddressOf(m.Mem), home: a, memory: m}
+		if m, err := a.allocate(scratchSize); err == nil {
+			return &Scratch{Mem: m.Mem[:scratchSize], Addr: AddressOf(m.Mem), home: a, memory: m}
 		}
 		time.Sleep(time.Millisecond)
 	}
