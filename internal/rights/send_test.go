@@ -6,6 +6,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,12 +69,15 @@ func TestSending(t *testing.T) {
 
 // TestSendingWaits tests that a message waits for the receipt of earlier messages, and is refused after a timeout.
 func TestSendingWaits(t *testing.T) {
-	t.Parallel()
+	ours := testutil.UnixPair(t)[0]
+	synctest.Test(t, func(t *testing.T) { sendingWaits(t, ours) })
+}
+
+func sendingWaits(t *testing.T, ours syscall.Conn) {
 	var limits quota.Limits
 	limits[quota.InFlight] = quota.Limit{PerUser: 4}
 	user := quota.New(limits).User(7)
 	var all Queues
-	ours := testutil.UnixPair(t)[0]
 	if err := user.Take(quota.InFlight, 4); err != nil {
 		t.Fatal(err)
 	}
