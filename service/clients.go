@@ -320,7 +320,7 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	go func() {
 		account := s.quota.Account(who.Account)
 		c := ctl.Conn{UnixConn: c, Rights: s.rights.Of(account)}
-		s.answerAll(c, who, firstMessage)
+		s.answerAll(c, who, s.firstMessage)
 		s.end(c, account, func() {
 			user.Give(quota.Connections, 1)
 			s.spare.fill()
@@ -357,7 +357,7 @@ func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 	}()
 	for {
 		var r ctl.Request
-		fd, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest, Whole: within, Rest: restOfMessage})
+		fd, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest, Whole: within, Rest: s.restOfMessage})
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
 				s.log.Warn("client", uidKey, who.uid, "err", err)
@@ -424,7 +424,7 @@ func (s *Service) reply(c ctl.Conn, a *ctl.Response) error { return s.replyWith(
 
 // replyWith sends an answer with a descriptor. The caller keeps the descriptor.
 func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
-	c.SetWriteDeadline(time.Now().Add(restOfMessage))
+	c.SetWriteDeadline(time.Now().Add(s.restOfMessage))
 	defer c.SetWriteDeadline(time.Time{})
 	return c.Send(a, fd)
 }

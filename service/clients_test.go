@@ -377,7 +377,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 // TestPanicOfARequest tests that a panic in a request fails only that request.
 func TestPanicOfARequest(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
-	broken := &Service{log: s.log, requestTimeout: timeout, authority: s.authority}
+	broken := &Service{log: s.log, requestTimeout: timeout, restOfMessage: timeout, authority: s.authority}
 	ends := testutil.UnixPair(t)
 	go broken.ServeConn(ends[0])
 	b := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
@@ -472,7 +472,7 @@ func TestStuckDevice(t *testing.T) {
 
 // TestBounded tests that a request is answered after a timeout, and counts against its user until it ends.
 func TestBounded(t *testing.T) {
-	s := &Service{log: slog.New(slog.DiscardHandler), requestTimeout: 20 * time.Millisecond}
+	s := &Service{log: slog.New(slog.DiscardHandler), requestTimeout: 20 * time.Millisecond, restOfMessage: time.Second}
 	stuck := make(chan struct{})
 	ended := make(chan struct{})
 	_, err := s.bounded(&ctl.Request{Op: ctl.OpResShow}, func() (*ctl.Response, error) {

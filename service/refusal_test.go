@@ -162,8 +162,15 @@ func TestLateAnswerOfLauncher(t *testing.T) {
 // TestClientsThatWait tests that the service disconnects clients that send no request or read no answers.
 func TestClientsThatWait(t *testing.T) {
 	t.Parallel()
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
-	const least, most = firstMessage / 2, firstMessage + restOfMessage + 5*time.Second
+	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.32"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if testing.Short() {
+		s.firstMessage, s.restOfMessage = time.Second, time.Second
+	}
+	least, most := s.firstMessage/2, s.firstMessage+s.restOfMessage+5*time.Second
 	ends, silent := testutil.UnixPair(t), testutil.UnixPair(t)
 	began := time.Now()
 	s.admitPeer(silent[0], peer{uid: 4242})

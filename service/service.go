@@ -108,7 +108,7 @@ type Service struct {
 	interfaces interfaces      // nil without interfaces to follow
 	follower   sync.WaitGroup
 
-	requestTimeout, closeTimeout time.Duration
+	requestTimeout, closeTimeout, firstMessage, restOfMessage time.Duration
 
 	// mu is never held during an operation that can block on a program's memory, such as a reset, the removal of a
 	// device, a change of its addresses, or an inspection of contexts.
@@ -148,8 +148,8 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{},
 		names: map[string]bool{}, recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout,
-		closeTimeout: CloseTimeout,
-		refusing:     make(chan struct{}, maxRefusing)}
+		closeTimeout: CloseTimeout, firstMessage: firstMessage, restOfMessage: restOfMessage,
+		refusing: make(chan struct{}, maxRefusing)}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
 		s.log, s.debugLog = limitLog(opts.Log)
