@@ -139,6 +139,7 @@ func TestServeTakesOver(t *testing.T) {
 // TestServeInUse tests that a service that was started on demand is not replaced while a program uses it, and that
 // the program continues.
 func TestServeInUse(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "sock")
 	v := commandsAt(t, socket)
@@ -270,7 +271,7 @@ func TestSocketWithoutDirectory(t *testing.T) {
 // TestServiceEndsUnderProgram tests that verbena run ends processes that keep a device of an ended service open,
 // unless --outlive is given.
 func TestServiceEndsUnderProgram(t *testing.T) {
-	const script = `exec 9<>/dev/infiniband/uverbs0; echo ready; sleep 12; echo outlived`
+	const script = `exec 9<>/dev/infiniband/uverbs0; echo ready; sleep 12 >/dev/null 2>&1; echo outlived`
 	for _, c := range []struct {
 		name string
 		args []string

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,10 +25,14 @@ import (
 	"verbena/internal/testutil"
 )
 
-// built is the path of the binary that command has built.
+// built is the folder of the binary of command.
 var built string
 
-// command builds verbena without cgo, as in a release.
+// asCommand is the environment variable that makes the test binary behave as the verbena command.
+const asCommand = "VERBENA_TEST_COMMAND"
+
+// command returns the path of verbena, built without cgo, as in a release. With -short, and if the
+// test binary has no cgo either, it is a link to the test binary, which spares a build.
 var command = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "verbena-test-")
 	if err != nil {
@@ -35,6 +40,13 @@ var command = sync.OnceValues(func() (string, error) {
 	}
 	built = dir
 	path := filepath.Join(dir, "verbena")
+	if testing.Short() && !usesCgo() {
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		return path, errors.Join(os.Symlink(self, path), os.Setenv(asCommand, "1"))
+	}
 	build := exec.Command("go", "build", "-o", path, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -43,7 +55,17 @@ var command = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
+// usesCgo reports whether the test binary was built with cgo. With cgo, a service cannot drop its capabilities.
+func usesCgo() bool {
+	info, ok := debug.ReadBuildInfo()
+	return !ok || !slices.Contains(info.Settings, debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"})
+}
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+		os.Exit(0)
+	}
 	code := m.Run()
 	if built != "" {
 		os.RemoveAll(built)
@@ -212,6 +234,7 @@ func first[T any](v T, _ error) T { return v }
 // TestServeTwice tests that a second service at a location reports the first service, and does not remove the first
 // service's socket.
 func TestServeTwice(t *testing.T) {
+	t.Parallel()
 	_, loc := serving(t, "--link", "rxe0=127.91.10.3")
 	out, err := verbena(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "running already") {
