@@ -340,7 +340,7 @@ func openFiles() (n int) {
 // TestStopAtAnyPoint stops the service, and resets and removes the device, while clients open, use and close
 // devices.
 func TestStopAtAnyPoint(t *testing.T) {
-	for round := range 6 {
+	for round := range testutil.Fewer(6, 2) {
 		b := startTarget(t)
 		s, err := verbsservice.At(b.loc.Socket)
 		must(t, err)

@@ -192,7 +192,7 @@ P/gids/8: open: no such file or directory
 // signals, such as those of Go's runtime.
 func TestSignalsToService(t *testing.T) {
 	w := newWorld(t)
-	r := w.startSelf("reopens", "5000")
+	r := w.startSelf("reopens", testutil.Fewer("5000", "1000"))
 	for ended := false; !ended; {
 		tasks, err := os.ReadDir("/proc/self/task")
 		if err != nil {

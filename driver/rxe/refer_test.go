@@ -663,7 +663,7 @@ func TestReferReuse(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(1, 1))
-			for stop := time.Now().Add(200 * time.Millisecond); time.Now().Before(stop); {
+			for stop := time.Now().Add(testutil.Fewer(200*time.Millisecond, 50*time.Millisecond)); time.Now().Before(stop); {
 				s := setup{shortcut: true, bufLen: 2 * half}
 				s.cap = ib.QPCap{MaxSendWR: 64, MaxSendSGE: 1, MaxRecvWR: 1, MaxRecvSGE: 1}
 				b := newBench(noCleanup{t}, s)

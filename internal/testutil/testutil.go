@@ -108,6 +108,14 @@ func Advance(d time.Duration) {
 	synctest.Wait()
 }
 
+// Fewer returns few with -short, and all without.
+func Fewer[T any](all, few T) T {
+	if testing.Short() {
+		return few
+	}
+	return all
+}
+
 // UnixPair returns two connected Unix sockets. The sockets are closed after twice testutil.Timeout, so that a test
 // that waits for one of them ends.
 func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {

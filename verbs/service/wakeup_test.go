@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"verbena/internal/sched"
+	"verbena/internal/testutil"
 	"verbena/verbs"
 )
 
@@ -18,7 +19,7 @@ import (
 // queue pair has been reset and its indices have their former values. WAKEUPS sets the duration for each number of
 // queue pairs. The default is one second in total.
 func TestWakeups(t *testing.T) {
-	length := 300 * time.Millisecond
+	length := testutil.Fewer(300*time.Millisecond, 50*time.Millisecond)
 	if s := os.Getenv("WAKEUPS"); s != "" {
 		var err error
 		length, err = time.ParseDuration(s)
