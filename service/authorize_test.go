@@ -102,19 +102,19 @@ func TestSharedSocket(t *testing.T) {
 // incomplete. An ending service accepts no new link.
 func TestNamesInUse(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
-	if err := s.reserve("rxe0"); !errors.Is(err, syscall.EEXIST) {
+	if err := s.links.reserve(s.ended, "rxe0"); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("reserve the name of a link: got %v, want EEXIST", err)
 	}
-	if err := s.reserve("rxe1"); err != nil {
+	if err := s.links.reserve(s.ended, "rxe1"); err != nil {
 		t.Fatal(err)
 	}
-	defer s.release("rxe1")
-	if err := s.reserve("rxe1"); !errors.Is(err, syscall.EEXIST) {
+	defer s.links.release("rxe1")
+	if err := s.links.reserve(s.ended, "rxe1"); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("reserve the name of an incomplete link: got %v, want EEXIST", err)
 	}
 	s.stop()
-	if err := s.reserve("rxe2"); err == nil {
-		s.release("rxe2")
+	if err := s.links.reserve(s.ended, "rxe2"); err == nil {
+		s.links.release("rxe2")
 		t.Error("reserve while the service ends: got success, want an error")
 	}
 }

@@ -55,27 +55,27 @@ func (s *Service) capture(c *ctl.Capture, socket *os.File) error {
 	if err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.links.mu.Lock()
+	defer s.links.mu.Unlock()
 	if s.ended.Err() != nil {
 		to.Close()
 		return fmt.Errorf("capture: the service ends: %w", syscall.ESHUTDOWN)
 	}
-	if c.Dev != "" && s.find(c.Dev) == nil || len(s.links) == 0 {
+	if c.Dev != "" && s.links.find(c.Dev) == nil || len(s.links.list) == 0 {
 		to.Close()
-		return s.noLink(c.Dev)
+		return s.links.noLink(c.Dev)
 	}
 	r := &recording{
 		dev: c.Dev, taps: map[*rdmaLink]link.Tap{},
 		rec: capture.New(ctl.PieceWriter{Conn: to}, capture.Options{Filter: filter, Count: c.Count}),
 	}
-	for _, l := range s.links {
+	for _, l := range s.links.list {
 		r.put(l)
 	}
-	s.recordings[r] = struct{}{}
-	s.countProgram(1)
+	s.links.recordings[r] = struct{}{}
+	s.programs.count(1)
 	s.recorders.Go(func() {
-		defer s.countProgram(-1)
+		defer s.programs.count(-1)
 		s.record(r, ctl.PieceWriter{Conn: to})
 	})
 	return nil
@@ -100,12 +100,12 @@ func (s *Service) record(r *recording, c ctl.PieceWriter) {
 	case <-s.ended.Done():
 		c.SetWriteDeadline(time.Now().Add(endTime)) // limits the time of the writes if the client does not read
 	}
-	s.mu.Lock()
-	delete(s.recordings, r)
-	for _, l := range s.links {
+	s.links.mu.Lock()
+	delete(s.links.recordings, r)
+	for _, l := range s.links.list {
 		r.remove(l)
 	}
-	s.mu.Unlock()
+	s.links.mu.Unlock()
 	sum, err := r.rec.Close()
 	end := ctl.CaptureEnd{Packets: sum.Packets, Dropped: sum.Dropped}
 	if err != nil {

@@ -80,7 +80,7 @@ func TestCapture(t *testing.T) {
 	if r, err := c.Do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil || len(r.Links) != 2 {
 		t.Errorf("link show: got %+v and error %v, want 2 links", r, err)
 	}
-	if !s.links[0].taps.On() || !s.links[1].taps.On() {
+	if !s.links.list[0].taps.On() || !s.links.list[1].taps.On() {
 		t.Error("taps: a device has none, want one")
 	}
 	stream.Stop()
@@ -100,7 +100,7 @@ func TestCapture(t *testing.T) {
 			t.Errorf("interface %d: got %+v and error %v, want %s with filter dir=in", i, f, err, name)
 		}
 	}
-	if s.links[0].taps.On() || s.links[1].taps.On() {
+	if s.links.list[0].taps.On() || s.links.list[1].taps.On() {
 		t.Error("taps: a device still has one after the capture")
 	}
 }

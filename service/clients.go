@@ -348,7 +348,7 @@ func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 // answerAll answers a client until the client closes the connection. The caller closes the service's end. The first
 // request must arrive within the given time, unless the time is 0.
 func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
-	defer s.connected(c)()
+	defer s.connections.add(c)()
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("panic in a request; closing the connection",
@@ -391,27 +391,33 @@ func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 	}
 }
 
-// connected records an open connection until the call of done.
-func (s *Service) connected(c ctl.Conn) (done func()) {
-	s.connections.Lock()
-	defer s.connections.Unlock()
-	if s.connections.all == nil {
-		s.connections.all = map[*net.UnixConn]struct{}{}
+// connections holds the open connections of the control socket.
+type connections struct {
+	sync.Mutex
+	all map[*net.UnixConn]struct{}
+}
+
+// add records an open connection until the call of done.
+func (o *connections) add(c ctl.Conn) (done func()) {
+	o.Lock()
+	defer o.Unlock()
+	if o.all == nil {
+		o.all = map[*net.UnixConn]struct{}{}
 	}
-	s.connections.all[c.UnixConn] = struct{}{}
+	o.all[c.UnixConn] = struct{}{}
 	return func() {
-		s.connections.Lock()
-		defer s.connections.Unlock()
-		delete(s.connections.all, c.UnixConn)
+		o.Lock()
+		defer o.Unlock()
+		delete(o.all, c.UnixConn)
 	}
 }
 
-// disconnect closes all connections. The kernel would close the connections only at the end of the process. A
+// close closes all connections. The kernel would close the connections only at the end of the process. A
 // thread that waits for a program's memory can delay that end.
-func (s *Service) disconnect() {
-	s.connections.Lock()
-	defer s.connections.Unlock()
-	for c := range s.connections.all {
+func (o *connections) close() {
+	o.Lock()
+	defer o.Unlock()
+	for c := range o.all {
 		go c.Close() // Close can block on files that the client has sent
 	}
 }
@@ -626,7 +632,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 		return
 	}
 	defer process.Close()
-	done, err := s.attached(c)
+	done, err := s.programs.attach(s.ended, c)
 	if err != nil {
 		_ = s.reply(c, failure(err))
 		c.Discard(listener)
@@ -679,7 +685,7 @@ func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 		fail(fmt.Errorf("open %q: %w", ctl.Clip(name), err))
 		return nil
 	}
-	done, err := s.attached(c)
+	done, err := s.programs.attach(s.ended, c)
 	if err != nil {
 		process.Close()
 		fail(err)

@@ -453,7 +453,7 @@ func TestStuckDevice(t *testing.T) {
 		if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
 			t.Fatal(err)
 		}
-		return s.all()[0].spec.Name != "rxe0"
+		return s.links.all()[0].spec.Name != "rxe0"
 	})
 	if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
 		t.Errorf("link show during the removal: got %v, want success", err)
@@ -511,7 +511,7 @@ func TestStuckEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	ends := testutil.UnixPair(t)
-	if _, err := s.attached(ctl.Conn{UnixConn: ends[0]}); err != nil {
+	if _, err := s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "device rxe0") {
@@ -546,7 +546,7 @@ func TestYield(t *testing.T) {
 	s = made(true)
 	defer s.Close()
 	ends := testutil.UnixPair(t)
-	done, err := s.attached(ctl.Conn{UnixConn: ends[0]})
+	done, err := s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -557,18 +557,18 @@ func TestYield(t *testing.T) {
 	if _, err := s.faultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5}}); err != nil {
 		t.Fatal(err)
 	}
-	s.mu.Lock()
+	s.links.mu.Lock()
 	kept := s.byHandLocked()
-	s.mu.Unlock()
+	s.links.mu.Unlock()
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) || !kept {
 		t.Errorf("yield with a fault rule: got %v, want EBUSY; kept when idle: %v", err, kept)
 	}
 	if err := s.faultClear("", 0); err != nil {
 		t.Fatal(err)
 	}
-	s.mu.Lock()
+	s.links.mu.Lock()
 	kept = s.byHandLocked()
-	s.mu.Unlock()
+	s.links.mu.Unlock()
 	if kept {
 		t.Error("keep when idle: got true after the rules were cleared, want false")
 	}
@@ -578,16 +578,16 @@ func TestYield(t *testing.T) {
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("yield with a device added: got %v, want EBUSY", err)
 	}
-	s.mu.Lock()
-	s.configured = false
-	s.mu.Unlock()
+	s.links.mu.Lock()
+	s.links.configured = false
+	s.links.mu.Unlock()
 	if err := userPeer(os.Geteuid() + 1).authorize(ctl.OpYield); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("yield for another user: got %v, want EPERM", err)
 	}
 	if err := s.yield(); err != nil {
 		t.Errorf("yield while idle: got %v, want success", err)
 	}
-	if _, err := s.attached(ctl.Conn{UnixConn: ends[0]}); !errors.Is(err, syscall.ESHUTDOWN) || !ctl.Ending(err) {
+	if _, err := s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]}); !errors.Is(err, syscall.ESHUTDOWN) || !ctl.Ending(err) {
 		t.Errorf("attach after the yield: got %v, want ESHUTDOWN", err)
 	}
 }
@@ -731,7 +731,7 @@ func TestTakeOver(t *testing.T) {
 		l.Release()
 	}()
 	ends := testutil.UnixPair(t)
-	done, err := s.attached(ctl.Conn{UnixConn: ends[0]})
+	done, err := s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -774,8 +774,8 @@ func TestKeptByDevices(t *testing.T) {
 			t.Fatalf("%s: %v", c.name, err)
 		}
 		kept := func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
+			s.links.mu.Lock()
+			defer s.links.mu.Unlock()
 			return s.byHandLocked()
 		}
 		if !testutil.Poll(func() bool { return kept() == c.want }) { // an unreachable device is reset in the background

@@ -59,7 +59,7 @@ func EventNames() (names []string) {
 
 // devEvent raises an asynchronous event in the same way as the driver, but without a cause.
 func (s *Service) devEvent(r ctl.DevEvent) error {
-	l, err := s.devLink(r.Name)
+	l, err := s.links.get(r.Name)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 // port.
 func TestDevEvents(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
-	dev := s.links[0].dev.Handle().Device()
+	dev := s.links.list[0].dev.Handle().Device()
 	events := make(chan ib.Event, 10)
 	stop := dev.OnEvent(func(e ib.Event) { events <- e })
 	defer stop()

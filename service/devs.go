@@ -15,17 +15,6 @@ import (
 	"verbena/uverbs"
 )
 
-// devLink returns the link with a name.
-func (s *Service) devLink(name string) (*rdmaLink, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.find(name)
-	if l == nil {
-		return nil, s.noLink(name)
-	}
-	return l, nil
-}
-
 // altered reports whether a command has put the device into a state that only another command or an event ends. In such
 // a state the device is unplugged, its hardware hangs or does not respond, or a reset is armed.
 func (l *rdmaLink) altered() bool {
@@ -37,7 +26,7 @@ func (l *rdmaLink) altered() bool {
 // moment, or the hardware stays unreachable, DevReset returns at once. The reset turns the user contexts of the
 // device into zombies. DevReset returns EBUSY while the hardware does not answer.
 func (s *Service) DevReset(r ctl.DevReset) error {
-	l, err := s.devLink(r.Name)
+	l, err := s.links.get(r.Name)
 	if err != nil {
 		return err
 	}
@@ -142,7 +131,7 @@ func (o *outage) stopLocked() {
 
 // DevUnplug removes a device like a hot unplug, until DevPlug adds it again.
 func (s *Service) DevUnplug(name string) error {
-	l, err := s.devLink(name)
+	l, err := s.links.get(name)
 	if err != nil {
 		return err
 	}
@@ -155,7 +144,7 @@ func (s *Service) DevUnplug(name string) error {
 // DevPlug plugs a device in again. If a reset is waiting for the hardware, DevPlug makes the hardware respond.
 // DevPlug returns when the device is usable.
 func (s *Service) DevPlug(name string) error {
-	l, err := s.devLink(name)
+	l, err := s.links.get(name)
 	if err != nil {
 		return err
 	}
@@ -185,7 +174,7 @@ func (s *Service) DevPlug(name string) error {
 // devHang makes a device hang. The device then accepts work requests and executes none, until it is reset or
 // plugged in again.
 func (s *Service) devHang(name string) error {
-	l, err := s.devLink(name)
+	l, err := s.links.get(name)
 	if err != nil {
 		return err
 	}
@@ -217,7 +206,7 @@ func (s *Service) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
 		files[d.IB().Name()] = d
 	}
 	list := []ctl.DevInfo{}
-	for _, l := range s.all() {
+	for _, l := range s.links.all() {
 		st := l.slot.Status()
 		name := l.spec.Name
 		info := ctl.DevInfo{

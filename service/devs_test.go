@@ -79,10 +79,10 @@ func TestDevMistakes(t *testing.T) {
 // TestOutageEndsOnce tests that the timer of an outage that ended early does not end the next outage.
 func TestOutageEndsOnce(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}})
-	hw := s.links[0].hw
+	hw := s.links.list[0].hw
 	const short = 50 * time.Millisecond
-	s.links[0].outage.begin(hw, short)
-	s.links[0].outage.finish(hw)
+	s.links.list[0].outage.begin(hw, short)
+	s.links.list[0].outage.finish(hw)
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset,
 		Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
 		t.Fatal(err)

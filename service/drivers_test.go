@@ -28,7 +28,7 @@ func TestDrivers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []string{"soft0", "rxe0"} {
-		if l := s.links[i]; l.spec.Name != want {
+		if l := s.links.list[i]; l.spec.Name != want {
 			t.Errorf("device %d: got %s, want %s", i, l.spec.Name, want)
 		}
 	}

@@ -2,7 +2,6 @@ package service
 
 import (
 	"fmt"
-	"slices"
 	"syscall"
 
 	"verbena/internal/ctl"
@@ -17,11 +16,11 @@ func (s *Service) faultAdd(r ctl.FaultRule) (id int, err error) {
 	if r.Verb != nil {
 		return s.verbFaultAdd(&r)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.find(r.Dev)
+	s.links.mu.Lock()
+	defer s.links.mu.Unlock()
+	l := s.links.find(r.Dev)
 	if l == nil {
-		return 0, s.noLink(r.Dev)
+		return 0, s.links.noLink(r.Dev)
 	}
 	if len(l.faults.List()) >= maxRules {
 		return 0, fmt.Errorf("fault add: device %s: %w", r.Dev, errTooManyRules)
@@ -38,14 +37,14 @@ func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
 	case r.Rule != (fault.Rule{}):
 		err = fmt.Errorf("a rule is for a verb or for packets: %w", syscall.EINVAL)
 	case r.Dev != "":
-		s.mu.Lock()
-		if s.find(r.Dev) == nil {
-			err = s.noLink(r.Dev)
+		s.links.mu.Lock()
+		if s.links.find(r.Dev) == nil {
+			err = s.links.noLink(r.Dev)
 		}
-		s.mu.Unlock()
+		s.links.mu.Unlock()
 	}
 	if err == nil {
-		id, err = s.addVerbFault(r.Dev, r.Verb)
+		id, err = s.verbFaults.add(r.Dev, r.Verb)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("fault add: %w", err)
@@ -56,11 +55,11 @@ func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
 // faultClear removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if the
 // ID is 0.
 func (s *Service) faultClear(dev string, id int) error {
-	links, err := s.named(dev)
+	links, err := s.links.named(dev)
 	if err != nil {
 		return err
 	}
-	if s.clearVerbFaults(dev, id) && id != 0 {
+	if s.verbFaults.clear(dev, id) && id != 0 {
 		return nil
 	}
 	for _, l := range links {
@@ -79,7 +78,7 @@ func (s *Service) faultClear(dev string, id int) error {
 
 // faults lists the rules of one device, or of all devices if dev is empty, with their counters.
 func (s *Service) faults(dev string) ([]ctl.FaultRuleState, error) {
-	links, err := s.named(dev)
+	links, err := s.links.named(dev)
 	list := []ctl.FaultRuleState{}
 	for _, l := range links {
 		for _, r := range l.faults.List() {
@@ -94,18 +93,4 @@ func (s *Service) faults(dev string) ([]ctl.FaultRuleState, error) {
 		}
 	}
 	return list, err
-}
-
-// named returns the link of that name, or all links if the name is empty.
-func (s *Service) named(dev string) ([]*rdmaLink, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if dev == "" {
-		return slices.Clone(s.links), nil
-	}
-	l := s.find(dev)
-	if l == nil {
-		return nil, s.noLink(dev)
-	}
-	return []*rdmaLink{l}, nil
 }

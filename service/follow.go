@@ -43,7 +43,7 @@ func (s *Service) refresh(from interfaces) {
 		s.log.Warn("read the interfaces of the devices", "err", err)
 		return
 	}
-	for _, l := range s.all() { // in order, so an address can move from one device to another
+	for _, l := range s.links.all() { // in order, so an address can move from one device to another
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -76,13 +76,13 @@ func (s *Service) bringUp(l *rdmaLink) {
 
 // setInterface updates the device to the state of its interface. The caller holds l.following.
 func (s *Service) setInterface(l *rdmaLink, list []netdev.Interface) {
-	s.mu.Lock()
+	s.links.mu.Lock()
 	host, addrs := l.now(list)
 	dev := l.dev
 	l.host = &host
-	s.mu.Unlock()
+	s.links.mu.Unlock()
 	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
-		o := s.owner(a)
+		o := s.links.owner(a)
 		return o != nil && o != l
 	})
 	if dev.SetInterface(l.port.shown(host), addrs) {
@@ -108,18 +108,4 @@ func (l *rdmaLink) now(list []netdev.Interface) (netdev.Interface, []netip.Addr)
 		return host, slices.Clone(host.Addrs)
 	}
 	return host, slices.DeleteFunc(slices.Clone(l.addrs), func(a netip.Addr) bool { return !host.Has(a) })
-}
-
-// owner returns the link that uses an address, or nil.
-func (s *Service) owner(a netip.Addr) *rdmaLink {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, l := range s.links {
-		for _, e := range l.dev.Endpoints() {
-			if e.Addr() == a {
-				return l
-			}
-		}
-	}
-	return nil
 }

@@ -131,7 +131,7 @@ func TestFollow(t *testing.T) {
 	}
 	wait()
 	events := make(chan ib.EventType, 100)
-	s.links[0].dev.Handle().Device().OnEvent(func(e ib.Event) { events <- e.Type })
+	s.links.list[0].dev.Handle().Device().OnEvent(func(e ib.Event) { events <- e.Type })
 	step := func(i netdev.Interface, want ...ib.EventType) {
 		t.Helper()
 		f.changes <- []netdev.Interface{i}
@@ -153,7 +153,7 @@ func TestFollow(t *testing.T) {
 	file := func(name, want string) { t.Helper(); portFile(t, s, name, want) } // the files that programs see
 	gid2 := func(want string) {
 		t.Helper()
-		g, err := s.links[0].dev.Handle().Device().QueryGID(1, 2)
+		g, err := s.links.list[0].dev.Handle().Device().QueryGID(1, 2)
 		if err != nil || g.GID != ib.GIDFromAddr(netip.MustParseAddr(want)) {
 			t.Errorf("GID: got %v (%v), want %v", g, err, want)
 		}
@@ -191,7 +191,7 @@ func TestProbedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	l := s.links[0]
+	l := s.links.list[0]
 	first := l.hw.Device()
 	if err := l.slot.Reset(t.Context()); err != nil {
 		t.Fatal(err)
@@ -199,8 +199,8 @@ func TestProbedLate(t *testing.T) {
 	second := l.hw.Device()
 	s.probed(l, second)
 	s.probed(l, first)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.links.mu.Lock()
+	defer s.links.mu.Unlock()
 	if l.dev != second {
 		t.Error("interface change: got an update of a removed device, want none")
 	}

@@ -76,7 +76,7 @@ type rdmaLink struct {
 	following sync.Mutex                         // held while one change of the interface is applied
 	news      atomic.Pointer[[]netdev.Interface] // interface changes that are not yet applied to the device
 
-	// Service.mu guards the following fields after addLink.
+	// linkTable.mu guards the following fields after linkTable.add.
 	dev  driver.Device     // the current device
 	host *netdev.Interface // last known state of the interface
 }
@@ -99,7 +99,7 @@ func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
 func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr,
 	fixed bool) (*rdmaLink, error) {
 	for _, a := range addrs {
-		if o := s.owner(a); o != nil {
+		if o := s.links.owner(a); o != nil {
 			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
 				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
 		}
@@ -166,14 +166,14 @@ func freeLoopback() netip.Addr {
 
 // probed records the new device of a link after a reset or a plug.
 func (s *Service) probed(l *rdmaLink, d driver.Device) {
-	s.mu.Lock()
+	s.links.mu.Lock()
 	if now := l.hw.Device(); now != nil && now != d {
-		s.mu.Unlock()
+		s.links.mu.Unlock()
 		return // a later device is already recorded
 	}
 	l.dev = d
 	list := []netdev.Interface{*l.host}
-	s.mu.Unlock()
+	s.links.mu.Unlock()
 	l.port.renewed()
 	s.log.Debug("new device after a reset or a plug", "dev", l.spec.Name)
 	// The interface may have changed while the link had no device.
@@ -265,17 +265,17 @@ func (s *Service) createLink(spec ctl.LinkSpec) error {
 }
 
 func (s *Service) linkAdd(spec ctl.LinkSpec) error {
-	if err := s.reserve(spec.Name); err != nil {
+	if err := s.links.reserve(s.ended, spec.Name); err != nil {
 		return err
 	}
-	defer s.release(spec.Name)
+	defer s.links.release(spec.Name)
 	spec.Wire = spec.Wire || s.opts.Wire
 	spec.NoProbe = spec.NoProbe || s.opts.NoProbe
 	l, err := s.openLink(spec)
 	if err != nil {
 		return err
 	}
-	s.addLink(l)
+	s.links.add(l)
 	return nil
 }
 
@@ -297,104 +297,28 @@ func (l linksOf) AddLink(name, linkType, netdev string) error {
 
 func (l linksOf) DeleteLink(name string) error { return l.s.linkDel(name) }
 
-// reserve reserves a name for a new link, and release frees the name.
-func (s *Service) reserve(name string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.find(name) != nil:
-		return fmt.Errorf("link %s exists already: %w", name, syscall.EEXIST)
-	case s.names[name]:
-		return fmt.Errorf("link %s is being made already: %w", name, syscall.EEXIST)
-	case s.ended.Err() != nil:
-		return fmt.Errorf("link %s: the service ends: %w", ctl.Clip(name), syscall.ESHUTDOWN)
-	}
-	s.names[name] = true
-	s.making.Add(1)
-	return nil
-}
-
-func (s *Service) release(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.names, name)
-	s.making.Done()
-}
-
-// addLink adds the link to the service's list.
-func (s *Service) addLink(l *rdmaLink) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.configured = true
-	s.links = append(s.links, l)
-	for r := range s.recordings {
-		r.put(l)
-	}
-}
-
 // linkDel removes a device. Open contexts of programs become zombies.
 func (s *Service) linkDel(name string) error {
-	s.mu.Lock()
-	l := s.find(name)
+	s.links.mu.Lock()
+	l := s.links.find(name)
 	if l == nil {
-		defer s.mu.Unlock()
-		return s.noLink(name)
+		defer s.links.mu.Unlock()
+		return s.links.noLink(name)
 	}
-	s.configured = true
-	s.forgetLink(l)
-	s.mu.Unlock()
+	s.links.configured = true
+	s.links.forget(l)
+	s.links.mu.Unlock()
 	return l.slot.Close()
-}
-
-// forgetLink removes the link from the service's list.
-//
-//verbena:held s.mu
-func (s *Service) forgetLink(l *rdmaLink) {
-	s.links = slices.DeleteFunc(slices.Clone(s.links), func(o *rdmaLink) bool { return o == l })
-	for r := range s.recordings {
-		r.remove(l)
-	}
-}
-
-// all returns the current links.
-func (s *Service) all() []*rdmaLink {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.links)
-}
-
-// find returns the link with a name, or nil.
-//
-//verbena:held s.mu
-func (s *Service) find(name string) *rdmaLink {
-	for _, l := range s.links {
-		if l.spec.Name == name {
-			return l
-		}
-	}
-	return nil
-}
-
-func (s *Service) noLink(name string) error {
-	names := "none"
-	if len(s.links) > 0 {
-		var n []string
-		for _, l := range s.links {
-			n = append(n, l.spec.Name)
-		}
-		names = strings.Join(n, ", ")
-	}
-	return fmt.Errorf("no device named %q (there are: %s): %w", ctl.Clip(name), names, syscall.ENODEV)
 }
 
 // Links describes the devices.
 func (s *Service) Links() ([]ctl.LinkInfo, error) {
 	list := []ctl.LinkInfo{}
-	for _, l := range s.all() {
+	for _, l := range s.links.all() {
 		dev := l.hw.Device()
-		s.mu.Lock()
+		s.links.mu.Lock()
 		netdev := l.host.Name
-		s.mu.Unlock()
+		s.links.mu.Unlock()
 		if dev == nil {
 			info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire,
 				NoProbe: l.spec.NoProbe}

@@ -102,7 +102,7 @@ func (p *port) renewed() {
 // another change replaces it.
 func (s *Service) linkSet(r ctl.LinkSet) error {
 	fail := func(err error) error { return fmt.Errorf("link set %s: %w", ctl.Clip(r.Name), err) }
-	l, err := s.devLink(r.Name)
+	l, err := s.links.get(r.Name)
 	if err != nil {
 		return err
 	}
@@ -113,9 +113,9 @@ func (s *Service) linkSet(r ctl.LinkSet) error {
 		l.cancelMoment()
 		return nil
 	}
-	s.mu.Lock()
-	s.configured = true
-	s.mu.Unlock()
+	s.links.mu.Lock()
+	s.links.configured = true
+	s.links.mu.Unlock()
 	if r.Shape != nil {
 		if err := l.faults.Shape(*r.Shape); err != nil {
 			return fail(err)
@@ -177,9 +177,9 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 		if !slices.Contains([]int{256, 512, 1024, 2048, 4096}, r.MTU) {
 			return fmt.Errorf("mtu %d: there are 256, 512, 1024, 2048 and 4096: %w", r.MTU, syscall.EINVAL)
 		}
-		s.mu.Lock()
+		s.links.mu.Lock()
 		host := *l.host
-		s.mu.Unlock()
+		s.links.mu.Unlock()
 		if most := roce.MTUFromLink(host.MTU).Bytes(); r.MTU > most {
 			return fmt.Errorf("mtu %d: the MTU of %s is %d, which leaves %d: %w", r.MTU, host.Name, host.MTU, most,
 				syscall.EINVAL)
@@ -238,9 +238,9 @@ func (s *Service) followPort(l *rdmaLink) {
 // relink updates the device to its interface as changed by linkSet.
 func (s *Service) relink(l *rdmaLink) {
 	l.following.Lock()
-	s.mu.Lock()
+	s.links.mu.Lock()
 	list := []netdev.Interface{*l.host}
-	s.mu.Unlock()
+	s.links.mu.Unlock()
 	s.setInterface(l, list)
 	l.following.Unlock()
 	s.bringUp(l) // applies changes of the interface that arrived in the meantime

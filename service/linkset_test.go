@@ -61,7 +61,7 @@ func portFile(t *testing.T, s *Service, name, want string) {
 // reset.
 func TestLinkDown(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
-	l := s.links[0]
+	l := s.links.list[0]
 	events := portEvents(l)
 	set := func(r ctl.LinkSet) {
 		t.Helper()
@@ -92,8 +92,8 @@ func TestLinkDown(t *testing.T) {
 		t.Errorf("port state after a reset: got %v and error %v, want down", p.State, err)
 	}
 	testutil.Eventually(t, "the link to have the new device", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
+		s.links.mu.Lock()
+		defer s.links.mu.Unlock()
 		return l.dev == l.hw.Device()
 	})
 	events = portEvents(l)
@@ -113,7 +113,7 @@ func TestLinkDown(t *testing.T) {
 // replaces it.
 func TestLinkFlap(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
-	l := s.links[0]
+	l := s.links.list[0]
 	events := portEvents(l)
 	for range 5 {
 		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
@@ -181,7 +181,7 @@ func TestLinkMTU(t *testing.T) {
 		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
 			t.Fatal(err)
 		}
-		p, err := s.links[0].dev.Handle().Device().QueryPort(1)
+		p, err := s.links.list[0].dev.Handle().Device().QueryPort(1)
 		if err != nil || p.ActiveMTU.Bytes() != x.want || p.State != ib.PortActive {
 			t.Errorf("active MTU after %d: got %v and error %v, want %d and an active port", x.set, p, err, x.want)
 		}
@@ -269,7 +269,7 @@ func TestLinkSetMistakes(t *testing.T) {
 	if err := s.DevPlug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := s.links[0].hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown ||
+	if p, err := s.links.list[0].hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown ||
 		p.ActiveMTU.Bytes() != 512 {
 		t.Errorf("plugged device: got %+v and error %v, want MTU 512", p, err)
 	}
@@ -305,11 +305,11 @@ func TestLinkMoments(t *testing.T) {
 	if got := armed(); got != "flap at packet 9223372036854775808" {
 		t.Errorf("armed moment: got %q, want flap at packet 9223372036854775808", got)
 	}
-	if !s.links[0].faults.Active() {
+	if !s.links.list[0].faults.Active() {
 		t.Error("path of packets with an armed moment: got the shortcut, want the full path")
 	}
 	set(ctl.LinkSet{Cancel: true})
-	if got := armed(); got != "" || s.links[0].faults.Active() {
+	if got := armed(); got != "" || s.links.list[0].faults.Active() {
 		t.Errorf("armed moment after its end: got %q, want none", got)
 	}
 	set(ctl.LinkSet{State: ctl.LinkDown, AtWR: 3})
@@ -324,8 +324,8 @@ func TestLinkMoments(t *testing.T) {
 	testutil.Eventually(t, "the moment to be reached", func() bool { return armed() == "" })
 
 	set(ctl.LinkSet{State: ctl.LinkDown, AtPacket: 1})
-	tr := link.Train{Dst: s.links[0].addrs[0], Size: 100, Buf: make([]byte, 100)}
-	if err := s.links[0].hw.Device().Endpoints()[0].Send(&tr); err != nil {
+	tr := link.Train{Dst: s.links.list[0].addrs[0], Size: 100, Buf: make([]byte, 100)}
+	if err := s.links.list[0].hw.Device().Endpoints()[0].Send(&tr); err != nil {
 		t.Fatal(err)
 	}
 	testutil.Eventually(t, "the link to go down", func() bool {

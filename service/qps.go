@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"syscall"
 
-	"verbena/driver"
 	"verbena/internal/ctl"
 	"verbena/internal/qpinfo"
 	"verbena/roce"
@@ -13,13 +12,13 @@ import (
 // qps lists the queue pairs of a device, or of all devices. qps omits the general services queue pair (QP 1), which
 // belongs to the connection manager.
 func (s *Service) qps(dev string) ([]ctl.QPStatusInfo, error) {
-	links, err := s.named(dev)
+	links, err := s.links.named(dev)
 	if err != nil {
 		return nil, err
 	}
 	list := []ctl.QPStatusInfo{}
 	for _, l := range links {
-		d := s.latest(l)
+		d := s.links.latest(l)
 		if d == nil {
 			continue
 		}
@@ -35,7 +34,7 @@ func (s *Service) qps(dev string) ([]ctl.QPStatusInfo, error) {
 
 // qpTrace returns the latest protocol events of a queue pair, and starts or stops the recording of events.
 func (s *Service) qpTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
-	links, err := s.named(r.Dev)
+	links, err := s.links.named(r.Dev)
 	if err != nil {
 		return ctl.QPTraceInfo{}, err
 	}
@@ -47,7 +46,7 @@ func (s *Service) qpTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: no device: %w", r.Num, syscall.ENODEV)
 	}
 	l := links[0]
-	d := s.latest(l)
+	d := s.links.latest(l)
 	if d == nil {
 		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: device %s is unplugged: %w", r.Num, l.spec.Name, syscall.ENODEV)
 	}
@@ -60,11 +59,4 @@ func (s *Service) qpTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 		t.Events = []qpinfo.Event{}
 	}
 	return ctl.QPTraceInfo{Device: l.spec.Name, Num: r.Num, Began: began, Trace: t}, err
-}
-
-// latest returns a link's current device, or nil if the link has none.
-func (s *Service) latest(l *rdmaLink) driver.Device {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return l.dev
 }

@@ -49,12 +49,12 @@ func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 // Stats reads the counters of one device, or of all devices if dev is empty: the counters of the driver, and event_*
 // for asynchronous events.
 func (s *Service) Stats(dev string) ([]ctl.StatInfo, error) {
-	links, err := s.named(dev)
+	links, err := s.links.named(dev)
 	list := []ctl.StatInfo{}
 	for _, l := range links {
-		s.mu.Lock()
+		s.links.mu.Lock()
 		d := l.dev
-		s.mu.Unlock()
+		s.links.mu.Unlock()
 		counters, events := d.Stats(), l.slot.Events()
 		for _, e := range devEvents {
 			counters["event_"+e.name] = events[e.typ]

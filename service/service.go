@@ -88,7 +88,6 @@ type Service struct {
 	faultIDs   atomic.Int64
 	uverbs     *uverbs.Server
 	cm         *rdmacm.Manager
-	cmServer   *ucma.Server
 	verbFaults verbFaults
 	guests     *supervisor.Supervisor
 	remote     *remote.Server
@@ -110,27 +109,9 @@ type Service struct {
 
 	requestTimeout, closeTimeout, firstMessage, restOfMessage time.Duration
 
-	// mu is never held during an operation that can block on a program's memory, such as a reset, the removal of a
-	// device, a change of its addresses, or an inspection of contexts.
-	mu         sync.Mutex
-	links      []*rdmaLink
-	names      map[string]bool // names reserved for links in creation
-	making     sync.WaitGroup  // counts links in creation; only a holder of mu adds to it, and only until the service ends
-	recordings map[*recording]struct{}
-	configured bool // links were changed by hand, and the end of the service would lose the changes
-
-	programs struct {
-		sync.Mutex
-		n        int
-		yielded  bool      // the service has yielded, so no program may attach
-		since    time.Time // time at which n became 0
-		attached map[*net.UnixConn]struct{}
-	}
-
-	connections struct {
-		sync.Mutex
-		all map[*net.UnixConn]struct{}
-	}
+	links       linkTable
+	programs    programs
+	connections connections
 }
 
 // New makes the devices and the files that programs need to access them.
@@ -147,8 +128,8 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{},
-		names: map[string]bool{}, recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout,
-		closeTimeout: CloseTimeout, firstMessage: firstMessage, restOfMessage: restOfMessage,
+		links:          linkTable{names: map[string]bool{}, recordings: map[*recording]struct{}{}},
+		requestTimeout: requestTimeout, closeTimeout: CloseTimeout, firstMessage: firstMessage, restOfMessage: restOfMessage,
 		refusing: make(chan struct{}, maxRefusing)}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
@@ -200,7 +181,7 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	cm := ucma.NewServer(s.cm)
-	s.cmServer = cm
+	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.faultIDs, s.uverbs, cm, s.ended
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
 		Uverbs: s.uverbs, CM: cm, Links: linksOf{
@@ -225,7 +206,7 @@ func New(opts Options) (_ *Service, err error) {
 		if err != nil {
 			return nil, err
 		}
-		s.addLink(l)
+		s.links.add(l)
 		if err := s.guests.Shown(); err != nil {
 			return nil, err
 		}
@@ -235,7 +216,7 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 	}
-	s.configured = false
+	s.links.configured = false
 	if s.interfaces != nil {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
@@ -297,20 +278,20 @@ func (s *Service) close(step func(string)) {
 		s.follower.Wait()
 	}
 	step("making a device")
-	s.mu.Lock() // later callers see that the service is ending
-	making := &s.making
-	s.mu.Unlock()
+	s.links.mu.Lock() // later callers see that the service is ending
+	making := &s.links.making
+	s.links.mu.Unlock()
 	making.Wait()
 	for {
-		s.mu.Lock()
-		n := len(s.links)
+		s.links.mu.Lock()
+		n := len(s.links.list)
 		if n == 0 {
-			s.mu.Unlock()
+			s.links.mu.Unlock()
 			break
 		}
-		l := s.links[n-1]
-		s.forgetLink(l)
-		s.mu.Unlock()
+		l := s.links.list[n-1]
+		s.links.forget(l)
+		s.links.mu.Unlock()
 		step("device " + l.spec.Name)
 		if err := l.slot.Close(); err != nil {
 			s.log.Warn("device removed", "err", err)
@@ -338,7 +319,7 @@ func (s *Service) close(step func(string)) {
 	if s.dir != nil {
 		s.dir.close()
 	}
-	s.disconnect()
+	s.connections.close()
 	s.kept.Close()
 	step("log")
 	s.debugLog.close()
@@ -354,7 +335,7 @@ func (s *Service) Abandon() {
 	s.programs.Unlock()
 	time.Sleep(abandonTime)
 	s.dir.remove()
-	s.disconnect()
+	s.connections.close()
 }
 
 // abandonTime is the time in which launchers complete pending calls of programs, as described at SessionDir.
@@ -379,9 +360,9 @@ func (s *Service) waitUntilOver() {
 			return
 		case <-tick.C:
 		}
-		s.mu.Lock()
+		s.links.mu.Lock()
 		keep := s.byHandLocked()
-		s.mu.Unlock()
+		s.links.mu.Unlock()
 		s.programs.Lock()
 		idle := s.programs.n == 0 && time.Since(s.programs.since) >= s.opts.Idle
 		s.programs.Unlock()
@@ -391,32 +372,11 @@ func (s *Service) waitUntilOver() {
 	}
 }
 
-// attached counts a connection for a program until the caller calls done. attached returns ESHUTDOWN if the service
-// is ending.
-func (s *Service) attached(c ctl.Conn) (done func(), err error) {
-	s.programs.Lock()
-	defer s.programs.Unlock()
-	if s.programs.yielded || s.ended.Err() != nil {
-		return nil, errEnding
-	}
-	s.programs.n++
-	s.programs.attached[c.UnixConn] = struct{}{}
-	return func() {
-		s.programs.Lock()
-		delete(s.programs.attached, c.UnixConn)
-		s.programs.Unlock()
-		s.countProgram(-1)
-	}, nil
-}
-
-// errEnding is the error for a program that attaches while the service is ending.
-var errEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
-
 // yield makes the service refuse further programs, before a user starts another service at its location. After
 // success the caller must call Stop. yield returns EBUSY if a user started this service or if it is in use.
 func (s *Service) yield() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.links.mu.Lock()
+	defer s.links.mu.Unlock()
 	s.programs.Lock()
 	defer s.programs.Unlock()
 	var use string
@@ -440,13 +400,6 @@ func (s *Service) byHandLocked() bool {
 	if len(s.verbFaults.list()) > 0 {
 		return true
 	}
-	return s.configured ||
-		slices.ContainsFunc(s.links, func(l *rdmaLink) bool { return l.altered() || len(l.faults.List()) > 0 })
-}
-
-func (s *Service) countProgram(d int) {
-	s.programs.Lock()
-	defer s.programs.Unlock()
-	s.programs.n += d
-	s.programs.since = time.Now()
+	return s.links.configured ||
+		slices.ContainsFunc(s.links.list, func(l *rdmaLink) bool { return l.altered() || len(l.faults.List()) > 0 })
 }

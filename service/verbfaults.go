@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -47,6 +48,11 @@ func errnoByName(name string) (syscall.Errno, bool) {
 
 // verbFaults is the set of fault rules for verbs.
 type verbFaults struct {
+	ids    *atomic.Int64 // numbers the rules
+	uverbs *uverbs.Server
+	cm     *ucma.Server
+	ended  context.Context // done when the service begins to stop
+
 	mu    sync.Mutex
 	rules []*verbRule
 }
@@ -208,47 +214,45 @@ func (v *verbFaults) list() []ctl.FaultRuleState {
 	return list
 }
 
-// watchVerbs makes the server announce verbs while fault rules exist.
+// watch makes the servers announce verbs while fault rules exist.
 //
-//verbena:held s.verbFaults.mu
-func (s *Service) watchVerbs() {
-	if len(s.verbFaults.rules) == 0 {
-		s.uverbs.OnVerb(nil)
-		s.cmServer.OnVerb(nil)
+//verbena:held v.mu
+func (v *verbFaults) watch() {
+	if len(v.rules) == 0 {
+		v.uverbs.OnVerb(nil)
+		v.cm.OnVerb(nil)
 		return
 	}
-	s.uverbs.OnVerb(func(c uverbs.VerbCall) error { return s.verbFaults.carryOut(&c, s.ended) })
-	s.cmServer.OnVerb(func(c ucma.VerbCall) error {
-		return s.verbFaults.carryOut(&uverbs.VerbCall{Verb: c.Verb, PID: c.PID, Process: commandOf(c.PID)}, s.ended)
+	v.uverbs.OnVerb(func(c uverbs.VerbCall) error { return v.carryOut(&c, v.ended) })
+	v.cm.OnVerb(func(c ucma.VerbCall) error {
+		return v.carryOut(&uverbs.VerbCall{Verb: c.Verb, PID: c.PID, Process: commandOf(c.PID)}, v.ended)
 	})
 }
 
-// addVerbFault puts a rule into effect.
-func (s *Service) addVerbFault(dev string, f *ctl.VerbFault) (id int, err error) {
+// add puts a rule into effect.
+func (v *verbFaults) add(dev string, f *ctl.VerbFault) (id int, err error) {
 	r, err := newVerbRule(dev, f)
 	if err != nil {
 		return 0, err
 	}
-	v := &s.verbFaults
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.rules) >= maxRules {
 		return 0, errTooManyRules
 	}
-	r.id = int(s.faultIDs.Add(1))
+	r.id = int(v.ids.Add(1))
 	v.rules = append(v.rules, r)
-	s.watchVerbs()
+	v.watch()
 	return r.id, nil
 }
 
 var errTooManyRules = fmt.Errorf("there are %d rules, which is the limit; verbena fault clear removes them: %w",
 	maxRules, syscall.ENOSPC)
 
-// clearVerbFaults removes the rule with an ID, or all rules if the ID is 0. It considers the rules of one device,
-// or of all devices if dev is empty. clearVerbFaults reports whether it removed a rule. Calls that a removed rule
+// clear removes the rule with an ID, or all rules if the ID is 0. It considers the rules of one device,
+// or of all devices if dev is empty. clear reports whether it removed a rule. Calls that a removed rule
 // was delaying continue at once.
-func (s *Service) clearVerbFaults(dev string, id int) (removed bool) {
-	v := &s.verbFaults
+func (v *verbFaults) clear(dev string, id int) (removed bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.rules = slices.DeleteFunc(v.rules, func(r *verbRule) bool {
@@ -259,6 +263,6 @@ func (s *Service) clearVerbFaults(dev string, id int) (removed bool) {
 		}
 		return gone
 	})
-	s.watchVerbs()
+	v.watch()
 	return removed
 }

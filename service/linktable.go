@@ -1,0 +1,149 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"verbena/driver"
+	"verbena/internal/ctl"
+)
+
+// linkTable holds the links of a service.
+type linkTable struct {
+	// mu also guards the device, the interface and the addresses of each link. mu is never held during an operation that
+	// can block on a program's memory, such as a reset, the removal of a device, a change of its addresses, or an
+	// inspection of contexts.
+	mu         sync.Mutex
+	list       []*rdmaLink
+	names      map[string]bool // names reserved for links in creation
+	making     sync.WaitGroup  // counts links in creation; only a holder of mu adds to it, and only until the service ends
+	recordings map[*recording]struct{}
+	configured bool // links were changed by hand, and the end of the service would lose the changes
+}
+
+// reserve reserves a name for a new link, and release frees the name.
+func (t *linkTable) reserve(ended context.Context, name string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.find(name) != nil:
+		return fmt.Errorf("link %s exists already: %w", name, syscall.EEXIST)
+	case t.names[name]:
+		return fmt.Errorf("link %s is being made already: %w", name, syscall.EEXIST)
+	case ended.Err() != nil:
+		return fmt.Errorf("link %s: the service ends: %w", ctl.Clip(name), syscall.ESHUTDOWN)
+	}
+	t.names[name] = true
+	t.making.Add(1)
+	return nil
+}
+
+func (t *linkTable) release(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.names, name)
+	t.making.Done()
+}
+
+// add adds the link to the service's list.
+func (t *linkTable) add(l *rdmaLink) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.configured = true
+	t.list = append(t.list, l)
+	for r := range t.recordings {
+		r.put(l)
+	}
+}
+
+// forget removes the link from the service's list.
+//
+//verbena:held t.mu
+func (t *linkTable) forget(l *rdmaLink) {
+	t.list = slices.DeleteFunc(slices.Clone(t.list), func(o *rdmaLink) bool { return o == l })
+	for r := range t.recordings {
+		r.remove(l)
+	}
+}
+
+// all returns the current links.
+func (t *linkTable) all() []*rdmaLink {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.list)
+}
+
+// find returns the link with a name, or nil.
+//
+//verbena:held t.mu
+func (t *linkTable) find(name string) *rdmaLink {
+	for _, l := range t.list {
+		if l.spec.Name == name {
+			return l
+		}
+	}
+	return nil
+}
+
+func (t *linkTable) noLink(name string) error {
+	names := "none"
+	if len(t.list) > 0 {
+		var n []string
+		for _, l := range t.list {
+			n = append(n, l.spec.Name)
+		}
+		names = strings.Join(n, ", ")
+	}
+	return fmt.Errorf("no device named %q (there are: %s): %w", ctl.Clip(name), names, syscall.ENODEV)
+}
+
+// get returns the link with a name.
+func (t *linkTable) get(name string) (*rdmaLink, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := t.find(name)
+	if l == nil {
+		return nil, t.noLink(name)
+	}
+	return l, nil
+}
+
+// named returns the link of that name, or all links if the name is empty.
+func (t *linkTable) named(dev string) ([]*rdmaLink, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if dev == "" {
+		return slices.Clone(t.list), nil
+	}
+	l := t.find(dev)
+	if l == nil {
+		return nil, t.noLink(dev)
+	}
+	return []*rdmaLink{l}, nil
+}
+
+// latest returns a link's current device, or nil if the link has none.
+func (t *linkTable) latest(l *rdmaLink) driver.Device {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return l.dev
+}
+
+// owner returns the link that uses an address, or nil.
+func (t *linkTable) owner(a netip.Addr) *rdmaLink {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, l := range t.list {
+		for _, e := range l.dev.Endpoints() {
+			if e.Addr() == a {
+				return l
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,50 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"verbena/internal/ctl"
+)
+
+// programs holds the connections of the programs that use a service.
+type programs struct {
+	sync.Mutex
+	n        int       // programs and captures
+	yielded  bool      // the service has yielded, so no program may attach
+	since    time.Time // time at which n became 0
+	attached map[*net.UnixConn]struct{}
+}
+
+// attach counts a connection for a program until the caller calls done. attach returns ESHUTDOWN if the service
+// is ending.
+func (p *programs) attach(ended context.Context, c ctl.Conn) (done func(), err error) {
+	p.Lock()
+	defer p.Unlock()
+	if p.yielded || ended.Err() != nil {
+		return nil, errEnding
+	}
+	p.n++
+	p.attached[c.UnixConn] = struct{}{}
+	return func() {
+		p.Lock()
+		delete(p.attached, c.UnixConn)
+		p.Unlock()
+		p.count(-1)
+	}, nil
+}
+
+// errEnding is the error for a program that attaches while the service is ending.
+var errEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
+
+// count adds d to the number of programs.
+func (p *programs) count(d int) {
+	p.Lock()
+	defer p.Unlock()
+	p.n += d
+	p.since = time.Now()
+}
