@@ -587,7 +587,8 @@ func TestYield(t *testing.T) {
 	if err := s.yield(); err != nil {
 		t.Errorf("yield while idle: got %v, want success", err)
 	}
-	if _, err := s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]}); !errors.Is(err, syscall.ESHUTDOWN) || !ctl.Ending(err) {
+	_, err = s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]})
+	if !errors.Is(err, syscall.ESHUTDOWN) || !ctl.Ending(err) {
 		t.Errorf("attach after the yield: got %v, want ESHUTDOWN", err)
 	}
 }
