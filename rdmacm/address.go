@@ -19,6 +19,12 @@ type place struct {
 	mtu      ib.MTU
 }
 
+// agentTable holds the agents of the devices. Manager.mu guards it.
+type agentTable struct {
+	list       []*agent // in the order of registration
+	noLoopback bool     // Config.NoLoopback
+}
+
 // sourceOf asks the kernel for the source address of its route to dst. sourceOf sends no packets.
 func sourceOf(dst netip.Addr) (netip.Addr, error) {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9)))
@@ -35,29 +41,25 @@ func sourceOf(dst netip.Addr) (netip.Addr, error) {
 
 // find returns the place of a local address. find returns EADDRNOTAVAIL if no device has the address, ENODEV if
 // there is no device. 127.0.0.1 and ::1 stand for the first active device, unless a device has them.
-//
-//verbena:held mu
-func (m *Manager) find(addr netip.Addr) (place, error) {
-	if len(m.agents) == 0 {
+func (t *agentTable) find(addr netip.Addr) (place, error) {
+	if len(t.list) == 0 {
 		return place{}, fmt.Errorf("address %v: no RDMA device exists: %w", addr, syscall.ENODEV)
 	}
 	g := ib.GIDFromAddr(addr.WithZone(""))
-	for _, a := range m.agents {
+	for _, a := range t.list {
 		if i, err := a.gidIndex(g); err == nil {
 			return a.place(i, g)
 		}
 	}
-	if !m.standsForDevice(addr) {
+	if !t.standsForDevice(addr) {
 		return place{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.EADDRNOTAVAIL)
 	}
-	return m.active(addr)
+	return t.active(addr)
 }
 
 // active returns a place on the first active device, preferably of the family of addr.
-//
-//verbena:held mu
-func (m *Manager) active(addr netip.Addr) (place, error) {
-	for _, a := range m.agents {
+func (t *agentTable) active(addr netip.Addr) (place, error) {
+	for _, a := range t.list {
 		port, err := a.dev.QueryPort(a.port)
 		if err != nil || port.State != ib.PortActive {
 			continue
@@ -70,10 +72,8 @@ func (m *Manager) active(addr netip.Addr) (place, error) {
 }
 
 // findFor returns the place of an address for an ID. (cma_acquire_dev_by_src_ip)
-//
-//verbena:held mu
-func (m *Manager) findFor(id *ID, addr netip.Addr) (place, error) {
-	p, err := m.find(addr)
+func (t *agentTable) findFor(id *ID, addr netip.Addr) (place, error) {
+	p, err := t.find(addr)
 	foreign := addr.Zone() == "" && errors.Is(err, syscall.EADDRNOTAVAIL) // a zone determines the interface
 	switch {
 	case addr.Is4In6():
@@ -88,20 +88,18 @@ func (m *Manager) findFor(id *ID, addr netip.Addr) (place, error) {
 
 // source returns the place from which a peer is reached. Its address is the source of
 // the kernel's route.
-//
-//verbena:held mu
-func (m *Manager) source(id *ID, from, dst netip.Addr) (place, error) {
-	p, err := m.findFor(id, from)
+func (t *agentTable) source(id *ID, from, dst netip.Addr) (place, error) {
+	p, err := t.findFor(id, from)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) && from.IsLoopback() && from != dst {
-		return m.active(from) // 127.0.0.1 is the source for all of 127.0.0.0/8
+		return t.active(from) // 127.0.0.1 is the source for all of 127.0.0.0/8
 	}
 	return p, err
 }
 
 // standsForDevice reports whether an address represents a device that does not have the address. Other addresses of
 // 127.0.0.0/8 represent no device, because devices may have them, including devices of other services.
-func (m *Manager) standsForDevice(a netip.Addr) bool {
-	return !m.cfg.NoLoopback && isLoopback(a)
+func (t *agentTable) standsForDevice(a netip.Addr) bool {
+	return !t.noLoopback && isLoopback(a)
 }
 
 var localhost4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -122,10 +120,8 @@ func ownAddress(at place, loopback netip.Addr) netip.Addr {
 }
 
 // findOn returns a place on a device from which an address of its family is reached.
-//
-//verbena:held mu
-func (m *Manager) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
-	for _, a := range m.agents {
+func (t *agentTable) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
+	for _, a := range t.list {
 		if !a.dev.Same(dev) {
 			continue
 		}
@@ -172,13 +168,11 @@ func (a *agent) first(like netip.Addr) (place, bool) {
 }
 
 // has reports whether a device has an address.
-//
-//verbena:held mu
-func (m *Manager) has(addr netip.Addr) bool {
+func (t *agentTable) has(addr netip.Addr) bool {
 	if addr.Is4In6() {
 		return false
 	}
-	for _, a := range m.agents {
+	for _, a := range t.list {
 		if _, err := a.gidIndex(ib.GIDFromAddr(addr.WithZone(""))); err == nil {
 			return true
 		}
@@ -192,14 +186,12 @@ func (a *agent) place(index int, gid ib.GID) (place, error) {
 }
 
 // peerGID returns the GID of a peer's address. For 127.0.0.1 and ::1, it returns the GID of the place itself.
-//
-//verbena:held mu
-func (m *Manager) peerGID(p place, dst netip.Addr) ib.GID {
+func (t *agentTable) peerGID(p place, dst netip.Addr) ib.GID {
 	g := ib.GIDFromAddr(dst.WithZone(""))
-	if !m.standsForDevice(dst) {
+	if !t.standsForDevice(dst) {
 		return g
 	}
-	for _, a := range m.agents {
+	for _, a := range t.list {
 		if _, err := a.gidIndex(g); err == nil {
 			return g
 		}

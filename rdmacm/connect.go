@@ -521,7 +521,7 @@ func (m *Manager) happened(c *connection, e conn.Event) {
 	}
 	if e == conn.TimewaitExit {
 		if id.state == idDisconnected {
-			m.tell(id, Event{Type: TimewaitExit})
+			m.events.put(id, Event{Type: TimewaitExit})
 		}
 		return
 	}
@@ -530,14 +530,14 @@ func (m *Manager) happened(c *connection, e conn.Event) {
 	}
 	switch e {
 	case conn.REQError, conn.REPError:
-		m.tell(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
+		m.events.put(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
 	case conn.RTUReceived:
-		m.tell(id, Event{Type: Established})
+		m.events.put(id, Event{Type: Established})
 	case conn.DREQReceived, conn.DREPReceived:
 		id.state = idDisconnected
-		m.tell(id, Event{Type: Disconnected})
+		m.events.put(id, Event{Type: Disconnected})
 	case conn.DREQError:
 		id.state = idDisconnected
-		m.tell(id, Event{Type: Disconnected, Status: -int32(syscall.ETIMEDOUT)})
+		m.events.put(id, Event{Type: Disconnected, Status: -int32(syscall.ETIMEDOUT)})
 	}
 }

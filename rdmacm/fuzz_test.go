@@ -25,7 +25,7 @@ func (h *host) deliver(from netip.Addr, mad []byte) {
 	copy(b[32:], src[:])
 	copy(b[36:], dst[:])
 	copy(b[roce.GRHLen:], mad)
-	h.m.agents[0].handle(&ib.WC{Flags: ib.WCGRH, ByteLen: slotLen}, b)
+	h.m.agents.list[0].handle(&ib.WC{Flags: ib.WCGRH, ByteLen: slotLen}, b)
 }
 
 // script is the input of a fuzz target, read byte by byte. After its end it yields zeros.

@@ -3,7 +3,6 @@ package rdmacm
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -173,7 +172,7 @@ func (m *Manager) destroy(id *ID) {
 	}
 	m.leave(id)
 	m.settle(id)
-	m.unbind(id)
+	m.ports.remove(id)
 	delete(m.ids, id)
 }
 
@@ -307,9 +306,9 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 	}
 	at, err := place{}, error(nil)
 	if !a.Addr().IsUnspecified() {
-		at, err = m.findFor(id, a.Addr())
+		at, err = m.agents.findFor(id, a.Addr())
 	}
-	loopback := isLoopback(a.Addr()) && !m.has(a.Addr())
+	loopback := isLoopback(a.Addr()) && !m.agents.has(a.Addr())
 	if err != nil && !(loopback && m.cfg.NoLoopback) {
 		return fmt.Errorf("bind: %w", err)
 	}
@@ -320,7 +319,7 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 		id.afOnly = true
 	}
 	id.src, id.loopback = a, loopback
-	if err := m.takePort(id, a.Port()); err != nil {
+	if err := m.ports.take(id, a.Port(), &m.cfg); err != nil {
 		id.src = netip.AddrPort{}
 		return fmt.Errorf("bind %v: %w", a, err)
 	}
@@ -354,75 +353,11 @@ func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr()
 // withoutZone reports whether an address is link-local and does not name its link. (cma_check_linklocal)
 func withoutZone(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" }
 
-// firstFreePort is the first unprivileged port. (PROT_SOCK)
-const firstFreePort = 1024
-
-//verbena:held mu
-func (m *Manager) takePort(id *ID, port uint16) error {
-	space := id.opts.Space
-	if port != 0 {
-		if port < firstFreePort && !id.opts.MayUseLowPorts {
-			return syscall.EACCES
-		}
-		if err := m.clash(id, portKey{space, port}, id.reuseAddr); err != nil {
-			return err
-		}
-		m.own(id, portKey{space, port})
-		return nil
-	}
-	n := int(m.cfg.LastPort) - int(m.cfg.FirstPort) + 1
-	first := m.cfg.Rand.IntN(n)
-	for i := range n {
-		k := portKey{space, m.cfg.FirstPort + uint16((first+i)%n)}
-		if len(m.ports[k]) == 0 {
-			m.own(id, k)
-			return nil
-		}
-	}
-	return syscall.EADDRNOTAVAIL
-}
-
-//verbena:held mu
-func (m *Manager) own(id *ID, k portKey) {
-	id.port = k
-	m.ports[k] = append(m.ports[k], id)
-}
-
-//verbena:held mu
-func (m *Manager) unbind(id *ID) {
-	if id.port.port == 0 {
-		return
-	}
-	left := slices.DeleteFunc(m.ports[id.port], func(o *ID) bool { return o == id })
-	if m.ports[id.port] = left; len(left) == 0 {
-		delete(m.ports, id.port)
-	}
-	id.port = portKey{}
-}
-
 // ofAnyAddress reports whether an ID has its port at all addresses. Such an ID is bound to an unspecified address,
 // or to a loopback address that no device has. (cma_any_addr)
 //
 //verbena:held m.mu
 func (id *ID) ofAnyAddress() bool { return id.loopback || id.src.Addr().IsUnspecified() }
-
-// clash returns an error if other IDs have the port. (cma_check_port)
-//
-//verbena:held mu
-func (m *Manager) clash(id *ID, k portKey, reuse bool) error {
-	for _, o := range m.ports[k] {
-		a, b := id.src.Addr(), o.src.Addr()
-		switch {
-		case o == id, reuse && o.reuseAddr:
-		case id.afOnly && o.afOnly && a.Is4() != b.Is4():
-		case id.ofAnyAddress() || o.ofAnyAddress():
-			return fmt.Errorf("port %d of all addresses is in use: %w", k.port, syscall.EADDRNOTAVAIL)
-		case a == b:
-			return fmt.Errorf("port %d of the address is in use: %w", k.port, syscall.EADDRINUSE)
-		}
-	}
-	return nil
-}
 
 // Listen makes the ID receive requests for its port. backlog limits the requests that are neither accepted nor
 // rejected; 0 means 1024. An unbound ID is bound to a free port of all addresses. (rdma_listen)
@@ -438,7 +373,7 @@ func (id *ID) Listen(backlog int) error {
 	if id.state != idBound || id.ib {
 		return id.wrong("listen")
 	}
-	if err := m.clash(id, id.port, false); err != nil {
+	if err := m.ports.clash(id, id.port, false); err != nil {
 		return fmt.Errorf("listen on %v: %w", id.src, err)
 	}
 	if backlog <= 0 {
@@ -483,10 +418,10 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	from, dev := id.src.Addr(), id.opts.Device
 	switch {
 	case dev != nil && from.IsUnspecified():
-		at, err := m.findOn(dev, dst.Addr())
+		at, err := m.agents.findOn(dev, dst.Addr())
 		m.finishResolve(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
 		return nil
-	case m.has(dst.Addr()): // the local host
+	case m.agents.has(dst.Addr()): // the local host
 		if from.IsUnspecified() {
 			from = dst.Addr() // as in the kernel's routing
 		}
@@ -508,7 +443,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 			from = way
 		}
 	}
-	at, err := m.source(id, from, dst.Addr())
+	at, err := m.agents.source(id, from, dst.Addr())
 	m.finishResolve(id, at, from, err)
 	return nil
 }
@@ -536,12 +471,12 @@ func (m *Manager) finishResolve(id *ID, at place, from netip.Addr, err error) {
 	}
 	if err != nil {
 		id.state = idBound
-		m.tell(id, Event{Type: AddrError, Status: -errnoOf(err), err: err})
+		m.events.put(id, Event{Type: AddrError, Status: -errnoOf(err), err: err})
 		return
 	}
 	id.state, id.at = idAddrResolved, at
 	id.src = netip.AddrPortFrom(from, id.src.Port())
-	m.tell(id, Event{Type: AddrResolved})
+	m.events.put(id, Event{Type: AddrResolved})
 }
 
 // ResolveRoute causes RouteResolved. Over Ethernet, the route is known with the address. (rdma_resolve_route)
@@ -553,7 +488,7 @@ func (id *ID) ResolveRoute() error {
 		return id.wrong("resolve a route")
 	}
 	id.state, id.class = idRouteResolved, id.tos // (cma_resolve_iboe_route)
-	m.tell(id, Event{Type: RouteResolved})
+	m.events.put(id, Event{Type: RouteResolved})
 	return nil
 }
 
@@ -612,8 +547,9 @@ func (m *Manager) address(id *ID) *ib.AHAttr {
 		return nil
 	}
 	return &ib.AHAttr{HasGRH: true, Port: uint8(id.at.agent.port), GRH: ib.GlobalRoute{
-		DGID: m.peerGID(id.at, id.dst.Addr()), SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit, TrafficClass: id.class,
-		FlowLabel: flowLabel(id.src.Port(), id.dst.Port()),
+		DGID: m.agents.peerGID(id.at, id.dst.Addr()), SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit,
+		TrafficClass: id.class,
+		FlowLabel:    flowLabel(id.src.Port(), id.dst.Port()),
 	}}
 }
 

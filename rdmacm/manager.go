@@ -14,7 +14,6 @@ import (
 	"verbena/ib"
 	"verbena/internal/clock"
 	"verbena/internal/contain"
-	"verbena/rdmacm/msg"
 )
 
 // Config configures a Manager.
@@ -61,10 +60,10 @@ type Manager struct {
 
 	mu     sync.Mutex
 	closed bool
-	agents []*agent // agents of the devices, in the order of registration
+	agents agentTable
 	ids    map[*ID]struct{}
-	made   uint64            // number of IDs created so far
-	ports  map[portKey][]*ID // IDs by port
+	made   uint64 // number of IDs created so far
+	ports  portTable
 	conns  map[uint32]*connection
 	// The following maps hold connections, by the peer's number and by its queue pair.
 	byPeer   map[peerID]*connection
@@ -75,18 +74,7 @@ type Manager struct {
 	lately map[uint16]formerListener // recently destroyed listeners, by port
 	held   int                       // number of requests that are held back
 
-	events struct {
-		sync.Mutex
-		list []queued // events to report
-		wake chan struct{}
-		done chan struct{} // closed after the last call of an event function
-	}
-}
-
-// portKey identifies a port.
-type portKey struct {
-	space msg.PortSpace
-	port  uint16
+	events eventQueue
 }
 
 // peerID identifies a number that a peer has assigned to a connection or a queue pair. The address is part of the
@@ -129,16 +117,16 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	m := &Manager{
-		core: core, cfg: cfg, ids: map[*ID]struct{}{}, ports: map[portKey][]*ID{}, conns: map[uint32]*connection{},
-		byPeer: map[peerID]*connection{}, byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{},
+		core: core, cfg: cfg, agents: agentTable{noLoopback: cfg.NoLoopback}, ids: map[*ID]struct{}{},
+		ports: portTable{}, conns: map[uint32]*connection{}, byPeer: map[peerID]*connection{}, byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{},
 		services: map[serviceKey]*ID{},
 		lately:   map[uint16]formerListener{},
 	}
 	m.events.wake, m.events.done = make(chan struct{}, 1), make(chan struct{})
-	go m.report()
+	go m.events.run()
 	m.client = ib.Client{Name: "rdma_cm", Add: m.add, Remove: m.remove}
 	if err := core.RegisterClient(&m.client); err != nil {
-		m.stopReporting()
+		m.events.stop()
 		return nil, err
 	}
 	return m, nil
@@ -166,7 +154,7 @@ func (m *Manager) Close() {
 		m.forget(c)
 	}
 	m.mu.Unlock()
-	m.stopReporting()
+	m.events.stop()
 }
 
 // contain calls f, which processes a peer's message. A panic in f is logged, and the manager continues. f must
@@ -188,7 +176,7 @@ func (m *Manager) add(dev *ib.Device) (any, error) {
 		return nil, err
 	}
 	m.mu.Lock()
-	m.agents = append(m.agents, a)
+	m.agents.list = append(m.agents.list, a)
 	m.mu.Unlock()
 	return a, nil
 }
@@ -198,9 +186,9 @@ func (m *Manager) add(dev *ib.Device) (any, error) {
 func (m *Manager) remove(_ *ib.Device, data any) {
 	a := data.(*agent)
 	m.mu.Lock()
-	for i, o := range m.agents {
+	for i, o := range m.agents.list {
 		if o == a {
-			m.agents = append(m.agents[:i:i], m.agents[i+1:]...)
+			m.agents.list = append(m.agents.list[:i:i], m.agents.list[i+1:]...)
 			break
 		}
 	}
@@ -209,7 +197,7 @@ func (m *Manager) remove(_ *ib.Device, data any) {
 		if id.at.agent == a && id.state != idRemoved {
 			id.state = idRemoved
 			m.leave(id)
-			m.tell(id, Event{Type: DeviceRemoval})
+			m.events.put(id, Event{Type: DeviceRemoval})
 		}
 	}
 	for _, c := range m.conns {
@@ -225,40 +213,6 @@ func (m *Manager) remove(_ *ib.Device, data any) {
 type queued struct {
 	id *ID
 	e  Event
-}
-
-// tell queues an event of an ID. The event is dropped if the ID is destroyed first. tell does not sleep.
-//
-//verbena:held mu
-func (m *Manager) tell(id *ID, e Event) {
-	q := &m.events
-	q.Lock()
-	q.list = append(q.list, queued{id, e})
-	q.Unlock()
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
-}
-
-// report calls the event functions of IDs.
-func (m *Manager) report() {
-	q := &m.events
-	defer close(q.done)
-	for range q.wake {
-		q.Lock()
-		list := q.list
-		q.list = nil
-		q.Unlock()
-		for _, x := range list {
-			x.id.report(x.e)
-		}
-	}
-}
-
-func (m *Manager) stopReporting() {
-	close(m.events.wake)
-	<-m.events.done
 }
 
 // duration converts a code to a time, 4.096 us * 2^code. (cm_convert_to_ms)

@@ -171,7 +171,7 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 		m.byPeerQP[c.peer(c.remoteQPN)] = c
 	}
 	id.conn, id.state, id.begun = c, idConnected, true
-	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
+	m.events.put(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
 		QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources,
 		FlowControl: x.FlowControl,
 		RetryCount:  x.RetryCount, RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
@@ -210,7 +210,7 @@ func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.held--
-			if slices.Contains(m.agents, a) {
+			if slices.Contains(m.agents.list, a) {
 				m.handle(a, again)
 			}
 		})
@@ -262,7 +262,7 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 		return nil, src, dst, nil
 	}
 	if g := ib.GIDFromAddr(h.Dst); g != own.GID {
-		if _, err := a.gidIndex(g); err != nil && !m.standsForDevice(h.Dst) {
+		if _, err := a.gidIndex(g); err != nil && !m.agents.standsForDevice(h.Dst) {
 			return nil, src, dst, nil
 		}
 	}
@@ -346,7 +346,7 @@ func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
 	d := c.Receive(msg.AttrREP, 0, 0)
 	d.Event = conn.None
 	if c.owner != nil {
-		m.tell(c.owner, Event{Type: ConnectResponse, Data: x.Data, Param: Param{
+		m.events.put(c.owner, Event{Type: ConnectResponse, Data: x.Data, Param: Param{
 			QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources,
 			FlowControl:   x.FlowControl,
 			RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
@@ -381,7 +381,7 @@ func (m *Manager) receiveREJ(a *agent, r *received, x *msg.REJ) {
 	if d.Event == conn.REJReceived {
 		d.Event = conn.None
 		if id := c.owner; id != nil && id.state == idConnected {
-			m.tell(id, Event{Type: Rejected, Status: int32(x.Reason), Data: x.Data})
+			m.events.put(id, Event{Type: Rejected, Status: int32(x.Reason), Data: x.Data})
 		}
 	}
 	m.do(c, d)

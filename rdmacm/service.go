@@ -64,7 +64,7 @@ func (m *Manager) armService(id *ID) {
 		}
 		if s.left == 0 {
 			m.endService(id)
-			m.tell(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
+			m.events.put(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
 			return
 		}
 		s.left--
@@ -159,7 +159,7 @@ func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
 	id.service = &service{asked: true, to: r.from, tid: r.tid, id: x.RequestID, sid: x.ServiceID}
 	id.state, id.begun = idConnected, true
 	m.services[key] = id
-	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data})
+	m.events.put(l, Event{Type: ConnectRequest, New: id, Data: data})
 }
 
 // receiveAnswer processes a reply of a peer. (cm_sidr_rep_handler, cma_sidr_rep_handler)
@@ -177,8 +177,8 @@ func (m *Manager) receiveAnswer(a *agent, r *received, x *msg.SIDRREP) {
 		s.timer.Stop()
 	}
 	if x.Status != msg.SIDRSuccess {
-		m.tell(id, Event{Type: Unreachable, Status: int32(x.Status), Data: x.Data})
+		m.events.put(id, Event{Type: Unreachable, Status: int32(x.Status), Data: x.Data})
 		return
 	}
-	m.tell(id, Event{Type: Established, Data: x.Data, AH: s.to, Param: Param{QPN: x.QPN, QKey: x.QKey}})
+	m.events.put(id, Event{Type: Established, Data: x.Data, AH: s.to, Param: Param{QPN: x.QPN, QKey: x.QKey}})
 }

@@ -1,0 +1,43 @@
+package rdmacm
+
+import "sync"
+
+// eventQueue holds the events to report to IDs.
+type eventQueue struct {
+	sync.Mutex
+	list []queued
+	wake chan struct{}
+	done chan struct{} // closed after the last call of an event function
+}
+
+// put queues an event of an ID. The event is dropped if the ID is destroyed first. The caller holds
+// Manager.mu. put does not sleep.
+func (q *eventQueue) put(id *ID, e Event) {
+	q.Lock()
+	q.list = append(q.list, queued{id, e})
+	q.Unlock()
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run calls the event functions of IDs.
+func (q *eventQueue) run() {
+	defer close(q.done)
+	for range q.wake {
+		q.Lock()
+		list := q.list
+		q.list = nil
+		q.Unlock()
+		for _, x := range list {
+			x.id.report(x.e)
+		}
+	}
+}
+
+// stop waits for the last call of an event function.
+func (q *eventQueue) stop() {
+	close(q.wake)
+	<-q.done
+}
