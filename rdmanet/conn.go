@@ -63,8 +63,7 @@ type Conn struct {
 	controls, controlsDone uint64 // messages without data: number posted and number completed
 	lastControl            uint64 // number of the message that Close has sent
 
-	sleeping    bool // one goroutine waits at the completion channel on behalf of all waiters
-	waiters     []*waiter
+	waiters     waiters
 	readWaiter  waiter
 	writeWaiter waiter
 	closeWaiter waiter
@@ -112,7 +111,7 @@ func (c *Conn) start(own, peer params) {
 	c.closeWaiter.init(c.delivered)
 	c.oper.init(c.op.ready)
 	c.op.c = c
-	c.waiters = []*waiter{&c.readWaiter, &c.writeWaiter, &c.closeWaiter, &c.oper}
+	c.waiters.list = []*waiter{&c.readWaiter, &c.writeWaiter, &c.closeWaiter, &c.oper}
 	if c.probes > 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -257,7 +256,7 @@ func (c *Conn) lost(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.without(err)
-	c.notify()
+	c.waiters.notify()
 	return c.err
 }
 
@@ -336,7 +335,7 @@ func (c *Conn) tick() {
 	if c.err == nil {
 		c.ticker.Reset(c.probes)
 	}
-	c.notify()
+	c.waiters.notify()
 }
 
 // poll handles the available completions, and wakes the goroutines that need not wait any longer.
@@ -358,7 +357,7 @@ func (c *Conn) poll() {
 	if c.due {
 		c.control(0)
 	}
-	c.notify()
+	c.waiters.notify()
 }
 
 //verbena:held mu

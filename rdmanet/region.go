@@ -188,14 +188,14 @@ func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
 
 // ReadAtContext is the equivalent of ReadAt with ctx in place of the read deadline.
 func (r *Remote) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
-	d := r.c.deadlineOf(ctx)
+	d := deadlineOf(ctx, &r.c.mu)
 	defer d.cancel(nil)
 	return r.c.transfer(verbs.Read, d, r.d, p, off)
 }
 
 // WriteAtContext is the equivalent of WriteAt with ctx in place of the write deadline.
 func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, error) {
-	d := r.c.deadlineOf(ctx)
+	d := deadlineOf(ctx, &r.c.mu)
 	defer d.cancel(nil)
 	return r.c.transfer(verbs.Write, d, r.d, p, off)
 }
@@ -253,9 +253,10 @@ func (o *operation) end(err error) {
 	}
 }
 
-// deadlineOf returns a deadline that ends with ctx. The caller must cancel the deadline.
-func (c *Conn) deadlineOf(ctx context.Context) *deadline {
-	d := &deadline{lock: &c.mu}
+// deadlineOf returns a deadline that ends with ctx. lock guards its state. The caller must cancel
+// the deadline.
+func deadlineOf(ctx context.Context, lock *sync.Mutex) *deadline {
+	d := &deadline{lock: lock}
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
 	return d
 }
@@ -433,7 +434,7 @@ func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, of
 	if n == 0 {
 		return nil
 	}
-	d := c.deadlineOf(ctx)
+	d := deadlineOf(ctx, &c.mu)
 	defer d.cancel(nil)
 	if err := c.begin(d); err != nil {
 		return c.opError(opNames[op], err)
@@ -462,7 +463,7 @@ func (c *Conn) abort(why error) {
 	limit := deadline{lock: &c.mu}
 	c.mu.Lock()
 	c.fail(&ConnError{syscall.ECONNABORTED, why})
-	c.notify()
+	c.waiters.notify()
 	c.op.want, c.op.drain = c.op.posted, true
 	limit.set(time.Now().Add(drainTime))
 	c.mu.Unlock()

@@ -30,11 +30,15 @@ func (w *waiter) signal() {
 	}
 }
 
+// waiters holds the waiters of a connection. Conn.mu guards it.
+type waiters struct {
+	list     []*waiter
+	sleeping bool // one goroutine waits at the completion channel on behalf of all waiters
+}
+
 // notify wakes the goroutines that need not wait any longer.
-//
-//verbena:held mu
-func (c *Conn) notify() {
-	for _, w := range c.waiters {
+func (l *waiters) notify() {
+	for _, w := range l.list {
 		if w.waits && w.ready() {
 			w.signal()
 		}
@@ -61,11 +65,11 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 	for {
 		c.poll()
 		if over, err := over(w, d); over {
-			c.succeed()
+			c.waiters.succeed()
 			return err
 		}
 		ctx := d.context()
-		if c.sleeping {
+		if c.waiters.sleeping {
 			w.waits = true
 			c.mu.Unlock()
 			select {
@@ -76,11 +80,11 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 			w.waits = false
 			continue
 		}
-		c.sleeping = true
+		c.waiters.sleeping = true
 		c.mu.Unlock()
 		err := c.sleep(ctx, w)
 		c.mu.Lock()
-		c.sleeping = false
+		c.waiters.sleeping = false
 		if err != nil && ctx.Err() == nil {
 			c.without(err)
 		}
@@ -112,13 +116,11 @@ func (c *Conn) sleep(ctx context.Context, w *waiter) error {
 }
 
 // succeed makes another waiting goroutine wait at the completion channel.
-//
-//verbena:held mu
-func (c *Conn) succeed() {
-	if c.sleeping {
+func (l *waiters) succeed() {
+	if l.sleeping {
 		return
 	}
-	for _, w := range c.waiters {
+	for _, w := range l.list {
 		if w.waits {
 			w.signal()
 			return
