@@ -314,7 +314,7 @@ var mutants = []listed{
 	{"a pass is not resumed", "driver/rxe/pass.go",
 		"		if p.held.Resume(p) {", "		if false {"},
 	{"memory is not aligned for huge pages", "internal/hugepage/hugepage.go",
-		"	before := int((uintptr(offset) - address(room)) % Size)", "	before := 0"},
+		"	before := int((uintptr(offset) - address(room)) % size)", "	before := 0"},
 	{"scratch writes of a program are not discarded", "internal/shm/scratch.go",
 		"\tif !due {\n", "\tif due || !due {\n"},
 	{"doorbells of a removed device succeed", "supervisor/native.go",
