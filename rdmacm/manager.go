@@ -118,9 +118,9 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		core: core, cfg: cfg, agents: agentTable{noLoopback: cfg.NoLoopback}, ids: map[*ID]struct{}{},
-		ports: portTable{}, conns: map[uint32]*connection{}, byPeer: map[peerID]*connection{}, byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{},
-		services: map[serviceKey]*ID{},
-		lately:   map[uint16]formerListener{},
+		ports: portTable{}, conns: map[uint32]*connection{}, byPeer: map[peerID]*connection{},
+		byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{}, services: map[serviceKey]*ID{},
+		lately: map[uint16]formerListener{},
 	}
 	m.events.wake, m.events.done = make(chan struct{}, 1), make(chan struct{})
 	go m.events.run()

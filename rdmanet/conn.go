@@ -63,7 +63,7 @@ type Conn struct {
 	controls, controlsDone uint64 // messages without data: number posted and number completed
 	lastControl            uint64 // number of the message that Close has sent
 
-	waiters     waiters
+	waiting     waiterList
 	readWaiter  waiter
 	writeWaiter waiter
 	closeWaiter waiter
@@ -111,7 +111,7 @@ func (c *Conn) start(own, peer params) {
 	c.closeWaiter.init(c.delivered)
 	c.oper.init(c.op.ready)
 	c.op.c = c
-	c.waiters.list = []*waiter{&c.readWaiter, &c.writeWaiter, &c.closeWaiter, &c.oper}
+	c.waiting.list = []*waiter{&c.readWaiter, &c.writeWaiter, &c.closeWaiter, &c.oper}
 	if c.probes > 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -256,7 +256,7 @@ func (c *Conn) lost(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.without(err)
-	c.waiters.notify()
+	c.waiting.notify()
 	return c.err
 }
 
@@ -335,7 +335,7 @@ func (c *Conn) tick() {
 	if c.err == nil {
 		c.ticker.Reset(c.probes)
 	}
-	c.waiters.notify()
+	c.waiting.notify()
 }
 
 // poll handles the available completions, and wakes the goroutines that need not wait any longer.
@@ -357,7 +357,7 @@ func (c *Conn) poll() {
 	if c.due {
 		c.control(0)
 	}
-	c.waiters.notify()
+	c.waiting.notify()
 }
 
 //verbena:held mu

@@ -463,7 +463,7 @@ func (c *Conn) abort(why error) {
 	limit := deadline{lock: &c.mu}
 	c.mu.Lock()
 	c.fail(&ConnError{syscall.ECONNABORTED, why})
-	c.waiters.notify()
+	c.waiting.notify()
 	c.op.want, c.op.drain = c.op.posted, true
 	limit.set(time.Now().Add(drainTime))
 	c.mu.Unlock()

@@ -223,7 +223,7 @@ func (c *Conn) watch() {
 	} else if !over {
 		c.fail(&ConnError{syscall.ECONNRESET, err})
 	}
-	c.waiters.notify()
+	c.waiting.notify()
 	c.mu.Unlock()
 	if !over {
 		_ = c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState)

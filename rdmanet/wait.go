@@ -30,14 +30,14 @@ func (w *waiter) signal() {
 	}
 }
 
-// waiters holds the waiters of a connection. Conn.mu guards it.
-type waiters struct {
+// waiterList holds the waiters of a connection. Conn.mu guards it.
+type waiterList struct {
 	list     []*waiter
 	sleeping bool // one goroutine waits at the completion channel on behalf of all waiters
 }
 
 // notify wakes the goroutines that need not wait any longer.
-func (l *waiters) notify() {
+func (l *waiterList) notify() {
 	for _, w := range l.list {
 		if w.waits && w.ready() {
 			w.signal()
@@ -65,11 +65,11 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 	for {
 		c.poll()
 		if over, err := over(w, d); over {
-			c.waiters.succeed()
+			c.waiting.succeed()
 			return err
 		}
 		ctx := d.context()
-		if c.waiters.sleeping {
+		if c.waiting.sleeping {
 			w.waits = true
 			c.mu.Unlock()
 			select {
@@ -80,11 +80,11 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 			w.waits = false
 			continue
 		}
-		c.waiters.sleeping = true
+		c.waiting.sleeping = true
 		c.mu.Unlock()
 		err := c.sleep(ctx, w)
 		c.mu.Lock()
-		c.waiters.sleeping = false
+		c.waiting.sleeping = false
 		if err != nil && ctx.Err() == nil {
 			c.without(err)
 		}
@@ -116,7 +116,7 @@ func (c *Conn) sleep(ctx context.Context, w *waiter) error {
 }
 
 // succeed makes another waiting goroutine wait at the completion channel.
-func (l *waiters) succeed() {
+func (l *waiterList) succeed() {
 	if l.sleeping {
 		return
 	}
