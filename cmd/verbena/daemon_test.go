@@ -197,6 +197,7 @@ func TestNoService(t *testing.T) {
 
 // TestWait tests that "wait" returns when a starting service is ready, and fails after its timeout otherwise.
 func TestWait(t *testing.T) {
+	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "sock")
 	v := commandsAt(t, socket)
 	mustFail(t, v("wait", "--timeout", "50ms"), "no service is ready at "+socket+" after 50ms", "verbena serve --daemon")
@@ -207,7 +208,7 @@ func TestWait(t *testing.T) {
 	mustRun(t, v("wait"))
 	mustRun(t, v("link", "show"))
 
-	mustFail(t, v("wait", "--timeout", "50ms", "--open", "rxe0"), "no program has device rxe0 open after 50ms")
+	mustFail(t, v("wait", "--timeout", "500ms", "--open", "rxe0"), "no program has device rxe0 open after 500ms")
 	mustFail(t, v("wait", "--open", "rxe1"), "rxe1", "rxe0")
 
 	mustRun(t, v("wait", "--active", "rxe0"))
@@ -217,7 +218,7 @@ func TestWait(t *testing.T) {
 		{{"link", "set", "rxe0", "down"}, {"link", "set", "rxe0", "up"}},
 	} {
 		mustRun(t, v(c[0]...))
-		mustFail(t, v("wait", "--timeout", "50ms", "--active", "rxe0"), "device rxe0 is not active after 50ms")
+		mustFail(t, v("wait", "--timeout", "500ms", "--active", "rxe0"), "device rxe0 is not active after 500ms")
 		mustRun(t, v(c[1]...))
 		mustRun(t, v("wait", "--active", "rxe0"))
 	}
