@@ -45,6 +45,10 @@ func (o ops) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ
 	if err != nil {
 		return nil, err
 	}
+	if !d.cqs.add() {
+		r.Free()
+		return nil, fmt.Errorf("%d completion queues exist: %w", d.cqs.most, syscall.ENOMEM)
+	}
 	c.ring = r
 	obj.SetEntries(r.Capacity())
 	return c, nil
@@ -276,5 +280,6 @@ func (c *cq) Destroy() error {
 	defer c.mu.Unlock()
 	c.lost = true
 	c.ring.Free()
+	c.dev.cqs.remove()
 	return nil
 }

@@ -89,6 +89,8 @@ type Device struct {
 	groups   groups
 	atomics  atomics
 
+	pds     tally
+	cqs     tally
 	qps     table[QP] // by the low bits of the number
 	mrs     table[mr] // by key >> 8
 	mws     table[mw] // likewise
@@ -173,11 +175,14 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.obj = ib.NewDevice(cfg.Name, ops{d}, cfg.Logf)
 	d.contexts.m = map[ib.UserContext]*userContext{}
 	d.direct.Store(!hw.travels.Load())
+	d.pds.most, d.cqs.most = maxPD, maxCQ
 	d.qps.init(minQPSlot, maxQPSlot)
+	d.qps.atMost(maxQP)
 	d.mrs.init(1, firstMW)
 	d.mws.init(firstMW, tableMax)
 	d.ahs.init(1, maxAH+1)
 	d.srqs.init(1, maxQPSlot)
+	d.srqs.atMost(maxSRQ)
 	d.qps.skip(hw.numbers.qps)
 	d.mrs.skip(hw.numbers.mrs)
 	d.mws.skip(hw.numbers.mws)
@@ -301,7 +306,7 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMRSize:    ^uint64(0),
 		PageSizeCap:  0xfffff000,
 		VendorID:     vendorID,
-		MaxQP:        maxQP,
+		MaxQP:        int(d.qps.most),
 		MaxQPWR:      int(d.limits.wr),
 		DeviceCapFlags: uapi.DeviceBadPKeyCntr | uapi.DeviceBadQKeyCntr | uapi.DeviceUDAVPortEnforce | uapi.DevicePortActiveEvent |
 			uapi.DeviceSysImageGUID | uapi.DeviceRCRNRNAKGen | uapi.DeviceSRQResize | ib.DeviceCapMemWindow |
@@ -309,11 +314,11 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,
-		MaxCQ:             maxCQ,
+		MaxCQ:             int(d.cqs.most),
 		MaxCQE:            d.limits.cqe,
 		MaxMR:             maxMR,
 		MaxMW:             maxMW,
-		MaxPD:             1 << 20,
+		MaxPD:             int(d.pds.most),
 		MaxQPRdAtom:       maxRdAtomic,
 		MaxResRdAtom:      maxRdAtomic * maxQP,
 		MaxQPInitRdAtom:   maxRdAtomic,
@@ -322,7 +327,7 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMcastGrp:       maxMcastGrp,
 		MaxMcastQPAttach:  maxMcastQPAttach,
 		MaxTotalMcastAtch: maxTotMcastQP,
-		MaxSRQ:            maxSRQ,
+		MaxSRQ:            int(d.srqs.most),
 		MaxSRQWR:          int(d.limits.wr),
 		MaxSRQSGE:         maxSGE,
 		MaxPKeys:          1,

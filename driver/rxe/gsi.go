@@ -47,7 +47,7 @@ func number(d *Device, qp *QP) error {
 	}
 	slot, ok := d.qps.reserve()
 	if !ok {
-		return fmt.Errorf("%d queue pairs exist: %w", maxQPSlot-minQPSlot, syscall.ENOMEM)
+		return fmt.Errorf("%d queue pairs exist: %w", d.qps.most, syscall.ENOMEM)
 	}
 	qp.num = numberOf(d.qpKeys.take(slot, uint8(d.random())), slot)
 	return nil

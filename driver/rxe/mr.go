@@ -15,11 +15,22 @@ import (
 // pd is a protection domain. Its identity is all that matters.
 type pd struct{ dev *Device }
 
+// maxPD is RXE_MAX_PD.
+const maxPD = 1 << 20
+
 // AllocPD implements ib.Driver.
-func (o ops) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{dev: o.dev}, nil }
+func (o ops) AllocPD(*ib.Udata) (ib.DriverPD, error) {
+	if !o.dev.pds.add() {
+		return nil, fmt.Errorf("%d protection domains exist: %w", o.dev.pds.most, syscall.ENOMEM)
+	}
+	return &pd{dev: o.dev}, nil
+}
 
 // Dealloc implements ib.DriverPD.
-func (*pd) Dealloc() error { return nil }
+func (p *pd) Dealloc() error {
+	p.dev.pds.remove()
+	return nil
+}
 
 // domain is the driver's own side of a protection domain.
 func domain(p ib.DriverPD) *pd {

@@ -18,8 +18,8 @@ const (
 	qpSlotBits = 17
 	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
 	maxQPSlot  = 1 << qpSlotBits
-	// maxQP is what the device says there can be, as the kernel's. There is room for more, so that users who have all
-	// of theirs leave some for others.
+	// maxQP is the limit of the kernel's rxe. The table has more slots, so that slots are reused later. The quotas of a
+	// shared service leave some queue pairs for each user.
 	maxQP = 1<<16 - minQPSlot
 )
 

@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// maxSRQ is what the device says there can be; the numbers are as those of queue pairs, but without 0.
+// maxSRQ is the limit of shared receive queues. Their numbers are as those of queue pairs, but without 0.
 const maxSRQ = 1<<16 - 2
 
 // srq is a shared receive queue: a ring from which queue pairs take receives, each for the message that it is about to
@@ -61,7 +61,7 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 	slot, ok := d.srqs.reserve()
 	if !ok {
 		s.ring.Free()
-		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxQPSlot-1, syscall.ENOMEM)
+		return nil, fmt.Errorf("%d shared receive queues exist: %w", d.srqs.most, syscall.ENOMEM)
 	}
 	s.num = numberOf(d.srqKeys.take(slot, uint8(d.random())), slot)
 	a.MaxWR = uint32(s.ring.Capacity())
