@@ -80,7 +80,7 @@ e2e: build tools ## run real programs end to end. DOORBELLS=native uses doorbell
 
 .PHONY: docs
 docs: ## regenerate the tables in docs
-	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./ib/weak ./test/kernels
+	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./test/rdmaunit ./uverbs ./internal/layers ./ib/weak ./test/kernels
 
 .PHONY: interop
 interop: build tools ## run Verbena against the Soft-RoCE driver of the Linux kernel in QEMU, and write the report to bin/interop.md

@@ -99,6 +99,11 @@ rdma-core: build ## record the output of several versions of rdma-core for Verbe
 	@scripts/deps mmdebstrap
 	@test/rdmacore/record $(ARGS)
 
+.PHONY: rdma-unit-test
+rdma-unit-test: build ## build google/rdma-unit-test, and record its results on Verbena. TESTS are patterns of gtest; with TESTS, print the results only
+	@scripts/deps g++ make git libgtest-dev libgmock-dev libibverbs-dev ibverbs-providers
+	@test/rdmaunit/record $(TESTS)
+
 .PHONY: docs-session
 docs-session: build ## regenerate the picture of a session in the README
 	PATH="$(CURDIR)/bin:$$PATH" $(GO) run ./test/session < docs/session.txt > docs/session.tmp && mv docs/session.tmp docs/session.svg

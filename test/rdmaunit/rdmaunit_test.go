@@ -1,0 +1,47 @@
+package rdmaunit
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"verbena/internal/gendoc"
+	"verbena/test/pyverbs"
+)
+
+const document = "../../docs/results/verbs.md"
+
+// TestTable compares the tables in docs/results/verbs.md with the results. Each test that does not pass must have a
+// reason.
+func TestTable(t *testing.T) {
+	items, on, err := Results()
+	if err != nil {
+		t.Fatal(err)
+	}
+	explained, unexplained, err := Explain(items)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range unexplained {
+		t.Errorf("%s: got no reason in reasons.txt, want one", u)
+	}
+	counts := map[string]int{}
+	for _, i := range items {
+		counts[i.Outcome]++
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| | ok | skipped | failed | errors |\n|---|---|---|---|---|\n| %s | %d | %d | %d | %d |\n",
+		strings.ReplaceAll(on, " | ", ", "), counts[pyverbs.OK], counts[pyverbs.Skipped], counts[pyverbs.Failed],
+		counts[pyverbs.Error])
+	gendoc.Check(t, document, "rdma-unit-test", b.String())
+
+	b.Reset()
+	fmt.Fprintf(&b, "| tests | number | why not |\n|---|---|---|\n")
+	for _, r := range explained {
+		if r.N == 0 {
+			t.Errorf("reasons.txt: got no test for %q, want one", r.Why)
+		}
+		fmt.Fprintf(&b, "| `%s` | %d | %s |\n", strings.Join(r.Tests, "`, `"), r.N, r.Why)
+	}
+	gendoc.Check(t, document, "rdma-unit-test failures", b.String())
+}
