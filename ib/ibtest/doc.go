@@ -35,6 +35,13 @@
 // The race detector finds little in checks that make calls on one thread, and slows them down. With -race, Model/Steps,
 // Model/Destroyed and Errors/RefusedLeavesNothing do a fraction of their work: run the suite without -race as well.
 //
+// # Everything
+//
+// The following command finds the most faults in a given time. It runs the suite as above. Beside that, it runs more
+// seeds of Model, and the concurrent checks with the race detector and random pauses:
+//
+//	go run verbena/ib/ibtest/schedule -within 1m -run TestContract ./driver/mine
+//
 // # Schedules
 //
 // The suite alone finds few races, because their windows last only a few instructions. The following command runs the
