@@ -56,7 +56,7 @@ func init() {
 	for n := range t.back {
 		t.back[n] = p
 		for range 8 {
-			// This step undoes a step of the register. The polynomial was added if and only if its lowest coefficient,
+			// Each iteration undoes one bit step of the CRC. The polynomial was added if and only if its lowest coefficient,
 			// that of x^0, is in bit 31.
 			if p&(1<<31) != 0 {
 				p = (p^crc32.IEEE)<<1 | 1

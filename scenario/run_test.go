@@ -474,7 +474,8 @@ func TestFloodOfOutput(t *testing.T) {
 	}
 	r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [flood]}]")
 	if p := r.Programs[0]; len(p.Lines) != maxLines || p.More != 2*maxLines || len(p.Lines[0].Text) > 3*maxLine {
-		t.Errorf("kept lines: got %d of %d bytes and %d more", len(p.Lines), len(p.Lines[0].Text), p.More)
+		t.Errorf("output: got %d lines, the first of %d bytes, and %d dropped; want %d, at most %d, and %d", len(p.Lines),
+			len(p.Lines[0].Text), p.More, maxLines, 3*maxLine, 2*maxLines)
 	}
 	if !r.Passed {
 		t.Error(failures(r))

@@ -136,7 +136,7 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 	if f.access == unix.O_RDONLY {
 		how = unix.O_RDONLY
 	}
-	if f.cm != nil { // a pipe of the service
+	if f.cm != nil { // the read end of a pipe of the service, for events of rdma_cm
 		how, open = unix.O_RDONLY, reopen.Own
 	}
 	return w.reopen(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })

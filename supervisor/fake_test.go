@@ -47,7 +47,7 @@ type fakeCounters struct{}
 
 func (fakeCounters) Stats() map[string]uint64 { return map[string]uint64{"sent_pkts": 7} }
 
-// fakeServer has one device, uverbs0 on rxe0. Its commands are the fakeOp values passed to ioctl.
+// fakeServer has one device, uverbs0 on rxe0. The commands of its files are values of fakeOp, passed to ioctl.
 type fakeServer struct {
 	driver *ibfake.Driver
 

@@ -377,7 +377,7 @@ func again(t *testing.T, cmd *exec.Cmd) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%q: got %v, want success:\n%s", cmd.Args, err, out)
 	} else if !strings.Contains(string(out), "PASS: TestCommands") {
-		t.Errorf("%q: got no passed TestCommands, want one:\n%s", cmd.Args, out)
+		t.Errorf("%q: got no line \"PASS: TestCommands\", want one:\n%s", cmd.Args, out)
 	}
 }
 

@@ -290,7 +290,8 @@ func (t *tree) make(path string, e *entry) error {
 	return t.show(path, e.content())
 }
 
-// refresh updates the file of an entry. An error of reading the entry has precedence.
+// refresh updates the file of an entry. If the entry cannot be read, refresh returns that error, even if the entry has
+// been removed meanwhile.
 func (t *tree) refresh(path string, e *entry) error {
 	content, err := e.read()
 	if err != nil {

@@ -56,7 +56,7 @@ const (
 // WCOpcode is the operation that completed (enum ib_uverbs_wc_opcode, enum ibv_wc_opcode).
 type WCOpcode uint32
 
-// The completion opcodes (IB_UVERBS_WC_*, IBV_WC_*). The opcodes of receives have the bit of WCRecv.
+// The completion opcodes (IB_UVERBS_WC_*, IBV_WC_*). Receive opcodes have the bit WCRecv set.
 const (
 	WCSend        WCOpcode = 0 // SEND
 	WCRDMAWrite   WCOpcode = 1 // RDMA_WRITE

@@ -429,7 +429,7 @@ func TestNumberIsAnothers(t *testing.T) {
 				t.Errorf("write: %v", err)
 			}
 			if !bytes.Equal(other.firstPage(t), want) {
-				t.Error("memory of the other process: got it changed, want it unchanged")
+				t.Error("memory of the other process: got a change, want none")
 			}
 			if limit, err := p.LockLimit(); !errors.Is(err, ErrLimit) {
 				t.Errorf("limit %d, %v", limit, err)

@@ -52,7 +52,8 @@ var modelChecks = []ruleTest{
 // flag -ibtest.seeds overrides a positive number.
 func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
 
-// seeds returns the number of seeds of a check. -short divides it by ten, unless the flag sets more.
+// seeds returns the number of seeds of a check. The flag -ibtest.seeds sets the number. Without the flag, -short divides
+// the default by ten.
 func (e *env) seeds() int {
 	if *modelSeeds > 0 {
 		return *modelSeeds
@@ -91,8 +92,8 @@ func testModelSteps(e *env) {
 	}
 }
 
-// testModelDestroyed runs each sequence once for each of its calls, which takes as long as dozens of seeds of
-// Model/Steps.
+// testModelDestroyed runs each prefix of a sequence, and then destroys all objects. A sequence takes as long as dozens
+// of seeds of Model/Steps.
 func testModelDestroyed(e *env) {
 	known := modeltest.NewAbilities()
 	for i := range max(1, e.seeds()/40) {

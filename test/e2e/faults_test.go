@@ -124,7 +124,7 @@ func TestFaultSeed(t *testing.T) {
 		}
 		r := w.faults()[0]
 		if r.Seen < 200 {
-			t.Fatalf("rule: got only %d packets", r.Seen)
+			t.Fatalf("packets seen by the rule: got %d, want at least 200", r.Seen)
 		}
 		return r.Dropped
 	}

@@ -105,7 +105,7 @@ func (c *call) here() []*function {
 type passed struct {
 	param int       // the parameter of the callee
 	f     *function // nil means an unknown function
-	from  int       // the parameter of the caller, counted from 1, that is the argument, or 0
+	from  int       // the index of the caller's parameter that is passed on, from 1; 0: the argument is no parameter
 }
 
 // op is an operation that copies, or that may sleep by itself.

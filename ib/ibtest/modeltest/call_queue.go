@@ -7,7 +7,7 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// createCQ creates a completion queue. A lazy one is polled only by calls.
+// createCQ creates a completion queue. Only calls of pollCQ poll a lazy queue.
 type createCQ struct {
 	id      model.ID
 	entries int
