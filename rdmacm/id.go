@@ -254,7 +254,8 @@ func (id *ID) SetOption(o Option, v uint8) error {
 		id.tos = v
 	case ACKTimeout:
 		if id.opts.Type != ib.QPTypeRC && id.opts.Type != ib.QPTypeXRCInit {
-			return fmt.Errorf("set the ACK timeout: the type of the queue pair is %v, not RC or XRC_INI: %w", id.opts.Type, syscall.EINVAL)
+			return fmt.Errorf("set the ACK timeout: the type of the queue pair is %v, not RC or XRC_INI: %w", id.opts.Type,
+				syscall.EINVAL)
 		}
 		id.ackCode, id.ackSet = v, true
 	case ReuseAddr:

@@ -52,8 +52,8 @@ var modelChecks = []ruleTest{
 // flag -ibtest.seeds overrides a positive number.
 func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
 
-// seeds returns the number of seeds of a check. The flag -ibtest.seeds sets the number. Without the flag, -short divides
-// the default by ten.
+// seeds returns the number of seeds of a check. The flag -ibtest.seeds sets the number. Without the flag, -short
+// divides the default by ten.
 func (e *env) seeds() int {
 	if *modelSeeds > 0 {
 		return *modelSeeds
