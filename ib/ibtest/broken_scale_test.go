@@ -107,7 +107,7 @@ var wrongCrowds = []wrong{
 			d.queried = func(_ *wrongQP, a *ib.QPAttr) { a.SQDraining = false }
 		},
 		opts: inBubble,
-		by:   "Model/Steps", says: "draining",
+		by:   "Model/Steps", says: "want",
 	},
 	{
 		defect: "sleeps for 20 ms in the resize of a shared receive queue with a lock of post send",

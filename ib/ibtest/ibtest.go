@@ -170,9 +170,8 @@ func checks() []ruleTest {
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
 		refusedMemoryChecks, memoryFaultChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks,
 		srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, scaleChecks, wrapChecks,
-		modelChecks,
-		loadChecks,
+		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, scaleChecks, modelChecks,
+		wrapChecks, loadChecks,
 	)
 }
 

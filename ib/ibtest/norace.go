@@ -23,7 +23,7 @@ const (
 const longest = 1 << 31
 
 // crowd is the number of objects of the group Scale.
-const crowd = 300
+const crowd = 1100
 
 // old divides the number of objects that testOld creates.
 const old = 1

@@ -29,6 +29,11 @@ var scaleChecks = []ruleTest{
 		test: testManyMembers, plain: true,
 	},
 	{
+		name: "Scale/Depth",
+		rule: "queues of thousands of entries lose and exchange none of them, in lists of any length",
+		test: testDepth, plain: true,
+	},
+	{
 		name: "Scale/Keys",
 		rule: "each of many regions has its own memory, also when others are deregistered",
 		test: testManyKeys, plain: true,
@@ -257,5 +262,60 @@ func testManyKeys(e *env) {
 	}
 	for _, i := range order {
 		e.must("deregister", regions[i].Dereg())
+	}
+}
+
+// depth is the number of requests of testDepth in each queue.
+const depth = 9000
+
+// testDepth posts thousands of receives in lists of several lengths, then as many sends, and compares all completions.
+func testDepth(e *env) {
+	a := e.deviceAttr()
+	n := min(depth, a.MaxQPWR, a.MaxCQE/2)
+	pd := e.pd()
+	from, to := e.buffer(pd, 8*n, allAccess), e.buffer(pd, 8*n, allAccess)
+	cqs := []*ib.CQ{e.cq(n, nil), e.cq(n, nil)}
+	var qps []*ib.QP
+	for i := range cqs {
+		qps = append(qps, e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cqs[i], RecvCQ: cqs[i],
+			Cap: ib.QPCap{MaxSendWR: uint32(n), MaxRecvWR: uint32(n), MaxSendSGE: 1, MaxRecvSGE: 1}}))
+	}
+	for i, qp := range qps {
+		e.up(qp, qps[1-i].Num(), ib.QPRTS)
+	}
+	lists := func(post func(first, k int) (int, error)) {
+		e.Helper()
+		for first, i := 0, 0; first < n; i++ {
+			k := min([]int{1, 255, 256, 257, 3000}[i%5], n-first)
+			if got, err := post(first, k); got != k || err != nil {
+				e.Fatalf("post a list of %d, behind %d: got %d taken, %v", k, first, got, err)
+			}
+			first += k
+		}
+	}
+	lists(func(first, k int) (int, error) {
+		var wrs []ib.RecvWR
+		for i := first; i < first+k; i++ {
+			wrs = append(wrs, ib.RecvWR{ID: uint64(i), SGList: to.sgl(8*i, 8)})
+		}
+		return qps[1].PostRecv(wrs...)
+	})
+	lists(func(first, k int) (int, error) {
+		var wrs []ib.SendWR
+		for i := first; i < first+k; i++ {
+			binary.NativeEndian.PutUint64(from.word(i), uint64(i)<<32|1)
+			wrs = append(wrs, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8)})
+		}
+		return qps[0].PostSend(wrs...)
+	})
+	for side, cq := range cqs {
+		for i, wc := range e.wait(cq, n) {
+			if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
+				e.Fatalf("completion %d of %d on side %d: got work request %d with %q", i, n, side, wc.ID, wc.Status)
+			}
+		}
+	}
+	if string(from.b) != string(to.b) {
+		e.Fatalf("%d messages: the data are not where they should be", n)
 	}
 }

@@ -21,6 +21,11 @@ var wrapChecks = []ruleTest{
 		test: testNumbersWrap, plain: true,
 	},
 	{
+		name: "Wrap/Groups",
+		rule: "a group that has been left has no effect on the number of groups that can be joined",
+		test: testGroupsWrap, plain: true,
+	},
+	{
 		name: "Wrap/Old",
 		rule: "a device on which many objects have been created and destroyed agrees with the model, as a new one does",
 		test: testOld, asleep: true, plain: true, either: true,
@@ -146,6 +151,21 @@ func testNumbersWrap(e *env) {
 		for _, m := range all {
 			e.must("destroy "+k.what, m.destroy())
 		}
+	}
+}
+
+// testGroupsWrap joins more groups than the device has at a time, one after the other.
+func testGroupsWrap(e *env) {
+	group := e.groups()
+	if group == nil {
+		e.Skip("the driver has no multicast")
+	}
+	m := e.member(e.pd())
+	for i := range min(2*e.deviceAttr().MaxMcastGrp, 1<<14) + 10 {
+		if err := m.qp.AttachMcast(group(i+1), 0); err != nil {
+			e.Fatalf("join group %d, after all others have been left: %v", i, err)
+		}
+		e.must("leave the group", m.qp.DetachMcast(group(i+1), 0))
 	}
 }
 

@@ -126,6 +126,9 @@ func (m *Model) byRKey(key uint32) (*Region, *Window) {
 	}
 	for _, w := range m.Windows {
 		if w.Bound && !w.Dead && w.RKey == key {
+			if w.Refused {
+				m.open("the key of a window whose last bind was rejected")
+			}
 			return m.Regions[w.Region], w
 		}
 	}
@@ -184,6 +187,9 @@ func length(spans []Span) (n uint64) {
 func (m *Model) bound(id ID) (n int) {
 	for _, w := range m.Windows {
 		if w.Bound && !w.Dead && w.Region == id {
+			if w.Refused {
+				m.open("the region of a window whose last bind was rejected")
+			}
 			n++
 		}
 	}
@@ -206,12 +212,20 @@ func (m *Model) invalidate(q *QP, key uint32) bool {
 	return true
 }
 
-func (w *Window) unbind() { w.Bound, w.Region, w.QP = false, 0, 0 }
+func (w *Window) unbind() { w.Bound, w.Region, w.QP, w.Refused = false, 0, 0, false }
 
 const remoteWrites = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 
-// bind executes BIND_MW (10.6.7.2; C10-70 to C10-75).
+// bind executes BIND_MW (10.6.7.2; C10-70 to C10-75). A device may unbind the window of a bind that it rejects.
 func (m *Model) bind(q *QP, b *Bind) bool {
+	ok := m.tryBind(q, b)
+	if w := m.Windows[b.MW]; w != nil {
+		w.Refused = !ok && w.Bound
+	}
+	return ok
+}
+
+func (m *Model) tryBind(q *QP, b *Bind) bool {
 	w := m.Windows[b.MW]
 	if w == nil || w.Dead || w.PD != q.PD {
 		return false

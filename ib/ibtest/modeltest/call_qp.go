@@ -121,12 +121,15 @@ func (c attachMcast) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(m.AttachMcast(c.qp, x.group(c.group)))
 }
 
-// group returns the address of a multicast group.
+// group returns the address of a multicast group. The addresses of a thread differ in a byte that a device may ignore
+// by mistake.
 func (x *runner) group(n int) ib.GID {
 	if x.groups4 {
-		return ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: byte(x.Thread), 15: byte(n)}
+		return ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: byte(n), 14: byte(x.Thread), 15: 1}
 	}
-	return ib.GID{0: 0xff, 1: 0x0e, 14: byte(x.Thread), 15: byte(n)}
+	g := ib.GID{0: 0xff, 1: 0x0e, 14: byte(x.Thread), 15: 1}
+	g[2+2*(x.psn%6)] = byte(n)
+	return g
 }
 
 // modifyQP changes attributes of a queue pair. The destination is given as another queue pair.

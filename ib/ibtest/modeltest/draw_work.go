@@ -515,7 +515,12 @@ func (d *drawer) invalidated(q *model.QP) (t target) {
 
 // bind draws a bind.
 func (d *drawer) bind(q *model.QP, s *send) *send {
-	mw := pick(d, ids(d.x.m.Windows, func(w *model.Window) bool { return !w.Dead }))
+	mw := pick(d, ids(d.x.m.Windows, func(w *model.Window) bool {
+		return !w.Dead && (w.Kind == ib.MWType1 || !w.Bound || d.one(4)) // a bound window of type 2 cannot be bound
+	}))
+	if mw == 0 {
+		return nil
+	}
 	w := d.x.m.Windows[mw]
 	b := &bind{
 		mw: mw, variant: uint8(w.RKey) + uint8(1+d.IntN(255)),
@@ -589,7 +594,11 @@ func (d *drawer) receives() call {
 		if d.one(2) {
 			size = max(size, d.size())
 		}
-		c.list = append(c.list, recv{d.wrID(), d.elements(pd, size, most, ib.AccessLocalWrite)})
+		list := d.elements(pd, size, most, ib.AccessLocalWrite)
+		if len(list) < most && d.one(6) { // a boundary in or near the header of a datagram
+			list = append([]element{d.drawElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)}, list...)
+		}
+		c.list = append(c.list, recv{d.wrID(), list})
 	}
 	return c
 }

@@ -59,6 +59,7 @@ type object struct {
 	final  int          // callbacks of past objects
 	over   func() error // destroys it
 	calls  int          // handler calls; under runner.mu
+	doubt  bool         // for a CQ: its last request for notification reported a missed completion, without one
 	before int          // handler calls before an episode, in which one call may stand for several notifications
 	seen   []ib.EventType
 }
@@ -203,18 +204,22 @@ func (x *runner) make(c call) (err error) {
 	if _, ok := c.(destroy); (ok || isRereg(c)) && x.Names != nil {
 		x.Names.forget(x)
 	}
+	began := time.Now()
 	g := c.device(x)
 	x.note("-> %s", outcome(g))
+	if d := time.Since(began); d > 0 && x.Virtual && mayNotSleep(c) {
+		return fmt.Errorf("%v: a method that may not sleep took %v of virtual time", c, d)
+	}
 	x.m.Begin()
 	w := wantErr(0)
 	if c := x.Abilities.learn(c, &g); c != nil {
 		w = c.expect(x, x.m, &g)
 	}
-	if d := compareResult(g, w); d != "" {
-		return fmt.Errorf("%v: %s", c, d)
-	}
 	if x.m.Open != "" {
 		return errOpen
+	}
+	if d := compareResult(g, w); d != "" {
+		return fmt.Errorf("%v: %s", c, d)
 	}
 	switch d := x.settle(); {
 	case x.m.Open != "": // the retries of a request have ended, with an undefined result
@@ -226,6 +231,15 @@ func (x *runner) make(c call) (err error) {
 		return x.Names.check(x)
 	}
 	return nil
+}
+
+// mayNotSleep reports whether a call makes only calls of methods that may not sleep.
+func mayNotSleep(c call) bool {
+	switch c.(type) {
+	case postSend, postRecv, pollCQ, armCQ, createAH:
+		return true
+	}
+	return false
 }
 
 // isRereg reports whether a call may replace keys.
@@ -415,6 +429,7 @@ func (x *runner) matchIn(m *model.Model, id model.ID, wc *ib.WC) *difference {
 		return now("cq%d: got %s of %s, want %s", id, show(wc), x.ids[wc.ID], expected)
 	}
 	w := m.Polled(id, i)
+	x.objs[id].doubt = false
 	var qp *ib.QP
 	if w.QP != 0 {
 		qp = x.objs[w.QP].qp
