@@ -76,14 +76,15 @@ type DriverMR interface {
 
 // DriverCQ is the driver's side of a completion queue.
 type DriverCQ interface {
-	// Poll moves up to len(wc) completions, oldest first, into wc and returns their number. Poll writes every field of
-	// each element, because the caller may have used wc before. Concurrent calls are allowed: no completion is lost or
-	// returned twice. Poll may not sleep. (struct ib_device_ops.poll_cq)
+	// Poll moves up to len(wc) completions, oldest first, into wc and returns their number. Fewer than len(wc) mean that
+	// the queue is empty. Poll writes every field of each element, because the caller may have used wc before. Concurrent
+	// calls are allowed: no completion is lost or returned twice. Poll may not sleep. (struct ib_device_ops.poll_cq)
 	Poll(wc []WC) (int, error)
 	// ReqNotify arms the queue: CQHandle.Completed reports the next completion once. With NotifySolicited it reports
 	// the next solicited or failed completion. With NotifyReportMissed ReqNotify returns true if the queue holds
-	// completions that may never be reported. The caller must then poll again. A driver may return EOVERFLOW if the
-	// queue is empty and has lost a completion. ReqNotify may not sleep. (req_notify_cq)
+	// completions that may never be reported. The caller must then poll again. The queue may turn out to be empty, but
+	// not after each call. A driver may return EOVERFLOW if the queue is empty and has lost a completion. ReqNotify may
+	// not sleep. (req_notify_cq)
 	ReqNotify(flags NotifyFlags) (missed bool, err error)
 	// Destroy frees the queue and the completions in it. Destroy may sleep.
 	Destroy() error
