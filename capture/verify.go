@@ -69,7 +69,7 @@ func Verify(r io.Reader) (Verification, error) {
 		if err != nil {
 			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
-		res.count(n, ip, len(f.data) < f.whole)
+		res.verifyPacket(n, ip, len(f.data) < f.whole)
 	}
 }
 
@@ -174,8 +174,8 @@ func network(link layers.LinkType, frame []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// count checks a packet. cut means that the capture has truncated it.
-func (r *Verification) count(frame int, ip []byte, cut bool) {
+// verifyPacket checks a packet. cut means that the capture has truncated it.
+func (r *Verification) verifyPacket(frame int, ip []byte, cut bool) {
 	ok, isRoCE := roce.CheckIP(ip)
 	switch {
 	case ok:

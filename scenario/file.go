@@ -413,10 +413,10 @@ func (c *checker) moment(m *moment, action, program string) error {
 	return nil
 }
 
-// Without removes an action from the run, together with the actions that follow it (done) or clear its rule. The
+// RemoveAction removes an action from the run, together with the actions that follow it (done) or clear its rule. The
 // removed actions are not expected to be done. All other expectations remain, so a scenario that depends on the
 // action fails.
-func (f *File) Without(action string) error {
+func (f *File) RemoveAction(action string) error {
 	at := slices.IndexFunc(f.Actions, func(a actionSpec) bool { return a.Name == action })
 	if at < 0 {
 		var names []string
@@ -428,7 +428,7 @@ func (f *File) Without(action string) error {
 	f.Actions[at].out = true
 	for i := range f.Actions {
 		if a := &f.Actions[i]; !a.out && (a.Clear == action || a.When != nil && a.When.Done == action) {
-			if err := f.Without(a.Name); err != nil {
+			if err := f.RemoveAction(a.Name); err != nil {
 				return err
 			}
 		}

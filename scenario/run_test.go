@@ -325,7 +325,7 @@ expect: [{action: rule, counter: hit, min: 1}]
 `
 		f := parse(t, text, nil)
 		for _, a := range []string{"armed", "rule"} {
-			if err := f.Without(a); err != nil {
+			if err := f.RemoveAction(a); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -346,7 +346,7 @@ expect: [{action: rule, counter: hit, min: 1}]
 				t.Errorf("action: got %+v, want it omitted unless it is other", a)
 			}
 		}
-		if err := f.Without("nope"); err == nil || !strings.Contains(err.Error(), "the actions are: rule, gone, armed") {
+		if err := f.RemoveAction("nope"); err == nil || !strings.Contains(err.Error(), "the actions are: rule, gone, armed") {
 			t.Errorf("Without an unknown action: got %v, want an error with the names", err)
 		}
 		all := w.run(t, text)

@@ -54,7 +54,7 @@ func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 		return p, err
 	}
 	defer unix.Close(dir)
-	p.Principal, err = s.authority.Of(dir, p.uid, p.uid)
+	p.Principal, err = s.authority.PrincipalOf(dir, p.uid, p.uid)
 	return p, err
 }
 

@@ -662,7 +662,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	}
 	err = s.replyWith(c,
 		&ctl.Response{Attached: &ctl.Attached{Dir: session.Name(), Helped: session.Helped(),
-			Traced: session.Traced()}}, theirs)
+			Traced: session.NeedsPtracer()}}, theirs)
 	if theirs != nil {
 		theirs.Close() // the trace ends when the launcher closes its own end
 	}

@@ -82,7 +82,7 @@ func (t *procThread) close() { unix.Close(t.dir) }
 // principal returns the account charged for the thread's process, and whether it manages the service. The caller
 // must prove afterwards that the thread is still trapped.
 func (s *Supervisor) principal(th *procThread) (principal.Principal, error) {
-	return s.cfg.Authority.Of(th.dir, th.id.uids.real, th.id.uids.effective)
+	return s.cfg.Authority.PrincipalOf(th.dir, th.id.uids.real, th.id.uids.effective)
 }
 
 func openProc(tid int) (int, error) {

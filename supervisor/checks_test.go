@@ -155,8 +155,8 @@ func TestAttachByHelper(t *testing.T) {
 			listener.Close()
 			continue
 		}
-		if !s.Helped() || s.Traced() {
-			t.Errorf("%s: got helped %v and traced %v, want true and false", tt.name, s.Helped(), s.Traced())
+		if !s.Helped() || s.NeedsPtracer() {
+			t.Errorf("%s: got helped %v and traced %v, want true and false", tt.name, s.Helped(), s.NeedsPtracer())
 		}
 		w.await("the end of the session", s.Done())
 	}

@@ -105,7 +105,7 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 		{"replaced by another file", own, 0, nil, true},
 		{"closed", own, 1 << 20, nil, true},
 	} {
-		c.call()
+		c.setArgs()
 		c.w.desc = &descriptor{tid: c.w.n.tid, fd: tt.fd, file: tt.file}
 		_, _, err := c.w.findCaller()
 		if got := c.w.desc.process.Load(); got != tt.want || c.w.known.stale != tt.stale || (err == errGone) != tt.stale {
@@ -113,7 +113,7 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 				tt.name, got, c.w.known.stale, err, tt.want, tt.stale)
 		}
 	}
-	c.call()
+	c.setArgs()
 	c.w.desc = &descriptor{tid: c.w.n.tid, fd: int32(othersFD.Fd()), file: others}
 	if _, _, err := c.w.caller(); !errors.Is(err, errForeign) {
 		t.Errorf("command on a file of another user: got %v, want %v", err, errForeign)
@@ -125,7 +125,7 @@ func TestCommandOnClosingFile(t *testing.T) {
 	c := newTrapped(t, nil)
 	f, description := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
 	ioctl := func() string {
-		c.call(uint64(description.Fd()), uapi.VerbsIoctl, c.at(0))
+		c.setArgs(uint64(description.Fd()), uapi.VerbsIoctl, c.at(0))
 		c.w.n.nr = int32(native.numbers[callIoctl].nr)
 		return c.w.handle().String()
 	}

@@ -93,9 +93,9 @@ func ptraceScope() string {
 // should adopt orphans.
 func (t *Session) Helped() bool { return t.helper != nil }
 
-// Traced reports whether the session directly accesses processes that allow the access. The program of such a
+// NeedsPtracer reports whether the session directly accesses processes that allow the access. The program of such a
 // session should name this process with PR_SET_PTRACER (Tracer).
-func (t *Session) Traced() bool { return t.helper != nil && !t.asksOnly }
+func (t *Session) NeedsPtracer() bool { return t.helper != nil && !t.asksOnly }
 
 // directAccess returns an error if this process may not access another process's memory. It returns nil if that
 // process does not exist.

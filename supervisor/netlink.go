@@ -424,7 +424,7 @@ func (s *Supervisor) senderManages(sender rights.Sender) bool {
 		return false
 	}
 	defer unix.Close(dir)
-	who, err := s.cfg.Authority.Of(dir, sender.UID, sender.UID)
+	who, err := s.cfg.Authority.PrincipalOf(dir, sender.UID, sender.UID)
 	return err == nil && who.Manager
 }
 

@@ -36,32 +36,32 @@ func TestPathRefusals(t *testing.T) {
 	cwd := uint64(1<<64 - 100)
 	open := func(path string, flags uint64) func() verdict {
 		return func() verdict {
-			c.call(cwd, c.path(path), flags|unix.O_CLOEXEC)
+			c.setArgs(cwd, c.path(path), flags|unix.O_CLOEXEC)
 			return c.w.pathCall(callOpenat)
 		}
 	}
 	stat := func(path string) func() verdict {
 		return func() verdict {
-			c.call(cwd, c.path(path), c.at(4096), 0)
+			c.setArgs(cwd, c.path(path), c.at(4096), 0)
 			return c.w.pathCall(callNewfstatat)
 		}
 	}
 	access := func(path string, rights uint64) func() verdict {
 		return func() verdict {
-			c.call(cwd, c.path(path), rights)
+			c.setArgs(cwd, c.path(path), rights)
 			return c.w.pathCall(callFaccessat)
 		}
 	}
 	readlink := func(path string, size uint64) func() verdict {
 		return func() verdict {
-			c.call(cwd, c.path(path), c.at(4096), size)
+			c.setArgs(cwd, c.path(path), c.at(4096), size)
 			return c.w.pathCall(callReadlinkat)
 		}
 	}
 	end := len(c.mem)
 	openat2 := func(at int, size uint64) func() verdict {
 		return func() verdict {
-			c.call(cwd, c.path(deviceFile), c.at(0)+uint64(at), size)
+			c.setArgs(cwd, c.path(deviceFile), c.at(0)+uint64(at), size)
 			v := c.w.pathCall(callOpenat2)
 			if v.fate == answered && v.err == nil {
 				unix.Close(int(v.val))
@@ -181,7 +181,7 @@ func TestNetlinkRefusals(t *testing.T) {
 		{"an option of another protocol", callSetsockopt, []uint64{fd, unix.SOL_SOCKET}, "let through"},
 		{"a call on another file", callBind, []uint64{0, address(0, unix.AF_NETLINK), netlinkAddr}, "let through"},
 	} {
-		c.call(tt.args...)
+		c.setArgs(tt.args...)
 		var v verdict
 		if tt.c == callSocket {
 			v = c.w.openNetlink()
@@ -365,7 +365,7 @@ func TestDuplicateNumbers(t *testing.T) {
 		{"a device at the greatest number", device, 1<<31 - 1, "let through"},
 		{"a device at a negative number", device, 1<<32 - 1, "let through"},
 	} {
-		c.call(uint64(tt.f.Fd()), unix.F_DUPFD_CLOEXEC, tt.least)
+		c.setArgs(uint64(tt.f.Fd()), unix.F_DUPFD_CLOEXEC, tt.least)
 		v := c.w.duplicate(callFcntl)
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)

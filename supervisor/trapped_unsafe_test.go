@@ -155,8 +155,8 @@ func (c *trapped) path(s string) uint64 {
 	return c.at(0)
 }
 
-// call sets the arguments of the call.
-func (c *trapped) call(args ...uint64) {
+// setArgs sets the arguments of the call.
+func (c *trapped) setArgs(args ...uint64) {
 	c.w.n.args = [6]uint64{}
 	copy(c.w.n.args[:], args)
 	c.w.known, c.w.desc = known{}, nil
@@ -318,22 +318,22 @@ func TestEachProof(t *testing.T) {
 			return outcome(err)
 		}, []string{gone, ok}},
 		{"a new netlink socket", func() string {
-			c.call(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_RDMA)
+			c.setArgs(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_RDMA)
 			return closing(w.openNetlink()).String()
 		}, []string{gone, gone, gone, ok}},
 		{"netlink", func() string { return found(w.netlink(int32(netlinkEnd)) != nil) }, []string{"none", "found"}},
 		{"bind", func() string {
 			netlink.portID = 1
 			*(*unix.RawSockaddrNetlink)(unsafe.Pointer(&c.mem[0])) = unix.RawSockaddrNetlink{Family: unix.AF_NETLINK, Pid: 99}
-			c.call(uint64(netlinkEnd), c.at(0), netlinkAddr)
+			c.setArgs(uint64(netlinkEnd), c.at(0), netlinkAddr)
 			return fmt.Sprint(w.netlinkCall(callBind), " ", netlink.portID)
 		}, []string{"let through 1", "gone 1", "ok 99"}},
 		{"access", func() string {
-			c.call(cwd, c.path(deviceFile), unix.R_OK)
+			c.setArgs(cwd, c.path(deviceFile), unix.R_OK)
 			return w.pathCall(callFaccessat).String()
 		}, []string{gone, gone, ok}},
 		{"readlink", func() string {
-			c.call(cwd, c.path(devChar+"192"), c.at(4096), 100)
+			c.setArgs(cwd, c.path(devChar+"192"), c.at(4096), 100)
 			return w.pathCall(callReadlinkat).String()
 		}, []string{gone, gone, gone, ok}},
 		{"an ended exec", func() string {
@@ -381,5 +381,5 @@ func (c *trapped) getEvent(f *os.File) {
 	// struct rdma_ucm_cmd_hdr: The command is RDMA_USER_CM_CMD_GET_EVENT, with 8 bytes of input and 512 bytes of
 	// output.
 	copy(c.mem, []byte{12, 0, 0, 0, 8, 0, 0, 2})
-	c.call(uint64(f.Fd()), c.at(0), 16)
+	c.setArgs(uint64(f.Fd()), c.at(0), 16)
 }

@@ -58,7 +58,7 @@ type eventFile struct {
 	device eventSource // source of the device's own events
 	// records holds the records that may be unread, oldest first. The first sent records are in the pipe, or the
 	// program has already read them. Only the token holder may change records. Other threads may append.
-	records []record
+	records []eventRecord
 	sent    int
 	// number of records after the sent ones that are being written; the program may already have read them
 	writing  int
@@ -125,7 +125,7 @@ type eventSource struct {
 	waiting int // number of these records that are not yet in the pipe
 }
 
-type record struct {
+type eventRecord struct {
 	src  *eventSource
 	data [16]byte // only the first size bytes are used
 }
@@ -162,7 +162,7 @@ func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (
 	}
 	e = &eventFile{
 		dev: st.Dev, ino: st.Ino, size: size, pipe: os.NewFile(uintptr(writer), "events"), fd: writer,
-		records: make([]record, 0, 32), user: user, kept: keep, note: note, gate: gate, token: make(chan struct{}, 1),
+		records: make([]eventRecord, 0, 32), user: user, kept: keep, note: note, gate: gate, token: make(chan struct{}, 1),
 		over: make(chan struct{}),
 	}
 	e.run = e.pump
@@ -178,7 +178,7 @@ func (e *eventFile) closePipe() {
 
 // completed raises a completion event. completed may not sleep, and does not allocate after the first events.
 func (e *eventFile) completed(src *eventSource, userHandle uint64) {
-	r := record{src: src}
+	r := eventRecord{src: src}
 	desc := uapi.CompEventDesc{CQHandle: userHandle}
 	uapi.Encode(r.data[:], &desc)
 	e.raise(r)
@@ -192,14 +192,14 @@ func (e *eventFile) async(src *eventSource, element uint64, t uapi.EventType) {
 	}
 }
 
-func asyncRecord(src *eventSource, element uint64, t uapi.EventType) record {
-	r := record{src: src}
+func asyncRecord(src *eventSource, element uint64, t uapi.EventType) eventRecord {
+	r := eventRecord{src: src}
 	desc := uapi.AsyncEventDesc{Element: element, EventType: t}
 	uapi.Encode(r.data[:], &desc)
 	return r
 }
 
-func (e *eventFile) raise(r record) {
+func (e *eventFile) raise(r eventRecord) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state != eventsOpen {
@@ -209,7 +209,7 @@ func (e *eventFile) raise(r record) {
 }
 
 //verbena:held mu
-func (e *eventFile) add(r record) {
+func (e *eventFile) add(r eventRecord) {
 	// An identical unread event is coalesced. The queue therefore contains few records per source.
 	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxWaiting) && slices.Contains(e.records[e.sent+e.writing:], r) {
 		return
@@ -404,10 +404,10 @@ func (e *eventFile) retire(src *eventSource) (reported uint32) {
 		return 0
 	}
 	e.mu.Lock()
-	some := e.state != eventsClosed && slices.ContainsFunc(e.records, func(r record) bool { return r.src == src })
+	some := e.state != eventsClosed && slices.ContainsFunc(e.records, func(r eventRecord) bool { return r.src == src })
 	e.mu.Unlock()
 	if some && e.hold() {
-		e.takeBack(func(r record) bool { return r.src == src })
+		e.takeBack(func(r eventRecord) bool { return r.src == src })
 		for e.write() == pumpGoesOn { // writes the records after the removed ones
 		}
 		e.release()
@@ -418,7 +418,7 @@ func (e *eventFile) retire(src *eventSource) (reported uint32) {
 }
 
 // takeBack removes unread records from the pipe and the queue. The caller must have the token.
-func (e *eventFile) takeBack(which func(record) bool) {
+func (e *eventFile) takeBack(which func(eventRecord) bool) {
 	e.forgetRead()
 	e.mu.Lock()
 	inPipe := slices.ContainsFunc(e.records[:e.sent], which)
@@ -437,7 +437,7 @@ func (e *eventFile) takeBack(which func(record) bool) {
 // drop removes records that are not in the pipe.
 //
 //verbena:held mu
-func (e *eventFile) drop(which func(record) bool) {
+func (e *eventFile) drop(which func(eventRecord) bool) {
 	kept := e.records[:e.sent]
 	for _, r := range e.records[e.sent:] {
 		if which(r) {
@@ -500,7 +500,7 @@ func (e *eventFile) end(fatal bool) {
 
 // sweep executes the first step of the end. The caller must have the token.
 func (e *eventFile) sweep() {
-	e.takeBack(func(r record) bool { return r.src != &e.device })
+	e.takeBack(func(r eventRecord) bool { return r.src != &e.device })
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.swept = true
@@ -521,8 +521,8 @@ func (e *eventFile) close() {
 	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitRoom, and waits for nobody
 }
 
-// deserted reports whether the program has closed its end permanently, or the event file is closed.
-func (e *eventFile) deserted() bool {
+// readerClosed reports whether the program has closed its end permanently, or the event file is closed.
+func (e *eventFile) readerClosed() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state == eventsClosed {
@@ -533,10 +533,10 @@ func (e *eventFile) deserted() bool {
 	return err == nil && n == 1 && pfd[0].Revents&unix.POLLERR != 0
 }
 
-// closeDeserted closes a file after its program has closed its end permanently. No thread of the program can block the
+// closeIfReaderClosed closes a file after its program has closed its end permanently. No thread of the program can block the
 // pipe any more. The close therefore does not wait. closeDeserted returns false if another thread is about to close the
 // file.
-func (e *eventFile) closeDeserted() bool {
+func (e *eventFile) closeIfReaderClosed() bool {
 	select {
 	case e.token <- struct{}{}:
 	default:
@@ -637,7 +637,7 @@ func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
 //verbena:held mu
 func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
 	*list = slices.DeleteFunc(*list, func(e *eventFile) bool {
-		deserted := e != needed && e.cqs == 0 && e.deserted()
+		deserted := e != needed && e.cqs == 0 && e.readerClosed()
 		if deserted {
 			gone = append(gone, e)
 		}
@@ -650,7 +650,7 @@ func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*event
 // shut closes deserted files, at once if no thread has the token.
 func shut(gone []*eventFile) {
 	for _, e := range gone {
-		if !e.closeDeserted() {
+		if !e.closeIfReaderClosed() {
 			e.close()
 		}
 	}

@@ -53,9 +53,9 @@ type keepOpen struct{ io.Writer }
 
 func (keepOpen) Close() error { return nil }
 
-// tracing copies a trace to a file. tracing reads the trace at once, even if the file or terminal is slow. The
+// traceCopier copies a trace to a file. tracing reads the trace at once, even if the file or terminal is slow. The
 // service's queue for the trace therefore does not fill.
-type tracing struct {
+type traceCopier struct {
 	from  *ctl.CallTrace
 	lines chan string
 	done  chan struct{}
@@ -66,8 +66,8 @@ type tracing struct {
 // and the service drops trace lines.
 const maxTraceLines = 1 << 16
 
-func startTracing(from *ctl.CallTrace, to io.WriteCloser) *tracing {
-	t := &tracing{from: from, lines: make(chan string, maxTraceLines), done: make(chan struct{})}
+func startTracing(from *ctl.CallTrace, to io.WriteCloser) *traceCopier {
+	t := &traceCopier{from: from, lines: make(chan string, maxTraceLines), done: make(chan struct{})}
 	go func() {
 		defer close(t.lines)
 		for {
@@ -88,7 +88,7 @@ func startTracing(from *ctl.CallTrace, to io.WriteCloser) *tracing {
 }
 
 // write writes queued lines to the file, and flushes the buffer when the queue is empty.
-func (t *tracing) write(to io.Writer) error {
+func (t *traceCopier) write(to io.Writer) error {
 	w := bufio.NewWriter(to)
 	for line := range t.lines {
 		w.WriteString(printable(line))
@@ -107,7 +107,7 @@ func (t *tracing) write(to io.Writer) error {
 const traceEnd = time.Second
 
 // finish ends the trace of a program that has ended. The service stops tracing the program's remaining processes.
-func (t *tracing) finish() error {
+func (t *traceCopier) finish() error {
 	timer := time.NewTimer(traceEnd)
 	defer timer.Stop()
 	select {

@@ -132,7 +132,7 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 func (r *runCmd) launch(client *service.Client, path string, argv []string) (err error) {
 	var attached *ctl.Attached
 	var lost <-chan struct{}
-	var trace *tracing
+	var trace *traceCopier
 	defer func() {
 		if trace == nil {
 			return

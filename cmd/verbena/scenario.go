@@ -75,7 +75,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 			f.Seed = s.Seed
 		}
 		for _, a := range s.Without {
-			if err := f.Without(a); err != nil {
+			if err := f.RemoveAction(a); err != nil {
 				return fmt.Errorf("scenario run: --without: %s: %w", path, err)
 			}
 		}

@@ -292,7 +292,7 @@ func (f *faultShowCmd) Run(c *cli) error {
 
 // faultTable writes the active rules, one per line.
 func faultTable(w io.Writer, rules []ctl.FaultRuleState) {
-	columns := fault.Columns()
+	columns := fault.CounterKinds()
 	fmt.Fprint(w, "ID\tDEVICE\tRULE\tSEEN\tHIT")
 	for _, k := range columns {
 		fmt.Fprint(w, "\t", k.Counter)

@@ -85,7 +85,7 @@ func (k *checker) inspect(f *frame) {
 		f.suspected = true // confirmed by the next inspection
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
-	case g.waitsForLock() && f.countRest(all), g.waits() && f.delay >= k.cfg.Timeout/longWait:
+	case g.waitsForLock() && f.countRest(all), g.inLockOrSyscall() && f.delay >= k.cfg.Timeout/longWait:
 		if f.blockedFor++; f.blockedFor < longWait && !f.asleep() {
 			break
 		}
@@ -107,7 +107,7 @@ func (k *checker) inspect(f *frame) {
 		case th.find(func(x *frame) bool { return x.kind == inCallback }) != nil && f.kind == inAtomic:
 			v.Rule = RuleLockAcrossCallback
 		}
-	case !g.waits():
+	case !g.inLockOrSyscall():
 		f.blockedFor, f.suspected, f.resting = 0, false, 0
 		if f.lastSeq != seq {
 			f.ran, f.lastSeq = 0, seq
@@ -125,7 +125,7 @@ func (k *checker) inspect(f *frame) {
 		return
 	}
 	v.Stacks = append([]Stack{{f.what + ", waiting", g.trace}}, f.raisedAt()...)
-	if g.waits() {
+	if g.inLockOrSyscall() {
 		v.Stacks = append(append(v.Stacks, suspects...), k.others(f.dev, th, all)...)
 	}
 	k.mu.Unlock()
@@ -249,7 +249,7 @@ var waitingForLock = []string{"sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMu
 
 func (g goroutine) sleeps() bool       { return slices.Contains(sleeping, g.state) }
 func (g goroutine) waitsForLock() bool { return slices.Contains(waitingForLock, g.state) }
-func (g goroutine) waits() bool        { return g.waitsForLock() || g.state == "syscall" }
+func (g goroutine) inLockOrSyscall() bool        { return g.waitsForLock() || g.state == "syscall" }
 
 // goroutines returns all goroutines by number. goroutines stops the world briefly.
 func goroutines() map[int64]goroutine {

@@ -293,7 +293,7 @@ var wrongSenders = []wrong{
 				}
 				var next [1]ib.WC
 				n, err := c.CQ.Poll(wc)
-				if n == 1 && wc[0].Status == ib.WCWRFlushErr && wc[0].Opcode == ib.WCSend && toItself(d, wc[0].QPNum) {
+				if n == 1 && wc[0].Status == ib.WCWRFlushErr && wc[0].Opcode == ib.WCSend && connectedToItself(d, wc[0].QPNum) {
 					if k, _ := c.CQ.Poll(next[:]); k == 1 {
 						c.stash = append(c.stash, wc[0])
 						wc[0] = next[0]
@@ -306,7 +306,7 @@ var wrongSenders = []wrong{
 	},
 }
 
-// toItself reports whether a queue pair is connected to itself.
-func toItself(d *wrongDriver, num uint32) bool {
+// connectedToItself reports whether a queue pair is connected to itself.
+func connectedToItself(d *wrongDriver, num uint32) bool {
 	return slices.ContainsFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.obj.Num() == num && q.dest == num })
 }

@@ -11,8 +11,8 @@ import (
 	"verbena/ib"
 )
 
-// window is the number of completions of a queue that may be reordered.
-const window = 4
+// reorderWindow is the number of completions of a queue that may be reordered.
+const reorderWindow = 4
 
 // cq is a completion queue. Poll moves completions from the inner queue to the window, and returns the due completions
 // of the window.
@@ -123,9 +123,9 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	most := 1
 	switch {
 	case batch: // fills the array if enough completions have been delayed
-		most = max(window, len(wc))
+		most = max(reorderWindow, len(wc))
 	case c.delays():
-		most = window
+		most = reorderWindow
 	}
 	for n < len(wc) {
 		if err = c.pull(most); err != nil && len(c.held) == 0 {

@@ -67,7 +67,7 @@ func TestKinds(t *testing.T) {
 
 // TestColumns tests that each counter has exactly one column.
 func TestColumns(t *testing.T) {
-	columns := Columns()
+	columns := CounterKinds()
 	shown := 0
 	for f := range reflect.TypeFor[Counts]().Fields() {
 		if f.Type.Kind() != reflect.Uint64 || f.Name == "Seen" || f.Name == "Hit" {

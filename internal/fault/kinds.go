@@ -180,8 +180,8 @@ var flags = func() []Kind {
 // Flags returns the kinds in the order of the help: by their unit, with the kinds that need separate rules last.
 func Flags() []Kind { return flags }
 
-// Columns returns one kind for each counter, for the columns of a table.
-func Columns() (list []Kind) {
+// CounterKinds returns one kind for each counter, for the columns of a table.
+func CounterKinds() (list []Kind) {
 	for _, k := range Kinds {
 		if !slices.ContainsFunc(list, func(o Kind) bool { return o.Counter == k.Counter }) {
 			list = append(list, k)

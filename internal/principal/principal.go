@@ -101,11 +101,11 @@ func New(managers []int, overflow int) (*Authority, error) {
 	return a, nil
 }
 
-// Of returns the principal of a process by its directory in /proc, which may be a descriptor opened with O_PATH.
+// PrincipalOf returns the principal of a process by its directory in /proc, which may be a descriptor opened with O_PATH.
 // The caller provides the user IDs: the ID of a connection's opener, or the real and the effective ID of a thread.
 // The directory stays bound to the process. If the process has ended, Of returns an error, because the container is
 // then unknown.
-func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
+func (a *Authority) PrincipalOf(proc, real, effective int) (p Principal, err error) {
 	p = a.Unseen(real)
 	if effective != real {
 		p.Manager = a.named(effective)

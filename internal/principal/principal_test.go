@@ -140,7 +140,7 @@ func TestManager(t *testing.T) {
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			dir, _ := running(t, tt.attr, tt.argv...)
-			p, err := a.Of(dir, tt.uid, tt.uid)
+			p, err := a.PrincipalOf(dir, tt.uid, tt.uid)
 			if err != nil || p.Manager != tt.want || p.Anonymous != (tt.uid == 65534) {
 				t.Errorf("principal: got %+v and error %v, want manager %v", p, err, tt.want)
 			}
@@ -153,7 +153,7 @@ func TestManager(t *testing.T) {
 	}{{named, named, true}, {user, named, true}, {named, user, false}, {user, 65532, false}} {
 		dir, _ := running(t, as(uint32(tt.effective)))
 		want := Principal{Account: quota.ID{UID: tt.real}, Manager: tt.want}
-		if p, err := a.Of(dir, tt.real, tt.effective); err != nil || p != want {
+		if p, err := a.PrincipalOf(dir, tt.real, tt.effective); err != nil || p != want {
 			t.Errorf("principal with real ID %d and effective ID %d: got %+v, %v, want %+v", tt.real, tt.effective, p, err, want)
 		}
 	}
@@ -165,7 +165,7 @@ func TestManager(t *testing.T) {
 	}
 	// A user opens the connection, and meanwhile the process executes a set-uid program.
 	dir, _ := running(t, nil)
-	if p, err := a.Of(dir, user, user); err != nil || p.Caps != 0 || p.Manager {
+	if p, err := a.PrincipalOf(dir, user, user); err != nil || p.Caps != 0 || p.Manager {
 		t.Errorf("principal of a user's connection with the capabilities of root: got %+v and error %v, want no capabilities", p, err)
 	}
 }
@@ -190,7 +190,7 @@ func TestOwnUser(t *testing.T) {
 			"--bounding-set=-all,+chown,+kill"}, false},
 	} {
 		dir, _ := running(t, nil, tt.argv...)
-		if p, err := a.Of(dir, 0, 0); err != nil || p.Manager != tt.want {
+		if p, err := a.PrincipalOf(dir, 0, 0); err != nil || p.Manager != tt.want {
 			t.Errorf("principal of %s: got %+v and error %v, want manager %v", tt.what, p, err, tt.want)
 		}
 	}
@@ -237,7 +237,7 @@ func TestAccount(t *testing.T) {
 			default:
 				want.Container = inode(t, "/proc/"+pid+"/"+tt.container)
 			}
-			if p, err := a.Of(dir, tt.uid, tt.uid); err != nil || p.Account != want {
+			if p, err := a.PrincipalOf(dir, tt.uid, tt.uid); err != nil || p.Account != want {
 				t.Errorf("account: got %+v and error %v, want %+v", p.Account, err, want)
 			}
 		})
@@ -250,13 +250,13 @@ func TestAccount(t *testing.T) {
 		}
 	}
 	for _, uid := range []int{100000, 100007} {
-		if p, err := a.Of(dir, uid, uid); err != nil || p.Account != (quota.ID{UID: user}) {
+		if p, err := a.PrincipalOf(dir, uid, uid); err != nil || p.Account != (quota.ID{UID: user}) {
 			t.Errorf("account of subordinate ID %d: got %+v and error %v, want that of user %d", uid, p.Account, err, user)
 		}
 	}
 	// A subordinate ID owns a namespace inside of the user's namespace.
 	dir, _ = running(t, nil, "nsenter", "-U", "-t", pid, "-S", "7", "-G", "7", "unshare", "-U")
-	if p, err := a.Of(dir, 100007, 100007); err != nil || p.Account != (quota.ID{UID: user}) {
+	if p, err := a.PrincipalOf(dir, 100007, 100007); err != nil || p.Account != (quota.ID{UID: user}) {
 		t.Errorf("account in the namespace of a subordinate ID: got %+v and error %v, want that of user %d", p.Account, err, user)
 	}
 }
@@ -319,12 +319,12 @@ func TestEndedProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(dir)
-	if _, err := a.Of(dir, os.Getuid(), os.Getuid()); err != nil {
+	if _, err := a.PrincipalOf(dir, os.Getuid(), os.Getuid()); err != nil {
 		t.Errorf("principal of a running process: got %v, want success", err)
 	}
 	c.Process.Kill()
 	c.Wait()
-	if p, err := a.Of(dir, 0, 0); err == nil {
+	if p, err := a.PrincipalOf(dir, 0, 0); err == nil {
 		t.Errorf("principal of an ended process: got %+v, want an error", p)
 	}
 }
@@ -343,7 +343,7 @@ func TestServiceOfAUser(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := a.Of(dir, 0, 0)
+		p, err := a.PrincipalOf(dir, 0, 0)
 		fmt.Printf("manager %v %v\n", p.Manager, err)
 		return
 	}

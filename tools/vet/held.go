@@ -9,18 +9,18 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// entries maps each function to the locks that all of its callers hold. A function without an entry has no known
+// locksAtEntry maps each function to the locks that all of its callers hold. A function without an entry has no known
 // caller.
-type entries map[*function]lockSet
+type locksAtEntry map[*function]lockSet
 
 // holds reports whether all callers of a function hold a lock and the function itself does not release the lock.
-func (e entries) holds(f *function, l *lock) bool {
+func (e locksAtEntry) holds(f *function, l *lock) bool {
 	held, ok := e[f]
 	return ok && held.has(l) != nil && f.locks.entered.has(l) == nil
 }
 
 // entryLocks finds the locks that are held at every call of a function, by its direct callers or by their callers.
-func (p *Program) entryLocks() entries {
+func (p *Program) entryLocks() locksAtEntry {
 	callers := map[*function][]caller{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -29,7 +29,7 @@ func (p *Program) entryLocks() entries {
 			}
 		}
 	}
-	e := entries{}
+	e := locksAtEntry{}
 	for _, f := range p.order {
 		// The compiler generates a wrapper for each promoted method. A wrapper without callers is no entry point of
 		// an unexported method.
@@ -122,7 +122,7 @@ func (f *function) unwrapped() (list []*function) {
 
 // heldAt reports the locks that a function requires and that a call does not hold. The call calls the function
 // directly or by a wrapper.
-func (p *Program) heldAt(entry entries, f *function, c *call, by, g *function) (reports []Report) {
+func (p *Program) heldAt(entry locksAtEntry, f *function, c *call, by, g *function) (reports []Report) {
 	if len(g.held) == 0 || p.escapes.at(p.Fset, c.pos, Held) != nil {
 		return nil
 	}

@@ -22,8 +22,8 @@ var streamPackages = []string{
 // streamMethods lists the methods with which functions use a stream.
 var streamMethods = []string{"Write", "Read", "Handle"}
 
-// quietStreams lists the variables of other packages that hold streams that do not sleep.
-var quietStreams = []string{"crypto/rand.Reader", "io.Discard", "log/slog.DiscardHandler"}
+// nonSleepingStreams lists the variables of other packages that hold streams that do not sleep.
+var nonSleepingStreams = []string{"crypto/rand.Reader", "io.Discard", "log/slog.DiscardHandler"}
 
 // streams reports whether a library function sleeps if its stream sleeps. The stream is an argument of the
 // function, or the stream of the receiver.
@@ -237,7 +237,7 @@ func (q *streamQuery) origin(o origin) {
 
 // quietVariable reports whether a variable of another package holds a stream that does not sleep.
 func (q *streamQuery) quietVariable(v *ssa.Global) bool {
-	return v.Object() != nil && slices.Contains(quietStreams, v.Object().Pkg().Path()+"."+v.Name())
+	return v.Object() != nil && slices.Contains(nonSleepingStreams, v.Object().Pkg().Path()+"."+v.Name())
 }
 
 // made examines a stream that another package has created from the arguments of a call.

@@ -31,8 +31,8 @@ func TestWakeups(t *testing.T) {
 	}
 }
 
-// toItself connects a queue pair to itself.
-func toItself(qp *verbs.QP) error {
+// connectToItself connects a queue pair to itself.
+func connectToItself(qp *verbs.QP) error {
 	p, err := qp.Local()
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func wakeups(t *testing.T, open func(string) (*verbs.Device, error), qps int, le
 		must(t, err)
 		qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendWRs: 4, RecvWRs: 1})
 		must(t, err)
-		must(t, toItself(qp))
+		must(t, connectToItself(qp))
 		all[i%threads] = append(all[i%threads], queue{qp, cq})
 	}
 	seed := uint64(time.Now().UnixNano())
@@ -84,7 +84,7 @@ func wakeups(t *testing.T, open func(string) (*verbs.Device, error), qps int, le
 				}
 				if rnd.IntN(20) == 0 {
 					must(t, q.qp.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
-					must(t, toItself(q.qp))
+					must(t, connectToItself(q.qp))
 				}
 				k := 1 + rnd.IntN(3)
 				for range k {

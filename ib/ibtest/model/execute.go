@@ -50,7 +50,7 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 			return is(ib.WCLocProtErr), 0, false
 		}
 		src = source{spans: l.spans, n: l.n}
-		m.gathers(s, l.spans)
+		m.noteGather(s, l.spans)
 		src.data = m.load(l.spans, l.n)
 	}
 	if q.Type == ib.QPTypeUD {
@@ -133,7 +133,7 @@ func (m *Model) partly(q *QP, s *Send, l *locals) {
 		m.open("the beginning of an XRC message with a wrong element")
 		return
 	}
-	m.gathers(s, l.spans)
+	m.noteGather(s, l.spans)
 	data := m.load(l.spans, l.reach)
 	switch s.Op {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:

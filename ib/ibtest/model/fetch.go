@@ -124,9 +124,9 @@ func (m *Model) Word(p *QP, rkey uint32, addr uint64) *uint64 {
 	return &v
 }
 
-// Headroom returns the length of the first receive of a queue pair, or -1 if there is none. srq is the queue that a
+// FirstRecvLen returns the length of the first receive of a queue pair, or -1 if there is none. srq is the queue that a
 // request to an XRC target names.
-func (m *Model) Headroom(p *QP, srq ID) int {
+func (m *Model) FirstRecvLen(p *QP, srq ID) int {
 	r := m.queueOf(p)
 	if s := m.SRQs[srq]; s != nil {
 		r = &s.queue

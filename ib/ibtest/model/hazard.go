@@ -49,8 +49,8 @@ func (m *Model) changesKey(key uint32) {
 	}
 }
 
-// gathers records that a request reads the memory of its gather list.
-func (m *Model) gathers(s *Send, spans []Span) {
+// noteGather records that a request reads the memory of its gather list.
+func (m *Model) noteGather(s *Send, spans []Span) {
 	fence := s.Flags&ib.SendFence != 0
 	if meet(m.hazards.stored, spans) || !fence && meet(m.hazards.fetched, spans) {
 		m.open("a request sends what an earlier one of the same call stores")

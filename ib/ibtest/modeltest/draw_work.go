@@ -373,7 +373,7 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 				s.to.off -= addr % 8
 			}
 		}
-	} else if room := d.x.headroom(p, s.srq); room >= 0 && !d.one(d.plan.long) { // mostly at most the length of the receive
+	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.one(d.plan.long) { // mostly at most the length of the receive
 		if q.Type == ib.QPTypeUD {
 			room = max(0, room-model.GRHLen)
 		}
@@ -468,12 +468,12 @@ func (d *drawer) compared(p *model.QP, s *send) *uint64 {
 	return d.x.m.Word(p, rkey, addr)
 }
 
-// headroom returns the length of the first receive of a queue pair; -1: none.
-func (x *runner) headroom(p *model.QP, srq model.ID) int {
+// firstRecvLen returns the length of the first receive of a queue pair; -1: none.
+func (x *runner) firstRecvLen(p *model.QP, srq model.ID) int {
 	if p == nil {
 		return -1
 	}
-	return x.m.Headroom(p, srq)
+	return x.m.FirstRecvLen(p, srq)
 }
 
 // datagram draws the destination of a datagram.
