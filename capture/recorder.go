@@ -200,7 +200,7 @@ func (r *Recorder) flush(all bool) (enough bool) {
 	r.mu.Unlock()
 
 	for ; r.known < len(interfaces); r.known++ {
-		r.do(func() error { return r.addInterface(interfaces[r.known]) })
+		r.runStep(func() error { return r.addInterface(interfaces[r.known]) })
 	}
 	young := time.Now().Add(-reorderTime)
 	for i := range b.records {
@@ -215,7 +215,7 @@ func (r *Recorder) flush(all bool) (enough bool) {
 		}
 	}
 	for i := range list[:n] {
-		r.do(func() error { return r.write(&list[i]) })
+		r.runStep(func() error { return r.write(&list[i]) })
 	}
 	rest := make([]record, 0, len(list)-n)
 	for _, x := range list[n:] {
@@ -225,13 +225,13 @@ func (r *Recorder) flush(all bool) (enough bool) {
 	r.young = rest
 	r.spare = b
 	if r.w != nil {
-		r.do(r.w.Flush)
+		r.runStep(r.w.Flush)
 	}
 	return enough || r.err != nil
 }
 
-// do runs a step of writing, unless an earlier step has failed.
-func (r *Recorder) do(step func() error) {
+// runStep runs a step of writing, unless an earlier step has failed.
+func (r *Recorder) runStep(step func() error) {
 	if r.err == nil {
 		if err := step(); err != nil {
 			r.err = fmt.Errorf("write the capture: %w", err)
@@ -280,13 +280,13 @@ func (r *Recorder) finish() {
 	for _, t := range interfaces {
 		dropped := t.dropped.Load()
 		r.summary.Dropped += dropped
-		r.do(func() error {
+		r.runStep(func() error {
 			return r.w.WriteInterfaceStats(t.id, pcapgo.NgInterfaceStatistics{
 				LastUpdate: now, StartTime: t.start, EndTime: now, PacketsReceived: t.seen.Load(), PacketsDropped: dropped,
 			})
 		})
 	}
 	if r.w != nil {
-		r.do(r.w.Flush)
+		r.runStep(r.w.Flush)
 	}
 }

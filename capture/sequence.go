@@ -272,8 +272,8 @@ func (p *packet) request() bool {
 	return !p.HasSyndrome && !strings.Contains(p.Op.String(), "RESPONSE")
 }
 
-// what returns a description of the packet.
-func (p *packet) what() string {
+// description returns a description of the packet.
+func (p *packet) description() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s psn %d", strings.TrimPrefix(p.Op.String(), p.Op.Service().String()+" "), p.PSN)
 	if p.Payload > 0 {
@@ -288,8 +288,8 @@ func (p *packet) what() string {
 	return b.String()
 }
 
-// note returns the faults of the packet, or an empty string.
-func (p *packet) note() string {
+// faults returns the faults of the packet, or an empty string.
+func (p *packet) faults() string {
 	var w []string
 	for _, x := range []struct {
 		on   bool
@@ -336,16 +336,16 @@ func (c *Connection) Has(qp uint32) bool { return c.Ends[0].QP == qp || c.Ends[1
 
 // Trouble reports whether a packet has a fault.
 func (c *Connection) Trouble() bool {
-	return slices.ContainsFunc(c.Packets, func(p packet) bool { return p.note() != "" })
+	return slices.ContainsFunc(c.Packets, func(p packet) bool { return p.faults() != "" })
 }
 
-// cut returns at most limit packets to show; 0 means all packets. With trouble set, the shown packets start a few
-// packets before the first packet with a fault.
-func (c *Connection) cut(limit int, trouble bool) []packet {
+// shownPackets returns at most limit packets to show; 0 means all packets. With trouble set, the shown packets start a
+// few packets before the first packet with a fault.
+func (c *Connection) shownPackets(limit int, trouble bool) []packet {
 	list := c.Packets
 	if trouble {
 		const before = 5
-		at := slices.IndexFunc(list, func(p packet) bool { return p.note() != "" })
+		at := slices.IndexFunc(list, func(p packet) bool { return p.faults() != "" })
 		if at < 0 {
 			return nil
 		}
@@ -361,24 +361,24 @@ func (c *Connection) cut(limit int, trouble bool) []packet {
 // direction.
 func (c *Connection) Text(w io.Writer, limit int, trouble bool) error {
 	const width = 46
-	list := c.cut(limit, trouble)
+	list := c.shownPackets(limit, trouble)
 	if _, err := fmt.Fprintf(w, "%14s  %-*s  %s\n", "seconds", width, c.Ends[0], c.Ends[1]); err != nil {
 		return err
 	}
 	first := c.first()
 	for i := range list {
 		p := &list[i]
-		left, arrow, right := p.what(), "-->", ""
+		left, arrow, right := p.description(), "-->", ""
 		if p.Lost {
 			arrow = "--x"
 		}
 		if p.From == 1 {
-			left, right, arrow = "", p.what(), "<--"
+			left, right, arrow = "", p.description(), "<--"
 			if p.Lost {
 				arrow = "x--"
 			}
 		}
-		note := p.note()
+		note := p.faults()
 		if note != "" {
 			note = "  ! " + note
 		}
@@ -405,7 +405,7 @@ func (c *Connection) first() time.Time {
 // faults are red.
 func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 	const width, left, right, top, row = 900, 300, 720, 96, 20
-	list := c.cut(limit, trouble)
+	list := c.shownPackets(limit, trouble)
 	slices.SortStableFunc(list, func(a, b packet) int { return cmp.Compare(a.At().UnixNano(), b.At().UnixNano()) })
 	var b strings.Builder
 	height := top + row*(len(list)+2)
@@ -437,7 +437,7 @@ func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 			x1, x2 = right, left
 		}
 		colour, marker, class := "#457b9d", "a", "s"
-		note := p.note()
+		note := p.faults()
 		if note != "" {
 			colour, marker, class = "#d1495b", "r", "r"
 		}
@@ -448,7 +448,7 @@ func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 			fmt.Fprintf(&b, `<path d="M%d %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`+"\n", x2-4, y2-4, colour)
 		}
 		fmt.Fprintf(&b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="%s" %s/>`+"\n", x1, y, x2, y2, colour, end)
-		text((left+right)/2, y-1, "middle", "", p.what())
+		text((left+right)/2, y-1, "middle", "", p.description())
 		text(left-130, y+4, "end", "s", fmt.Sprintf("%.6f s", p.At().Sub(first).Seconds()))
 		if d := p.At().Sub(before); i > 0 && d >= time.Millisecond {
 			text(left-50, y+4, "end", "r", "+"+d.Round(10*time.Microsecond).String())

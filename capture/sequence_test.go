@@ -91,7 +91,7 @@ func TestConnections(t *testing.T) {
 	}
 	var notes []string
 	for i := range c.Packets {
-		notes = append(notes, c.Packets[i].note())
+		notes = append(notes, c.Packets[i].faults())
 	}
 	if got, want := strings.Join(notes, "|"), "||lost||NAK|again|again|after a gap||||not ready"; got != want {
 		t.Errorf("notes: got %s, want %s", got, want)

@@ -13,7 +13,7 @@ import (
 // cannot be a source address. On Ethernet the returned service level is 0, because the SL of the completion holds the
 // packet type. AddressOfSender may sleep. (ib_init_ah_attr_from_wc)
 func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
-	defer d.sleeps("Device.AddressOfSender").leave()
+	defer d.enterSleeping("Device.AddressOfSender").leave()
 	fail := func(why string) (AHAttr, error) {
 		return AHAttr{}, fmt.Errorf("address of datagram sender on %s: %s: %w", d.name, why, syscall.EINVAL)
 	}

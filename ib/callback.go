@@ -492,12 +492,12 @@ func (h *Hold) Run() {
 // notifier is an atomic [notify.Notice] of a CQ.
 type notifier struct{ word atomic.Uint32 }
 
-func (n *notifier) now() notify.Notice { return notify.Notice(n.word.Load()) }
+func (n *notifier) notice() notify.Notice { return notify.Notice(n.word.Load()) }
 
 // step applies the transition f and returns the second result of f.
 func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) {
 	for {
-		old := n.now()
+		old := n.notice()
 		next, yes := f(old)
 		if next == old || n.word.CompareAndSwap(uint32(old), uint32(next)) {
 			return yes
@@ -506,7 +506,7 @@ func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) 
 }
 
 // quiet reports whether no callback is due or running.
-func (n *notifier) quiet() bool { return n.now().Quiet() }
+func (n *notifier) quiet() bool { return n.notice().Quiet() }
 
 // callHandler runs the completion handler.
 func (cq *CQ) callHandler() {

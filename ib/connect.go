@@ -30,7 +30,7 @@ type Local struct {
 // link-local, and then RoCE v2 to other types. Among equal addresses it returns the first one. Local returns
 // EADDRNOTAVAIL if the port has no address. Local may sleep.
 func (d *Device) Local(port int) (Local, error) {
-	defer d.sleeps("Device.Local").leave()
+	defer d.enterSleeping("Device.Local").leave()
 	p, err := d.QueryPort(port)
 	if err != nil {
 		return Local{}, err
@@ -83,7 +83,7 @@ type Path struct {
 // Connect returns. access is the set of operations that the peer may perform; regions have their own access rights.
 // Prepare may sleep.
 func (qp *QP) Prepare(l Local, access AccessFlags) error {
-	defer qp.sleeps("QP.Prepare").leave()
+	defer qp.enterSleeping("QP.Prepare").leave()
 	return qp.Modify(QPAttr{State: QPInit, Port: uint8(l.Port), AccessFlags: access},
 		QPAttrState|QPAttrPKeyIndex|QPAttrPort|QPAttrAccessFlags)
 }
@@ -93,7 +93,7 @@ func (qp *QP) Prepare(l Local, access AccessFlags) error {
 // RTR. The caller must move the queue pair to RESET or destroy it. Connect makes the transitions of IBA 11.2.5.2.
 // Connect may sleep.
 func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
-	defer qp.sleeps("QP.Connect").leave()
+	defer qp.enterSleeping("QP.Connect").leave()
 	fail := func(err error) error {
 		return fmt.Errorf("connect qp %d to %v qp %d: %w", qp.num, peer.GID, peer.QPN, err)
 	}
@@ -144,7 +144,7 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 // ConnectDatagram moves a datagram queue pair from RESET to RTS. The queue pair receives only datagrams with the Q_Key
 // of own. ConnectDatagram may sleep.
 func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
-	defer qp.sleeps("QP.ConnectDatagram").leave()
+	defer qp.enterSleeping("QP.ConnectDatagram").leave()
 	if qp.Type() != QPTypeUD {
 		return fmt.Errorf("connect qp %d: queue pairs of type %v do not carry datagrams: %w", qp.num, qp.Type(),
 			syscall.EINVAL)
@@ -173,7 +173,7 @@ func (l Local) AddressTo(peer GID) AHAttr {
 // ConnectPair connects two queue pairs with each other: a at address l and b at address m. The queue pairs may belong
 // to one device, or to devices that can reach each other. ConnectPair may sleep.
 func ConnectPair(a, b *QP, l, m Local, p Path) error {
-	defer a.sleeps("ConnectPair").leave()
+	defer a.enterSleeping("ConnectPair").leave()
 	x, y := l.Endpoint(a), m.Endpoint(b)
 	if err := a.Connect(l, x, y, p); err != nil {
 		return err

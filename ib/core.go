@@ -347,7 +347,7 @@ func (c *Core) remove(a *attachment) {
 }
 
 // enter records the start of the client's Add or Remove.
-func (a *attachment) enter(what string) inside {
+func (a *attachment) enter(what string) observedCall {
 	in, _ := enter(a.dev.observed(), observe.Client, what, nil)
 	return in
 }

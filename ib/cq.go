@@ -49,7 +49,7 @@ const (
 
 // CreateCQ makes a completion queue. CreateCQ may sleep. (ib_create_cq)
 func (d *Device) CreateCQ(init CQInit) (*CQ, error) {
-	defer d.sleeps("Device.CreateCQ").leave()
+	defer d.enterSleeping("Device.CreateCQ").leave()
 	return d.createCQ(init, nil)
 }
 
@@ -70,8 +70,8 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 		return fail(err)
 	}
 	cq.drv = drv
-	cq.queue = before(&cq.object, drv, observe.Made{User: u != nil, Overruns: init.Flags&CQIgnoreOverrun != 0})
-	if err := cq.born(cq.destroy); err != nil {
+	cq.queue = wrapDriver(&cq.object, drv, observe.Made{User: u != nil, Overruns: init.Flags&CQIgnoreOverrun != 0})
+	if err := cq.finishCreate(cq.destroy); err != nil {
 		return fail(err)
 	}
 	return cq, nil
@@ -118,7 +118,7 @@ func (cq *CQ) callEvent(e EventType) {
 // Resize changes the capacity. Resize returns EOPNOTSUPP if the driver lacks the method. Resize may sleep.
 // (ib_resize_cq)
 func (cq *CQ) Resize(entries int) error {
-	defer cq.sleeps("CQ.Resize").leave()
+	defer cq.enterSleeping("CQ.Resize").leave()
 	return cq.resizeTo(entries, nil)
 }
 
@@ -143,7 +143,7 @@ func (cq *CQ) resizeTo(entries int, u *Udata) error {
 // since the first of them. A period of 0 and a count of 0 or 1 turn moderation off. Moderate returns EOPNOTSUPP if the
 // driver lacks the method. Moderate may sleep. (rdma_set_cq_moderation)
 func (cq *CQ) Moderate(count int, period time.Duration) error {
-	defer cq.sleeps("CQ.Moderate").leave()
+	defer cq.enterSleeping("CQ.Moderate").leave()
 	m, ok := As[CQModerator](cq.drv)
 	err := cq.dev.usable()
 	switch {
@@ -171,7 +171,7 @@ func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
 func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
 
 func (cq *CQ) destroyIn(ctx context.Context) error {
-	f, err := cq.destroys("CQ.Destroy")
+	f, err := cq.enterDestroy("CQ.Destroy")
 	defer f.leave()
 	if err == nil {
 		err = cq.end(ctx, "CQ.Destroy", cq.destroy, func() {})

@@ -178,32 +178,32 @@ func (h *DeviceHandle) Dealloc() error {
 
 // QueryDevice returns the attributes of the device. QueryDevice may sleep. (ib_query_device)
 func (d *Device) QueryDevice() (DeviceAttr, error) {
-	defer d.sleeps("Device.QueryDevice").leave()
+	defer d.enterSleeping("Device.QueryDevice").leave()
 	return d.drv.QueryDevice()
 }
 
 // QueryPort returns the state of a port; ports are numbered from 1. QueryPort may sleep. (ib_query_port)
 func (d *Device) QueryPort(port int) (PortAttr, error) {
-	defer d.sleeps("Device.QueryPort").leave()
+	defer d.enterSleeping("Device.QueryPort").leave()
 	return d.drv.QueryPort(port)
 }
 
 // QueryGID reports an entry of a port's GID table. QueryGID may sleep. (rdma_query_gid)
 func (d *Device) QueryGID(port, index int) (GIDEntry, error) {
-	defer d.sleeps("Device.QueryGID").leave()
+	defer d.enterSleeping("Device.QueryGID").leave()
 	return d.drv.QueryGID(port, index)
 }
 
 // QueryPKey returns an entry of a port's P_Key table. QueryPKey may sleep. (ib_query_pkey)
 func (d *Device) QueryPKey(port, index int) (uint16, error) {
-	defer d.sleeps("Device.QueryPKey").leave()
+	defer d.enterSleeping("Device.QueryPKey").leave()
 	return d.drv.QueryPKey(port, index)
 }
 
 // FindGID returns the port and the table index of a GID with the given type. FindGID returns ENOENT if no port has the
 // GID. FindGID may sleep. (ib_find_gid)
 func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
-	defer d.sleeps("Device.FindGID").leave()
+	defer d.enterSleeping("Device.FindGID").leave()
 	a, err := d.drv.QueryDevice()
 	for port = 1; err == nil && port <= a.PhysPorts; port++ {
 		var p PortAttr
@@ -225,7 +225,7 @@ func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
 // FindPKey ignores the membership bit (15) of pkey. FindPKey prefers an entry with full membership. FindPKey may sleep.
 // (ib_find_pkey)
 func (d *Device) FindPKey(port int, pkey uint16) (index int, err error) {
-	defer d.sleeps("Device.FindPKey").leave()
+	defer d.enterSleeping("Device.FindPKey").leave()
 	const member = 0x8000
 	found := -1
 	p, err := d.drv.QueryPort(port)
@@ -369,9 +369,9 @@ func (o *object) bind(d *Device, kind objectKind, self any, of *object) {
 	}
 }
 
-// born completes the creation of the object. If the device has been unregistered meanwhile, born destroys the object
-// and returns ENODEV.
-func (o *object) born(unmake func() error) error {
+// finishCreate completes the creation of the object. If the device has been unregistered meanwhile, finishCreate
+// destroys the object and returns ENODEV.
+func (o *object) finishCreate(unmake func() error) error {
 	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
 	note(o.subject, observe.Born, nil)

@@ -55,12 +55,12 @@ func inContext(ctx context.Context, f func() error) error {
 	return e.wait(ctx)
 }
 
-// now returns the state and use count of the object.
-func (o *object) now() states.Object { return states.Object(o.uses.Load()) }
+// lifeState returns the state and use count of the object.
+func (o *object) lifeState() states.Object { return states.Object(o.uses.Load()) }
 
 // live returns nil while the object is alive.
 func (o *object) live() error {
-	if !o.now().Alive() {
+	if !o.lifeState().Alive() {
 		return fmt.Errorf("%v is destroyed, or is being destroyed: %w", o.kind, syscall.EINVAL)
 	}
 	return nil
@@ -71,7 +71,7 @@ func (o *object) live() error {
 func (o *object) end(ctx context.Context, what string, destroy func() error, after func()) error {
 	o.ends.Lock()
 	if !states.Step(&o.uses, states.Object.End) {
-		n, e := o.now(), o.ending
+		n, e := o.lifeState(), o.ending
 		o.ends.Unlock()
 		switch {
 		case n == states.ObjectEnding && e != nil:
@@ -100,7 +100,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 		return run()
 	}
 	go func() {
-		defer o.sleeps(what).leave()
+		defer o.enterSleeping(what).leave()
 		_ = run()
 	}()
 	return e.wait(ctx)
@@ -109,7 +109,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 // kill is end for callers that may not sleep. A second call fails and does not join the first one.
 func (o *object) kill(destroy func() error) error {
 	if !states.Step(&o.uses, states.Object.End) {
-		n := o.now()
+		n := o.lifeState()
 		if !n.Alive() {
 			return syscall.EINVAL
 		}

@@ -83,7 +83,7 @@ func (h *eventHandlers) end(x *eventHandler) {
 // running and will not be called again. Therefore f must not call stop, and the caller must not hold a lock that f
 // takes. f may not sleep. OnEvent and stop may sleep. (ib_register_event_handler, ib_unregister_event_handler)
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
-	defer d.sleeps("Device.OnEvent").leave()
+	defer d.enterSleeping("Device.OnEvent").leave()
 	h, x := &d.events, &eventHandler{f: f, dev: d}
 	h.mu.Lock()
 	h.list = append(h.list, x)

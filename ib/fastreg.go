@@ -21,7 +21,7 @@ type FastReg struct {
 // IB_MR_TYPE_MEM_REG)
 func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	d := pd.dev
-	defer pd.sleeps("PD.AllocMR").leave()
+	defer pd.enterSleeping("PD.AllocMR").leave()
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("alloc mr on %s: %w", d.name, err) }
 	if err := d.begin(); err != nil {
 		return fail(err)
@@ -44,7 +44,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 		pd.put()
 		return fail(err)
 	}
-	if err := mr.born(mr.drv.Dereg); err != nil {
+	if err := mr.finishCreate(mr.drv.Dereg); err != nil {
 		pd.put()
 		return fail(err)
 	}
@@ -57,7 +57,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 // more pages than AllocMR allowed. Map returns EBUSY while the last registration has not been invalidated, or while
 // another call changes the region. Map may sleep. (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
 func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova uint64) error {
-	defer mr.changes("MR.Map").leave()
+	defer mr.enterChange("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
 	if err := mr.dev.usable(); err != nil {
 		return fail(err)

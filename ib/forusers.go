@@ -16,70 +16,70 @@ type UserSide struct{ key gate.Key }
 // AllocPD is [Device.AllocPD]. AllocPD may sleep.
 func (s UserSide) AllocPD(d *Device, u *Udata) (*PD, error) {
 	s.key.Check()
-	defer d.sleeps("user.AllocPD").leave()
+	defer d.enterSleeping("user.AllocPD").leave()
 	return d.allocPD(u)
 }
 
 // RegMR is [PD.RegMR], but does not change init.IOVA. RegMR may sleep.
 func (s UserSide) RegMR(pd *PD, init MRInit, u *Udata) (*MR, error) {
 	s.key.Check()
-	defer pd.sleeps("user.RegMR").leave()
+	defer pd.enterSleeping("user.RegMR").leave()
 	return pd.regMR(init, u)
 }
 
 // ReregMR is [MR.Rereg], but does not change to.IOVA. ReregMR may sleep.
 func (s UserSide) ReregMR(mr *MR, flags MRChangeFlags, to MRChange, u *Udata) error {
 	s.key.Check()
-	defer mr.sleeps("user.ReregMR").leave()
+	defer mr.enterSleeping("user.ReregMR").leave()
 	return mr.reregister(flags, to, u)
 }
 
 // AllocMW is [PD.AllocMW]. AllocMW may sleep.
 func (s UserSide) AllocMW(pd *PD, kind MWType, u *Udata) (*MW, error) {
 	s.key.Check()
-	defer pd.sleeps("user.AllocMW").leave()
+	defer pd.enterSleeping("user.AllocMW").leave()
 	return pd.allocMW(kind, u)
 }
 
 // CreateCQ is [Device.CreateCQ]. CreateCQ may sleep.
 func (s UserSide) CreateCQ(d *Device, init CQInit, u *Udata) (*CQ, error) {
 	s.key.Check()
-	defer d.sleeps("user.CreateCQ").leave()
+	defer d.enterSleeping("user.CreateCQ").leave()
 	return d.createCQ(init, u)
 }
 
 // ResizeCQ is [CQ.Resize]. ResizeCQ may sleep.
 func (s UserSide) ResizeCQ(cq *CQ, entries int, u *Udata) error {
 	s.key.Check()
-	defer cq.sleeps("user.ResizeCQ").leave()
+	defer cq.enterSleeping("user.ResizeCQ").leave()
 	return cq.resizeTo(entries, u)
 }
 
 // CreateQP is [PD.CreateQP]. CreateQP may sleep.
 func (s UserSide) CreateQP(pd *PD, init QPInitAttr, u *Udata) (*QP, error) {
 	s.key.Check()
-	defer pd.sleeps("user.CreateQP").leave()
+	defer pd.enterSleeping("user.CreateQP").leave()
 	return pd.createQP(init, u)
 }
 
 // ModifyQP is [QP.Modify]. ModifyQP may sleep.
 func (s UserSide) ModifyQP(qp *QP, attr QPAttr, mask QPAttrMask, u *Udata) error {
 	s.key.Check()
-	defer qp.sleeps("user.ModifyQP").leave()
+	defer qp.enterSleeping("user.ModifyQP").leave()
 	return qp.change(attr, mask, u)
 }
 
 // CreateSRQ is [PD.CreateSRQ]. CreateSRQ may sleep.
 func (s UserSide) CreateSRQ(pd *PD, init SRQInitAttr, u *Udata) (*SRQ, error) {
 	s.key.Check()
-	defer pd.sleeps("user.CreateSRQ").leave()
+	defer pd.enterSleeping("user.CreateSRQ").leave()
 	return pd.createSRQ(init, u)
 }
 
 // ModifySRQ is [SRQ.Modify]. ModifySRQ may sleep.
 func (s UserSide) ModifySRQ(srq *SRQ, attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	s.key.Check()
-	defer srq.sleeps("user.ModifySRQ").leave()
+	defer srq.enterSleeping("user.ModifySRQ").leave()
 	return srq.change(attr, mask, u)
 }
 
@@ -92,7 +92,7 @@ func (s UserSide) CreateAH(pd *PD, attr *AHAttr, u *Udata) (*AH, error) {
 // AllocXRCD is [Device.AllocXRCD]. AllocXRCD may sleep.
 func (s UserSide) AllocXRCD(d *Device, u *Udata) (*XRCD, error) {
 	s.key.Check()
-	defer d.sleeps("user.AllocXRCD").leave()
+	defer d.enterSleeping("user.AllocXRCD").leave()
 	return d.allocXRCD(u)
 }
 

@@ -214,7 +214,7 @@ type GIDRef struct {
 // GetGID returns a reference to a GID. The client must release the reference with Put before its Remove returns. GetGID
 // returns EINVAL if the entry is empty. GetGID may sleep. (rdma_get_gid_attr)
 func (d *Device) GetGID(port, index int) (*GIDRef, error) {
-	defer d.sleeps("Device.GetGID").leave()
+	defer d.enterSleeping("Device.GetGID").leave()
 	fail := func(err error) (*GIDRef, error) {
 		return nil, fmt.Errorf("get gid of port %d of %s: %w", port, d.name, err)
 	}
@@ -235,7 +235,7 @@ func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 		return fail(err)
 	}
 	r.bind(d, kindGID, r, nil)
-	if err := r.born(r.unhold); err != nil {
+	if err := r.finishCreate(r.unhold); err != nil {
 		return fail(err)
 	}
 	return r, nil

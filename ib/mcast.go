@@ -9,7 +9,7 @@ import (
 // queue pair must leave all groups before it is destroyed. AttachMcast returns EOPNOTSUPP if the driver lacks the
 // method. AttachMcast may sleep. (ib_attach_mcast)
 func (qp *QP) AttachMcast(gid GID, lid uint16) error {
-	defer qp.sleeps("QP.AttachMcast").leave()
+	defer qp.enterSleeping("QP.AttachMcast").leave()
 	m, err := qp.mcast(gid)
 	if err == nil {
 		err = qp.dev.usable()
@@ -30,7 +30,7 @@ func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 
 // DetachMcast removes the queue pair from a multicast group. DetachMcast may sleep. (ib_detach_mcast)
 func (qp *QP) DetachMcast(gid GID, lid uint16) error {
-	defer qp.sleeps("QP.DetachMcast").leave()
+	defer qp.enterSleeping("QP.DetachMcast").leave()
 	m, err := qp.mcast(gid)
 	if err == nil {
 		if err = m.DetachMcast(gid, lid); err == nil {

@@ -40,7 +40,7 @@ type BindMW struct {
 // AllocMW creates an unbound memory window. AllocMW returns EOPNOTSUPP if the driver lacks the method. AllocMW may
 // sleep. (ib_alloc_mw)
 func (pd *PD) AllocMW(kind MWType) (*MW, error) {
-	defer pd.sleeps("PD.AllocMW").leave()
+	defer pd.enterSleeping("PD.AllocMW").leave()
 	return pd.allocMW(kind, nil)
 }
 
@@ -68,7 +68,7 @@ func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 		pd.put()
 		return fail(err)
 	}
-	if err := mw.born(mw.drv.Dealloc); err != nil {
+	if err := mw.finishCreate(mw.drv.Dealloc); err != nil {
 		pd.put()
 		return fail(err)
 	}
@@ -93,7 +93,7 @@ func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
 func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
 
 func (mw *MW) destroyIn(ctx context.Context) error {
-	f, err := mw.destroys("MW.Dealloc")
+	f, err := mw.enterDestroy("MW.Dealloc")
 	defer f.leave()
 	if err == nil {
 		err = mw.end(ctx, "MW.Dealloc", mw.drv.Dealloc, func() { mw.pd.put() })

@@ -18,7 +18,7 @@ type PD struct {
 
 // AllocPD creates a protection domain. AllocPD may sleep. (ib_alloc_pd)
 func (d *Device) AllocPD() (*PD, error) {
-	defer d.sleeps("Device.AllocPD").leave()
+	defer d.enterSleeping("Device.AllocPD").leave()
 	return d.allocPD(nil)
 }
 
@@ -36,7 +36,7 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
 	pd.drv = drv
-	if err := pd.born(pd.drv.Dealloc); err != nil {
+	if err := pd.finishCreate(pd.drv.Dealloc); err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
 	return pd, nil
@@ -51,7 +51,7 @@ func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
 func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
 
 func (pd *PD) destroyIn(ctx context.Context) error {
-	f, err := pd.destroys("PD.Dealloc")
+	f, err := pd.enterDestroy("PD.Dealloc")
 	defer f.leave()
 	if err == nil {
 		err = pd.end(ctx, "PD.Dealloc", pd.drv.Dealloc, func() {})
@@ -93,7 +93,7 @@ type MRInit struct {
 // Addr 0 with Length umem.Everything registers all memory. RegMR returns EOPNOTSUPP or EINVAL if the device lacks
 // on-demand paging (DeviceAttr.ODP). RegMR may sleep. (ib_reg_user_mr)
 func (pd *PD) RegMR(init MRInit) (*MR, error) {
-	defer pd.sleeps("PD.RegMR").leave()
+	defer pd.enterSleeping("PD.RegMR").leave()
 	if init.IOVA == 0 {
 		init.IOVA = init.Addr
 	}
@@ -104,7 +104,7 @@ func (pd *PD) RegMR(init MRInit) (*MR, error) {
 // returns the address of b. For atomics the address of b must be a multiple of 8. make ensures this for slices of 8
 // bytes or more. The errors are those of RegMR. RegBytes may sleep.
 func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
-	defer pd.sleeps("PD.RegBytes").leave()
+	defer pd.enterSleeping("PD.RegBytes").leave()
 	space := umem.NewLocal()
 	addr, err := space.Add(b)
 	if err != nil {
@@ -139,7 +139,7 @@ func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 		pd.put()
 		return fail(err)
 	}
-	if err := mr.born(mr.drv.Dereg); err != nil {
+	if err := mr.finishCreate(mr.drv.Dereg); err != nil {
 		region.Release()
 		pd.put()
 		return fail(err)
@@ -173,7 +173,7 @@ func (d *Device) region(init MRInit) (*umem.Region, error) {
 // memory. AdviseMR may sleep. (ib_device_ops.advise_mr)
 func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	d := pd.dev
-	defer pd.sleeps("PD.AdviseMR").leave()
+	defer pd.enterSleeping("PD.AdviseMR").leave()
 	if err := d.usable(); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
@@ -228,7 +228,7 @@ func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
 func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
 
 func (mr *MR) destroyIn(ctx context.Context) error {
-	f, err := mr.destroys("MR.Dereg")
+	f, err := mr.enterDestroy("MR.Dereg")
 	defer f.leave()
 	if err == nil {
 		err = mr.end(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
@@ -258,7 +258,7 @@ func (mr *MR) dereg() error {
 // beginChange marks the region as being changed. The result of two concurrent changes would be undefined. The second
 // change therefore fails and does not wait.
 func (mr *MR) beginChange() error {
-	if mr.now() == states.ObjectEnded {
+	if mr.lifeState() == states.ObjectEnded {
 		return mr.live()
 	}
 	if mr.changing.Swap(true) {
@@ -307,7 +307,7 @@ func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	ah.gid.Store(gid)
 	ah.bind(d, kindAH, ah, &pd.object)
 	if ah.drv, err = drv.CreateAH(pd.drv, attr, u); err == nil {
-		err = ah.born(ah.drv.Destroy)
+		err = ah.finishCreate(ah.drv.Destroy)
 	}
 	if err != nil {
 		gid.put()

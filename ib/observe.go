@@ -67,24 +67,24 @@ func (d *Device) observeFor(cl *Client) {
 
 func (o *object) observed() observe.Subject { return o.subject }
 
-// inside is an observed call in progress. The zero inside stands for a call that is not observed.
-type inside struct {
+// observedCall is an observed call in progress. The zero observedCall stands for a call that is not observed.
+type observedCall struct {
 	s observe.Calls
 	c *observe.Call
 }
 
-func (i inside) leave() {
+func (i observedCall) leave() {
 	if i.s != nil {
 		i.s.Leave(i.c)
 	}
 }
 
 // enter reports the start of a call on subject s. s may be nil.
-func enter(s observe.Calls, kind observe.Kind, what string, arg any) (inside, error) {
+func enter(s observe.Calls, kind observe.Kind, what string, arg any) (observedCall, error) {
 	if s == nil {
-		return inside{}, nil
+		return observedCall{}, nil
 	}
-	i := inside{s, &observe.Call{Kind: kind, What: what, Arg: arg}}
+	i := observedCall{s, &observe.Call{Kind: kind, What: what, Arg: arg}}
 	return i, s.Enter(i.c)
 }
 
@@ -96,36 +96,36 @@ func note(s observe.Subject, e observe.Event, arg any) error {
 	return s.Note(e, arg)
 }
 
-// A function of a device that may sleep calls sleeps at its start.
-func (d *Device) sleeps(what string) inside {
+// A function of a device that may sleep calls enterSleeping at its start.
+func (d *Device) enterSleeping(what string) observedCall {
 	i, _ := enter(d.observed(), observe.Method, what, nil)
 	return i
 }
 
-// A function of an object that may sleep calls sleeps at its start.
-func (o *object) sleeps(what string) inside {
+// A function of an object that may sleep calls enterSleeping at its start.
+func (o *object) enterSleeping(what string) observedCall {
 	i, _ := enter(o.subject, observe.Method, what, nil)
 	return i
 }
 
-// changes is the equivalent of sleeps for functions that change the memory of a region.
-func (mr *MR) changes(what string) inside {
+// enterChange is the equivalent of enterSleeping for functions that change the memory of a region.
+func (mr *MR) enterChange(what string) observedCall {
 	i, _ := enter(mr.subject, observe.Change, what, nil)
 	return i
 }
 
-// A function that destroys the object calls destroys at its start. If destroys fails, the function must return.
-func (o *object) destroys(what string) (inside, error) {
+// A function that destroys the object calls enterDestroy at its start. If enterDestroy fails, the function must return.
+func (o *object) enterDestroy(what string) (observedCall, error) {
 	return enter(o.subject, observe.Destroy, what, nil)
 }
 
 // A function that may not sleep calls atomically at its start. If atomically fails, the function must return.
-func (o *object) atomically(what string) (inside, error) {
+func (o *object) atomically(what string) (observedCall, error) {
 	return enter(o.subject, observe.Atomic, what, nil)
 }
 
 // A function that registers or unregisters a device or a client calls registers at its start. cl is the client, or nil.
-func registers(s observe.Calls, what string, cl any) (inside, error) {
+func registers(s observe.Calls, what string, cl any) (observedCall, error) {
 	return enter(s, observe.Register, what, cl)
 }
 
@@ -142,8 +142,8 @@ func callBack(s observe.Subject, kind observe.Kind, what string, arg any, f func
 	c.Returned = true
 }
 
-// before returns the observer's wrapper for the driver's side of a queue, or drv itself.
-func before[D any](o *object, drv D, m observe.Made) D {
+// wrapDriver returns the observer's wrapper for the driver's side of a queue, or drv itself.
+func wrapDriver[D any](o *object, drv D, m observe.Made) D {
 	if o.subject == nil {
 		return drv
 	}

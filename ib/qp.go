@@ -29,7 +29,7 @@ type QP struct {
 // CreateQP creates a queue pair in state RESET. QP.Init returns the actual capacities. CreateQP may sleep.
 // (ib_create_qp)
 func (pd *PD) CreateQP(init QPInitAttr) (*QP, error) {
-	defer pd.sleeps("PD.CreateQP").leave()
+	defer pd.enterSleeping("PD.CreateQP").leave()
 	return pd.createQP(init, nil)
 }
 
@@ -55,8 +55,8 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 		return fail(err)
 	}
 	qp.init.Cap = drvInit.Cap
-	qp.queue = before(&qp.object, qp.drv, observe.Made{User: u != nil})
-	if err := qp.born(qp.destroy); err != nil {
+	qp.queue = wrapDriver(&qp.object, qp.drv, observe.Made{User: u != nil})
+	if err := qp.finishCreate(qp.destroy); err != nil {
 		putAll(qp.refersTo())
 		return fail(err)
 	}
@@ -149,16 +149,16 @@ func (qp *QP) Type() QPType { return qp.init.Type }
 // Modify changes the attributes named by mask, including the state. Modify returns EINVAL if mask does not suit the
 // type and the transition, or if a value is invalid. Modify may sleep. (ib_modify_qp)
 func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
-	defer qp.sleeps("QP.Modify").leave()
+	defer qp.enterSleeping("QP.Modify").leave()
 	return qp.change(attr, mask, nil)
 }
 
 // ModifyContext is Modify with a limit for the wait. When ctx ends, the call continues in the driver. A later Modify
 // may then be executed first. ModifyContext may sleep.
 func (qp *QP) ModifyContext(ctx context.Context, attr QPAttr, mask QPAttrMask) error {
-	defer qp.sleeps("QP.ModifyContext").leave()
+	defer qp.enterSleeping("QP.ModifyContext").leave()
 	return inContext(ctx, func() error {
-		defer qp.sleeps("QP.Modify").leave()
+		defer qp.enterSleeping("QP.Modify").leave()
 		return qp.change(attr, mask, nil)
 	})
 }
@@ -197,7 +197,7 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 
 // Query returns the current attributes. Query may sleep. (ib_query_qp)
 func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
-	defer qp.sleeps("QP.Query").leave()
+	defer qp.enterSleeping("QP.Query").leave()
 	var a QPAttr
 	err := qp.live()
 	if err == nil {
@@ -257,7 +257,7 @@ func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
 func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
 
 func (qp *QP) destroyIn(ctx context.Context) error {
-	f, err := qp.destroys("QP.Destroy")
+	f, err := qp.enterDestroy("QP.Destroy")
 	defer f.leave()
 	if err == nil {
 		err = qp.end(ctx, "QP.Destroy", qp.destroy, func() {

@@ -8,30 +8,30 @@ import (
 // Set copies the attributes named by mask from from. Set does not copy State, CurState, Cap and RateLimit, because a
 // driver changes these itself. Set is for a driver's Modify, and may not sleep.
 func (a *QPAttr) Set(from *QPAttr, mask QPAttrMask) {
-	set(mask, QPAttrEnSQDAsyncNotify, &a.EnSQDAsyncNotify, from.EnSQDAsyncNotify)
-	set(mask, QPAttrAccessFlags, &a.AccessFlags, from.AccessFlags)
-	set(mask, QPAttrPKeyIndex, &a.PKeyIndex, from.PKeyIndex)
-	set(mask, QPAttrPort, &a.Port, from.Port)
-	set(mask, QPAttrQKey, &a.QKey, from.QKey)
-	set(mask, QPAttrAV, &a.AH, from.AH)
-	set(mask, QPAttrPathMTU, &a.PathMTU, from.PathMTU)
-	set(mask, QPAttrTimeout, &a.Timeout, from.Timeout)
-	set(mask, QPAttrRetryCnt, &a.RetryCnt, from.RetryCnt)
-	set(mask, QPAttrRNRRetry, &a.RNRRetry, from.RNRRetry)
-	set(mask, QPAttrRQPSN, &a.RQPSN, from.RQPSN)
-	set(mask, QPAttrMaxRdAtomic, &a.MaxRdAtomic, from.MaxRdAtomic)
-	set(mask, QPAttrAltPath, &a.AltAH, from.AltAH)
-	set(mask, QPAttrAltPath, &a.AltPort, from.AltPort)
-	set(mask, QPAttrAltPath, &a.AltPKeyIndex, from.AltPKeyIndex)
-	set(mask, QPAttrAltPath, &a.AltTimeout, from.AltTimeout)
-	set(mask, QPAttrMinRNRTimer, &a.MinRNRTimer, from.MinRNRTimer)
-	set(mask, QPAttrSQPSN, &a.SQPSN, from.SQPSN)
-	set(mask, QPAttrMaxDestRdAtomic, &a.MaxDestRdAtomic, from.MaxDestRdAtomic)
-	set(mask, QPAttrPathMigState, &a.PathMigState, from.PathMigState)
-	set(mask, QPAttrDestQPN, &a.DestQPN, from.DestQPN)
+	copyAttr(mask, QPAttrEnSQDAsyncNotify, &a.EnSQDAsyncNotify, from.EnSQDAsyncNotify)
+	copyAttr(mask, QPAttrAccessFlags, &a.AccessFlags, from.AccessFlags)
+	copyAttr(mask, QPAttrPKeyIndex, &a.PKeyIndex, from.PKeyIndex)
+	copyAttr(mask, QPAttrPort, &a.Port, from.Port)
+	copyAttr(mask, QPAttrQKey, &a.QKey, from.QKey)
+	copyAttr(mask, QPAttrAV, &a.AH, from.AH)
+	copyAttr(mask, QPAttrPathMTU, &a.PathMTU, from.PathMTU)
+	copyAttr(mask, QPAttrTimeout, &a.Timeout, from.Timeout)
+	copyAttr(mask, QPAttrRetryCnt, &a.RetryCnt, from.RetryCnt)
+	copyAttr(mask, QPAttrRNRRetry, &a.RNRRetry, from.RNRRetry)
+	copyAttr(mask, QPAttrRQPSN, &a.RQPSN, from.RQPSN)
+	copyAttr(mask, QPAttrMaxRdAtomic, &a.MaxRdAtomic, from.MaxRdAtomic)
+	copyAttr(mask, QPAttrAltPath, &a.AltAH, from.AltAH)
+	copyAttr(mask, QPAttrAltPath, &a.AltPort, from.AltPort)
+	copyAttr(mask, QPAttrAltPath, &a.AltPKeyIndex, from.AltPKeyIndex)
+	copyAttr(mask, QPAttrAltPath, &a.AltTimeout, from.AltTimeout)
+	copyAttr(mask, QPAttrMinRNRTimer, &a.MinRNRTimer, from.MinRNRTimer)
+	copyAttr(mask, QPAttrSQPSN, &a.SQPSN, from.SQPSN)
+	copyAttr(mask, QPAttrMaxDestRdAtomic, &a.MaxDestRdAtomic, from.MaxDestRdAtomic)
+	copyAttr(mask, QPAttrPathMigState, &a.PathMigState, from.PathMigState)
+	copyAttr(mask, QPAttrDestQPN, &a.DestQPN, from.DestQPN)
 }
 
-func set[T any](mask, bit QPAttrMask, to *T, v T) {
+func copyAttr[T any](mask, bit QPAttrMask, to *T, v T) {
 	if mask&bit != 0 {
 		*to = v
 	}

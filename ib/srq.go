@@ -62,7 +62,7 @@ type SRQ struct {
 // CreateSRQ creates a shared receive queue. SRQ.Init returns the actual capacities. CreateSRQ returns EOPNOTSUPP if the
 // driver lacks the method. CreateSRQ may sleep. (ib_create_srq)
 func (pd *PD) CreateSRQ(init SRQInitAttr) (*SRQ, error) {
-	defer pd.sleeps("PD.CreateSRQ").leave()
+	defer pd.enterSleeping("PD.CreateSRQ").leave()
 	return pd.createSRQ(init, nil)
 }
 
@@ -100,8 +100,8 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 		return fail(err)
 	}
 	srq.init.Attr = drvInit.Attr
-	srq.queue = before(&srq.object, srq.drv, observe.Made{User: u != nil})
-	if err := srq.born(srq.destroy); err != nil {
+	srq.queue = wrapDriver(&srq.object, srq.drv, observe.Made{User: u != nil})
+	if err := srq.finishCreate(srq.destroy); err != nil {
 		putAll(srq.refersTo())
 		return fail(err)
 	}
@@ -127,7 +127,7 @@ func (srq *SRQ) Init() SRQInitAttr { return srq.init }
 
 // Modify changes the attributes named by mask. Modify may sleep. (ib_modify_srq)
 func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask) error {
-	defer srq.sleeps("SRQ.Modify").leave()
+	defer srq.enterSleeping("SRQ.Modify").leave()
 	return srq.change(attr, mask, nil)
 }
 
@@ -150,7 +150,7 @@ func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 
 // Query returns the current attributes. The limit is 0 after it has been reached. Query may sleep. (ib_query_srq)
 func (srq *SRQ) Query() (SRQAttr, error) {
-	defer srq.sleeps("SRQ.Query").leave()
+	defer srq.enterSleeping("SRQ.Query").leave()
 	var a SRQAttr
 	err := srq.live()
 	if err == nil {
@@ -192,7 +192,7 @@ func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
 func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
 
 func (srq *SRQ) destroyIn(ctx context.Context) error {
-	f, err := srq.destroys("SRQ.Destroy")
+	f, err := srq.enterDestroy("SRQ.Destroy")
 	defer f.leave()
 	if err == nil {
 		err = srq.end(ctx, "SRQ.Destroy", srq.destroy, func() { putAll(srq.refersTo()) })

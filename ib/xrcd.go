@@ -17,7 +17,7 @@ type XRCD struct {
 // AllocXRCD creates an XRC domain. AllocXRCD returns EOPNOTSUPP if the driver lacks the method. AllocXRCD may sleep.
 // (ib_alloc_xrcd)
 func (d *Device) AllocXRCD() (*XRCD, error) {
-	defer d.sleeps("Device.AllocXRCD").leave()
+	defer d.enterSleeping("Device.AllocXRCD").leave()
 	return d.allocXRCD(nil)
 }
 
@@ -37,7 +37,7 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	if x.drv, err = drv.AllocXRCD(u); err != nil {
 		return fail(err)
 	}
-	if err := x.born(x.drv.Dealloc); err != nil {
+	if err := x.finishCreate(x.drv.Dealloc); err != nil {
 		return fail(err)
 	}
 	return x, nil
@@ -52,7 +52,7 @@ func (x *XRCD) Dealloc() error { return x.destroyIn(context.Background()) }
 func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyIn(ctx) }
 
 func (x *XRCD) destroyIn(ctx context.Context) error {
-	f, err := x.destroys("XRCD.Dealloc")
+	f, err := x.enterDestroy("XRCD.Dealloc")
 	defer f.leave()
 	if err == nil {
 		err = x.end(ctx, "XRCD.Dealloc", x.drv.Dealloc, func() {})

@@ -64,7 +64,7 @@ func (t *agentTable) active(addr netip.Addr) (place, error) {
 		if err != nil || port.State != ib.PortActive {
 			continue
 		}
-		if p, ok := a.first(addr); ok {
+		if p, ok := a.firstPlace(addr); ok {
 			return p, nil
 		}
 	}
@@ -125,7 +125,7 @@ func (t *agentTable) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
 		if !a.dev.Same(dev) {
 			continue
 		}
-		p, ok := a.first(addr)
+		p, ok := a.firstPlace(addr)
 		from := netip.AddrFrom16(p.gid).Unmap()
 		if !ok || from.Is4() != addr.Is4() || from.IsLinkLocalUnicast() && addr.IsGlobalUnicast() {
 			return place{}, fmt.Errorf("device %s has no address to reach %v from: %w", dev.Name(), addr, syscall.EADDRNOTAVAIL)
@@ -135,9 +135,9 @@ func (t *agentTable) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
 	return place{}, fmt.Errorf("device %s: %w", dev.Name(), syscall.ENODEV)
 }
 
-// first returns the first place of the agent's port, preferably of the family of like. The GID derived from the
+// firstPlace returns the first place of the agent's port, preferably of the family of like. The GID derived from the
 // interface's MAC address is the last choice, because the interface may not have that address.
-func (a *agent) first(like netip.Addr) (place, bool) {
+func (a *agent) firstPlace(like netip.Addr) (place, bool) {
 	port, err := a.dev.QueryPort(a.port)
 	if err != nil {
 		return place{}, false

@@ -95,7 +95,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id.state != idRouteResolved {
-		return id.wrong("connect")
+		return id.stateError("connect")
 	}
 	if id.opts.Type == ib.QPTypeUD {
 		return m.ask(id, p, user)
@@ -170,14 +170,14 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
-		return id.wrong("accept")
+		return id.stateError("accept")
 	}
 	if len(user) > msg.MaxREPData {
 		return fmt.Errorf("accept: %d bytes of private data exceed %d: %w", len(user), msg.MaxREPData, syscall.EINVAL)
 	}
 	do, ok := c.Call(conn.SendREP, m.cfg.Retries)
 	if !ok {
-		return id.wrong("accept")
+		return id.stateError("accept")
 	}
 	id.param = p
 	c.depth, c.resources, c.localQPN = p.InitiatorDepth, p.ResponderResources, mask24(p.QPN)
@@ -188,7 +188,7 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 		LocalCAGUID: c.agent.guid,
 		Data:        user,
 	})
-	m.settle(id)
+	m.leaveBacklog(id)
 	m.do(c, do)
 	return nil
 }
@@ -217,11 +217,11 @@ func (m *Manager) complete(id *ID) error {
 	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
-		return id.wrong("complete")
+		return id.stateError("complete")
 	}
 	do, ok := c.Call(conn.SendRTU, 0)
 	if !ok {
-		return id.wrong("complete")
+		return id.stateError("complete")
 	}
 	m.send(c, c.tidREP, &msg.RTU{LocalCommID: c.local, RemoteCommID: c.remote})
 	m.do(c, do)
@@ -242,7 +242,7 @@ func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	}
 	c := id.conn
 	if c == nil {
-		return id.wrong("reject")
+		return id.stateError("reject")
 	}
 	if len(user) > msg.MaxREJData {
 		return fmt.Errorf("reject: %d bytes of private data exceed %d: %w", len(user), msg.MaxREJData, syscall.EINVAL)
@@ -250,11 +250,11 @@ func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	of := c.Answers()
 	do, ok := c.Call(conn.SendREJ, 0)
 	if !ok {
-		return id.wrong("reject")
+		return id.stateError("reject")
 	}
 	do.Send = 0
 	m.send(c, c.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, Reason: reason, Data: user})
-	m.settle(id)
+	m.leaveBacklog(id)
 	m.do(c, do)
 	return nil
 }
@@ -271,7 +271,7 @@ func (id *ID) Disconnect() error {
 	case id.begun: // it has ended, is a datagram service, or listens
 		return nil
 	default:
-		return id.wrong("disconnect")
+		return id.stateError("disconnect")
 	}
 	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
 		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
@@ -291,14 +291,14 @@ func (id *ID) Establish() error {
 	defer m.mu.Unlock()
 	c := id.conn
 	if c == nil {
-		return id.wrong("establish")
+		return id.stateError("establish")
 	}
 	if c.State == conn.Established {
 		return fmt.Errorf("establish: the connection is established already: %w", syscall.EISCONN)
 	}
 	do, ok := c.Call(conn.Establish, 0)
 	if !ok {
-		return id.wrong("establish")
+		return id.stateError("establish")
 	}
 	m.do(c, do)
 	return nil
@@ -325,7 +325,7 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 		return a, mask | ib.QPAttrAccessFlags, nil
 	}
 	if c == nil || !c.Attributes(to == ib.QPInit) {
-		return a, 0, id.wrong("attributes of a queue pair")
+		return a, 0, id.stateError("attributes of a queue pair")
 	}
 	reliable := id.opts.Type != ib.QPTypeUC
 	switch to {
@@ -380,7 +380,7 @@ func (m *Manager) send(c *connection, tid uint64, x msg.Message) {
 // do executes the actions of a transition.
 //
 //verbena:held mu
-func (m *Manager) do(c *connection, d conn.Do) {
+func (m *Manager) do(c *connection, d conn.Actions) {
 	switch d.Send {
 	case msg.AttrREJ:
 		rej := &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: d.Of, Reason: d.Reason}
@@ -429,7 +429,7 @@ func (m *Manager) do(c *connection, d conn.Do) {
 		m.disarm(c)
 	}
 	if d.Event != conn.None {
-		m.happened(c, d.Event)
+		m.reportConnEvent(c, d.Event)
 	}
 	if c.State == conn.Idle && c.remote|c.local != 0 {
 		m.forget(c)
@@ -511,10 +511,10 @@ func (m *Manager) forget(c *connection) {
 	}
 }
 
-// happened reports an event of a connection to its ID. (cma_ib_handler)
+// reportConnEvent reports an event of a connection to its ID. (cma_ib_handler)
 //
 //verbena:held mu
-func (m *Manager) happened(c *connection, e conn.Event) {
+func (m *Manager) reportConnEvent(c *connection, e conn.Event) {
 	id := c.owner
 	if id == nil {
 		return

@@ -171,7 +171,7 @@ func (m *Manager) destroy(id *ID) {
 		m.listenerGone(id)
 	}
 	m.leave(id)
-	m.settle(id)
+	m.leaveBacklog(id)
 	m.ports.remove(id)
 	delete(m.ids, id)
 }
@@ -223,13 +223,13 @@ func (m *Manager) leave(id *ID) {
 func (id *ID) Settle() {
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
-	id.m.settle(id)
+	id.m.leaveBacklog(id)
 }
 
-// settle removes a request from the number of requests that are not accepted yet.
+// leaveBacklog removes a request from the number of requests that are not accepted yet.
 //
 //verbena:held mu
-func (m *Manager) settle(id *ID) {
+func (m *Manager) leaveBacklog(id *ID) {
 	if id.listener != nil {
 		id.listener.pending--
 		id.listener = nil
@@ -238,7 +238,7 @@ func (m *Manager) settle(id *ID) {
 
 // state errors
 
-func (id *ID) wrong(what string) error {
+func (id *ID) stateError(what string) error {
 	return fmt.Errorf("%s: not allowed in this state of the ID: %w", what, syscall.EINVAL)
 }
 
@@ -260,15 +260,15 @@ func (id *ID) SetOption(o Option, v uint8) error {
 		id.ackCode, id.ackSet = v, true
 	case ReuseAddr:
 		if v == 0 && id.state != idIdle {
-			return id.wrong("clear the option for address reuse")
+			return id.stateError("clear the option for address reuse")
 		}
 		if id.state == idListening {
-			return id.wrong("set the option for address reuse")
+			return id.stateError("set the option for address reuse")
 		}
 		id.reuseAddr = v != 0
 	case AFOnly:
 		if id.state != idIdle && id.state != idBound {
-			return id.wrong("set the option for one address family")
+			return id.stateError("set the option for one address family")
 		}
 		id.afOnly = v != 0
 	default:
@@ -300,7 +300,7 @@ func (id *ID) Bind(a netip.AddrPort) error {
 //verbena:held mu
 func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 	if id.state != idIdle {
-		return id.wrong("bind")
+		return id.stateError("bind")
 	}
 	if withoutZone(a.Addr()) {
 		return fmt.Errorf("bind %v: a link-local address needs a scope: %w", a, syscall.EINVAL)
@@ -339,7 +339,7 @@ func (id *ID) BindGID(g ib.GID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id.state != idIdle {
-		return id.wrong("bind")
+		return id.stateError("bind")
 	}
 	if !g.IsZero() {
 		return fmt.Errorf("bind: no InfiniBand subnet has %v: %w", g, syscall.ENODEV)
@@ -372,7 +372,7 @@ func (id *ID) Listen(backlog int) error {
 		}
 	}
 	if id.state != idBound || id.ib {
-		return id.wrong("listen")
+		return id.stateError("listen")
 	}
 	if err := m.ports.clash(id, id.port, false); err != nil {
 		return fmt.Errorf("listen on %v: %w", id.src, err)
@@ -406,7 +406,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 		}
 	}
 	if id.state != idBound || id.ib {
-		return id.wrong("resolve an address")
+		return id.stateError("resolve an address")
 	}
 	if id.src.Addr().Is4() != dst.Addr().Is4() {
 		id.dst = dst
@@ -486,7 +486,7 @@ func (id *ID) ResolveRoute() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id.state != idAddrResolved {
-		return id.wrong("resolve a route")
+		return id.stateError("resolve a route")
 	}
 	id.state, id.class = idRouteResolved, id.tos // (cma_resolve_iboe_route)
 	m.events.put(id, Event{Type: RouteResolved})

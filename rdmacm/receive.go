@@ -34,14 +34,14 @@ func (m *Manager) handle(a *agent, r received) {
 	case *msg.REQ:
 		m.receiveREQ(a, &r, x)
 	case *msg.MRA:
-		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
+		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			c.service = x.ServiceTimeout
 			m.do(c, c.Receive(msg.AttrMRA, x.Of, 0))
 		}
 	case *msg.REP:
 		m.receiveREP(a, &r, x)
 	case *msg.RTU:
-		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
+		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			d := c.Receive(msg.AttrRTU, 0, 0)
 			if d.Event == conn.None {
 				m.stats.Duplicates.Add(1)
@@ -51,7 +51,7 @@ func (m *Manager) handle(a *agent, r received) {
 	case *msg.REJ:
 		m.receiveREJ(a, &r, x)
 	case *msg.DREQ:
-		c := m.known(a, &r, x.RemoteCommID, x.LocalCommID)
+		c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID)
 		if c == nil { // the connection was dropped, and the peer repeats the DREQ (cm_issue_drep)
 			a.send(r.from, r.tid, &msg.DREP{LocalCommID: x.RemoteCommID, RemoteCommID: x.LocalCommID})
 			return
@@ -73,11 +73,11 @@ func (m *Manager) handle(a *agent, r received) {
 			}
 		}
 	case *msg.DREP:
-		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
+		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			m.do(c, c.Receive(msg.AttrDREP, 0, 0))
 		}
 	case *msg.LAP: // alternate paths are not supported
-		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
+		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			a.send(r.from, r.tid, &msg.APR{LocalCommID: c.local, RemoteCommID: c.remote, Status: alternatePathUnsupported})
 		}
 	case *msg.SIDRREQ:
@@ -89,11 +89,11 @@ func (m *Manager) handle(a *agent, r received) {
 
 const alternatePathUnsupported = 2 // IB_CM_APR_...: IBA table 117
 
-// known returns the connection of a message, or nil. The message must match both communication IDs and the address
-// with which the connection began. known may introduce the communication ID of the peer.
+// lookUpConnection returns the connection of a message, or nil. The message must match both communication IDs and the
+// address with which the connection began. lookUpConnection may introduce the communication ID of the peer.
 //
 //verbena:held mu
-func (m *Manager) known(a *agent, r *received, local, remote uint32) *connection {
+func (m *Manager) lookUpConnection(a *agent, r *received, local, remote uint32) *connection {
 	c := m.conns[local]
 	if c == nil || c.agent != a || c.to.GRH.DGID != r.from.GRH.DGID || c.remote != 0 && c.remote != remote {
 		m.stats.Unknown.Add(1)
@@ -120,7 +120,7 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 	}
 	if old := m.byPeerQP[peerID{key.from, key.guid, x.LocalQPN}]; old != nil && x.Transport != msg.TransportExtended {
 		if old.agent == a {
-			m.stale(old)
+			m.endStale(old)
 		}
 		m.refuse(a, r, x, msg.ReasonStaleConnection)
 		return
@@ -230,10 +230,10 @@ func typeOf(x *msg.REQ) (ib.QPType, bool) {
 	return 0, false
 }
 
-// stale ends a connection that is unknown to its peer. (cm_match_req)
+// endStale ends a connection that is unknown to its peer. (cm_match_req)
 //
 //verbena:held mu
-func (m *Manager) stale(c *connection) {
+func (m *Manager) endStale(c *connection) {
 	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
 		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 		do.Send = 0
@@ -320,7 +320,7 @@ func (m *Manager) request(l *ID, a *agent, r *received, src, dst netip.AddrPort)
 
 //verbena:held mu
 func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
-	c := m.known(a, r, x.RemoteCommID, x.LocalCommID)
+	c := m.lookUpConnection(a, r, x.RemoteCommID, x.LocalCommID)
 	if c == nil {
 		return
 	}
@@ -368,11 +368,11 @@ func (m *Manager) receiveREJ(a *agent, r *received, x *msg.REJ) {
 			c = nil
 		}
 	case x.Of == msg.OfREQ && x.LocalCommID == 0:
-		if c = m.known(a, r, x.RemoteCommID, 0); c != nil && c.State != conn.ReqSent && c.State != conn.MRAReqRcvd {
+		if c = m.lookUpConnection(a, r, x.RemoteCommID, 0); c != nil && c.State != conn.ReqSent && c.State != conn.MRAReqRcvd {
 			c = nil
 		}
 	default:
-		c = m.known(a, r, x.RemoteCommID, x.LocalCommID)
+		c = m.lookUpConnection(a, r, x.RemoteCommID, x.LocalCommID)
 	}
 	if c == nil {
 		return

@@ -103,7 +103,7 @@ func (m *Manager) answer(id *ID, status msg.SIDRStatus, p Param, user []byte) er
 	s := id.service
 	switch {
 	case s.sent:
-		return id.wrong("answer")
+		return id.stateError("answer")
 	case len(user) > msg.MaxSIDRREPData:
 		return fmt.Errorf("answer: %d bytes of private data exceed %d: %w", len(user), msg.MaxSIDRREPData, syscall.EINVAL)
 	}
@@ -118,7 +118,7 @@ func (m *Manager) answer(id *ID, status msg.SIDRStatus, p Param, user []byte) er
 	s.last = datagram{to: s.to}
 	msg.Append(s.last.mad[:0], s.tid, rep)
 	id.at.agent.repeat(&s.last)
-	m.settle(id)
+	m.leaveBacklog(id)
 	return nil
 }
 

@@ -89,7 +89,7 @@ const (
 const (
 	// maxControls limits the number of messages without data in flight. When the limit is reached, credits are sent
 	// later.
-	maxControls = 2*fraction + 8
+	maxControls = 2*creditFraction + 8
 	// maxChunk is the maximum number of bytes in a message. The device sends one chunk while Write copies the next
 	// chunk.
 	maxChunk = 64 << 10
@@ -115,7 +115,7 @@ func (c *Conn) start(own, peer params) {
 	if c.probes > 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.ticker = time.AfterFunc(c.probes, c.tick)
+		c.ticker = time.AfterFunc(c.probes, c.probePeer)
 	}
 }
 
@@ -255,15 +255,15 @@ func (c *Conn) post(at, n int) error {
 func (c *Conn) lost(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.without(err)
+	c.noteDeviceUnusable(err)
 	c.waiting.notify()
 	return c.err
 }
 
-// without records that the device is unusable.
+// noteDeviceUnusable records that the device is unusable.
 //
 //verbena:held mu
-func (c *Conn) without(err error) {
+func (c *Conn) noteDeviceUnusable(err error) {
 	c.dead = true
 	c.fail(deviceError(lostDevice(c.pd.Device(), err)))
 }
@@ -291,14 +291,14 @@ func (c *Conn) control(flags uint32) {
 		return
 	}
 	c.due = false
-	signaled := flags != 0 || n%fraction == fraction-1
-	c.empty(verbs.SendWR{Opcode: verbs.WriteWithImm, Remote: c.there, Imm: flags | c.in.credit()}, signaled)
+	signaled := flags != 0 || n%creditFraction == creditFraction-1
+	c.postEmpty(verbs.SendWR{Opcode: verbs.WriteWithImm, Remote: c.there, Imm: flags | c.in.credit()}, signaled)
 }
 
-// empty posts a message without data.
+// postEmpty posts a message without data.
 //
 //verbena:held mu
-func (c *Conn) empty(wr verbs.SendWR, signaled bool) {
+func (c *Conn) postEmpty(wr verbs.SendWR, signaled bool) {
 	c.controls++
 	c.scratch = wr
 	c.scratch.ID = kindControl | c.controls
@@ -306,14 +306,14 @@ func (c *Conn) empty(wr verbs.SendWR, signaled bool) {
 		c.scratch.Flags = verbs.Signaled
 	}
 	if err := c.qp.PostSend(&c.scratch); err != nil {
-		c.without(err)
+		c.noteDeviceUnusable(err)
 	}
 }
 
-// tick probes a peer that has been silent since the last tick. The probe is a WRITE of no bytes. The peer's device
+// probePeer probes a peer that has been silent since the last tick. The probe is a WRITE of no bytes. The peer's device
 // acknowledges it. If the peer's device does not respond, the device of this end reports an error. If the device of
-// this end has stopped working, tick itself fails the connection.
-func (c *Conn) tick() {
+// this end has stopped working, probePeer itself fails the connection.
+func (c *Conn) probePeer() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -326,7 +326,7 @@ func (c *Conn) tick() {
 		if c.probeSent.IsZero() {
 			c.probeSent = time.Now()
 		}
-		c.empty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, true)
+		c.postEmpty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, true)
 	}
 	if c.err == nil && !c.probeSent.IsZero() && time.Since(c.probeSent) > c.stall {
 		c.fail(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed no work request for %v", c.stall)})
@@ -345,7 +345,7 @@ func (c *Conn) poll() {
 	for {
 		n, err := c.cq.Poll(c.wcs[:])
 		if err != nil {
-			c.without(err)
+			c.noteDeviceUnusable(err)
 		}
 		for i := range n {
 			c.handle(&c.wcs[i])

@@ -79,7 +79,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (*Conn, erro
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := d.full()
+	cfg, err := d.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -88,13 +88,13 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (*Conn, erro
 	if d.CM {
 		c, err := dialCM(ctx, d.TCP.Resolver, tcp, address, d.Config)
 		if err != nil {
-			return nil, ended(ctx, err)
+			return nil, setupEndError(ctx, err)
 		}
 		return c, nil
 	}
 	nc, err := d.TCP.DialContext(ctx, tcp, address)
 	if err != nil {
-		return nil, ended(ctx, err)
+		return nil, setupEndError(ctx, err)
 	}
 	defer nc.Close()
 	return Client(ctx, nc, nil, d.Config)
@@ -139,9 +139,9 @@ func (e *setupError) Timeout() bool {
 // context. The error of the context distinguishes a deadline from a cancellation.
 type contextError struct{ why, end error }
 
-// ended returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error also wraps
-// the cause of ctx, because package net ignores the cause.
-func ended(ctx context.Context, err error) error {
+// setupEndError returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error also
+// wraps the cause of ctx, because package net ignores the cause.
+func setupEndError(ctx context.Context, err error) error {
 	var ne net.Error
 	timeout := errors.As(err, &ne) && ne.Timeout()
 	if at, ok := ctx.Deadline(); ok && timeout && !time.Now().Before(at) {

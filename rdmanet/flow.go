@@ -18,12 +18,12 @@ const (
 	maxRing = 1 << 28
 	// minRing is the minimum size of a ring. minMessages is the minimum number of data messages in flight.
 	minRing, minMessages = 256, 4
-	// A credit is sent in a separate message when 1/fraction of the ring, or of the messages, has been consumed.
-	fraction = 4
+	// A credit is sent in a separate message when 1/creditFraction of the ring, or of the messages, has been consumed.
+	creditFraction = 4
 	// spareReceives is the number of receives for messages without data, in addition to the announced ones. At most
 	// 2*fraction credits are in flight until the peer has handled one, because without credits the peer sends no data
 	// to consume. One FIN and one CLOSE may follow the credits.
-	spareReceives = 2*fraction + 2
+	spareReceives = 2*creditFraction + 2
 )
 
 // ends is a queue of the stream positions at which messages end.
@@ -86,7 +86,7 @@ func (s *sender) post(n int) (signaled bool) {
 	s.ends.push(s.sent)
 	s.unsignaled += n
 	s.quiet++
-	if s.unsignaled*fraction < int(s.own) && s.quiet*fraction < int(s.messages) {
+	if s.unsignaled*creditFraction < int(s.own) && s.quiet*creditFraction < int(s.messages) {
 		return false
 	}
 	s.unsignaled, s.quiet = 0, 0
@@ -156,11 +156,11 @@ func (r *receiver) next(limit int) (from, to int) {
 func (r *receiver) consume(n int) (due bool) {
 	r.consumed += uint64(n)
 	r.ends.head = r.ends.from(r.ends.head, r.consumed)
-	return r.due()
+	return r.creditDue()
 }
 
-func (r *receiver) due() bool {
-	return (r.consumed-r.credited)*fraction >= r.size || (r.ends.head-r.creditedNum)*fraction >= r.messages
+func (r *receiver) creditDue() bool {
+	return (r.consumed-r.credited)*creditFraction >= r.size || (r.ends.head-r.creditedNum)*creditFraction >= r.messages
 }
 
 // credit returns the consumed position for immediate data, and records it as sent.

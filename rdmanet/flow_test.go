@@ -81,7 +81,7 @@ func TestFlowRandom(t *testing.T) {
 				delivered += uint64(to - from)
 				if r.consume(to - from) {
 					credits = append(credits, r.credit())
-					if len(credits) > 2*fraction {
+					if len(credits) > 2*creditFraction {
 						t.Fatalf("credits in flight: got %d, want at most 2*fraction", len(credits))
 					}
 				}

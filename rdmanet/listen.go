@@ -52,7 +52,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := lc.full()
+	cfg, err := lc.withDefaults()
 	if err != nil {
 		return nil, err
 	}

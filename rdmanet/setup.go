@@ -62,8 +62,8 @@ const (
 	rnrRetries = 6
 )
 
-// full returns a copy of the Config with all defaults set.
-func (c Config) full() (Config, error) {
+// withDefaults returns a copy of the Config with all defaults set.
+func (c Config) withDefaults() (Config, error) {
 	for _, v := range []struct {
 		name                string
 		p                   *int
@@ -172,7 +172,7 @@ func parseParams(b []byte) (params, error) {
 
 // New establishes a connection by means of an Exchange. The caller ends the connection with Conn.Close.
 func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
-	cfg, err := cfg.full()
+	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 		ended: release,
 	}
 	if err := c.connect(ctx, x, dev, cfg); err != nil {
-		c.leave()
+		c.reportSetupFailure()
 		_ = c.release()
 		if deviceGone(err) {
 			err = deviceError(err)
@@ -233,8 +233,8 @@ func (c *Conn) watch() {
 // farewell limits the wait in leave.
 const farewell = 200 * time.Millisecond
 
-// leave reports to the peer that the set-up has failed. The peer's end may already be connected.
-func (c *Conn) leave() {
+// reportSetupFailure reports to the peer that the set-up has failed. The peer's end may already be connected.
+func (c *Conn) reportSetupFailure() {
 	if c.qp == nil {
 		return
 	}
@@ -281,7 +281,7 @@ func (c *Conn) connect(ctx context.Context, x Exchange, dev *verbs.Device, cfg C
 	own := params{addr: c.ring.Addr(), ring: uint32(c.ring.Len()), rkey: c.ring.RKey(), messages: uint16(cfg.Messages)}
 	private, local, remote, err := x.Connect(ctx, c.qp, cfg.Path, own.append(nil))
 	if err != nil {
-		return fmt.Errorf("rdmanet: connect: %w", ended(ctx, err))
+		return fmt.Errorf("rdmanet: connect: %w", setupEndError(ctx, err))
 	}
 	peer, err := parseParams(private)
 	if err != nil {
@@ -308,7 +308,7 @@ func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 	if dev != nil {
 		cfg.Device = dev
 	}
-	full, err := cfg.full()
+	full, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -442,7 +442,7 @@ func (o *overConn) refuse(err error) error {
 
 func (o *overConn) write(m message) error {
 	if _, err := o.nc.Write(m.append(nil)); err != nil {
-		return lost(err)
+		return newExchangeError(err)
 	}
 	return nil
 }
@@ -452,9 +452,9 @@ type exchangeError struct{ error }
 
 func (e *exchangeError) Unwrap() error { return e.error }
 
-// lost returns an exchangeError. lost replaces io.EOF, because the end of the set-up connection is not the end of a
-// stream.
-func lost(err error) error {
+// newExchangeError returns an exchangeError. newExchangeError replaces io.EOF, because the end of the set-up connection
+// is not the end of a stream.
+func newExchangeError(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF || err == io.ErrClosedPipe {
 		err = fmt.Errorf("the peer has ended the set-up: %w", syscall.ECONNRESET)
 	}
@@ -465,7 +465,7 @@ func lost(err error) error {
 func (o *overConn) read(kind byte) (message, error) {
 	b := make([]byte, headerSize, headerSize+maxBody)
 	if _, err := io.ReadFull(o.nc, b); err != nil {
-		return message{}, lost(err)
+		return message{}, newExchangeError(err)
 	}
 	n, err := bodySize(b)
 	if err != nil {
@@ -473,7 +473,7 @@ func (o *overConn) read(kind byte) (message, error) {
 	}
 	b = b[:headerSize+n]
 	if _, err := io.ReadFull(o.nc, b[headerSize:]); err != nil {
-		return message{}, lost(err)
+		return message{}, newExchangeError(err)
 	}
 	m, err := parseMessage(b)
 	switch {

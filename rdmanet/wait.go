@@ -53,7 +53,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 	for i := range spins {
 		c.mu.Lock()
 		c.poll()
-		over, err := over(w, d)
+		over, err := waitOver(w, d)
 		c.mu.Unlock()
 		if over {
 			return err
@@ -64,7 +64,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 	defer c.mu.Unlock()
 	for {
 		c.poll()
-		if over, err := over(w, d); over {
+		if over, err := waitOver(w, d); over {
 			c.waiting.succeed()
 			return err
 		}
@@ -86,13 +86,13 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 		c.mu.Lock()
 		c.waiting.sleeping = false
 		if err != nil && ctx.Err() == nil {
-			c.without(err)
+			c.noteDeviceUnusable(err)
 		}
 	}
 }
 
-// over reports whether the wait of w has ended. If d has ended, the error is the reason of d. Conn.mu must be held.
-func over(w *waiter, d *deadline) (bool, error) {
+// waitOver reports whether the wait of w has ended. If d has ended, the error is the reason of d. Conn.mu must be held.
+func waitOver(w *waiter, d *deadline) (bool, error) {
 	if err := d.reason(); err != nil {
 		return true, err
 	}

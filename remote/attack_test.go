@@ -249,7 +249,7 @@ func held(s *service.Service) (list string) {
 	testutil.Poll(func() bool {
 		var b strings.Builder
 		flying := false
-		for _, u := range s.Users(func(id quota.ID) bool { return id != quota.All }) {
+		for _, u := range s.Users(func(id quota.ID) bool { return id != quota.AllUsers }) {
 			for _, h := range u.Holds {
 				if h.Held > 0 && h.Kind != quota.Connections.String() {
 					fmt.Fprintf(&b, "%s %d, ", h.Kind, h.Held)

@@ -24,7 +24,7 @@ func (f *File) openCM() error {
 	if f.srv.cfg.CM == nil {
 		return fmt.Errorf("this service has no connection manager: %w", syscall.ENODEV)
 	}
-	if err := f.take(quota.Contexts, 1); err != nil {
+	if err := f.chargeQuota(quota.Contexts, 1); err != nil {
 		return err
 	}
 	buffers, err := shm.Create("verbena-buffers", quota.BufferBytes, f.user, f.kept)

@@ -88,7 +88,7 @@ const (
 	sendBuffer = 4 << 10
 )
 
-func (f *File) take(k quota.Kind, n uint64) error {
+func (f *File) chargeQuota(k quota.Kind, n uint64) error {
 	if err := f.user.Take(k, n); err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (f *File) makeSignal() error {
 		return fmt.Errorf("make a socket pair: %w", err)
 	}
 	f.signal, f.theirs = os.NewFile(uintptr(fds[0]), "signal"), os.NewFile(uintptr(fds[1]), "signal")
-	if err := f.give(fds[1]); err != nil {
+	if err := f.chargeDescriptor(fds[1]); err != nil {
 		return err
 	}
 	if err := unix.Shutdown(fds[0], unix.SHUT_RD); err != nil {
@@ -137,8 +137,8 @@ func (f *File) makeSignal() error {
 	return nil
 }
 
-// give charges the client's user for a file description, for as long as the client has the description.
-func (f *File) give(fd int) error {
+// chargeDescriptor charges the client's user for a file description, for as long as the client has the description.
+func (f *File) chargeDescriptor(fd int) error {
 	if err := f.user.Take(quota.Descriptors, 1); err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 		f.memory.Close()
 		return fmt.Errorf("make a doorbell: eventfd: %w", err)
 	}
-	if err = f.give(f.bell); err != nil {
+	if err = f.chargeDescriptor(f.bell); err != nil {
 		f.memory.Close()
 		return err
 	}
@@ -179,7 +179,7 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 		return err
 	}
 	f.polled, err = f.srv.cfg.Pollers.Add(f.user, poller.Source{
-		File: f.uverbs, Doorbell: f.bell, Tell: f.memory.tell, Who: []any{"uid", f.client.UID, "pid", f.client.PID},
+		File: f.uverbs, Doorbell: f.bell, Tell: f.memory.setAwake, Who: []any{"uid", f.client.UID, "pid", f.client.PID},
 	})
 	if err != nil {
 		f.uverbs.Close()
@@ -208,7 +208,7 @@ func closedByClient(err error) bool {
 }
 
 func (f *File) serve(nc *net.UnixConn) error {
-	c := devfile.Conn{UnixConn: nc, Rights: f.srv.cfg.Rights.Of(f.user)}
+	c := devfile.Conn{UnixConn: nc, Rights: f.srv.cfg.Rights.QueueOf(f.user)}
 	if err := nc.SetWriteBuffer(sendBuffer); err != nil {
 		return err
 	}
@@ -457,8 +457,8 @@ func (m *memory) Depart() {
 	}
 }
 
-// tell writes to the control word whether the poller is awake.
-func (m *memory) tell(awake bool) {
+// setAwake writes to the control word whether the poller is awake.
+func (m *memory) setAwake(awake bool) {
 	state := devfile.Asleep
 	if awake {
 		state = devfile.Awake

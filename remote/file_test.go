@@ -150,11 +150,11 @@ func TestControlWord(t *testing.T) {
 		do   func()
 		want uint32
 	}{
-		{func() { m.tell(true) }, devfile.Awake},
-		{func() { m.tell(false) }, devfile.Asleep},
+		{func() { m.setAwake(true) }, devfile.Awake},
+		{func() { m.setAwake(false) }, devfile.Asleep},
 		{m.Depart, devfile.Gone},
-		{func() { m.tell(true) }, devfile.Gone},
-		{func() { m.tell(false) }, devfile.Gone},
+		{func() { m.setAwake(true) }, devfile.Gone},
+		{func() { m.setAwake(false) }, devfile.Gone},
 	} {
 		tt.do()
 		if got := word.Load(); got != tt.want {
@@ -162,6 +162,6 @@ func TestControlWord(t *testing.T) {
 		}
 	}
 	m.control = nil // as after a close
-	m.tell(true)
+	m.setAwake(true)
 	m.Depart()
 }

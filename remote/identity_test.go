@@ -107,10 +107,10 @@ func TestCharges(t *testing.T) {
 	f := &File{srv: New(Config{}), user: user, client: client}
 	f.client.Process = processOf(t, os.Getpid())
 	f.space.windows = umem.NewLocal()
-	if err := f.take(quota.Descriptors, connectionDescriptors); err != nil {
+	if err := f.chargeQuota(quota.Descriptors, connectionDescriptors); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.take(quota.Descriptors, memoryDescriptors); !errors.Is(err, syscall.EMFILE) {
+	if err := f.chargeQuota(quota.Descriptors, memoryDescriptors); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("take: got %v, want EMFILE", err)
 	}
 	if err := f.takeMemory(ownMemory(t)); !errors.Is(err, syscall.EMFILE) {

@@ -86,14 +86,14 @@ type info struct {
 // fails.
 func (s *Server) Open(c Client, name string) (_ *File, _ info, err error) {
 	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account),
-		kept: s.cfg.Kept.Of(s.cfg.Quota.Account(c.Account)), events: map[uint32]inode{}, nextNumber: firstNumber}
+		kept: s.cfg.Kept.KeptOf(s.cfg.Quota.Account(c.Account)), events: map[uint32]inode{}, nextNumber: firstNumber}
 	f.space.windows = umem.NewLocal()
 	defer func() {
 		if err != nil {
 			f.release()
 		}
 	}()
-	if err := f.take(quota.Descriptors, connectionDescriptors); err != nil {
+	if err := f.chargeQuota(quota.Descriptors, connectionDescriptors); err != nil {
 		return nil, info{}, err
 	}
 	if f.acct, err = s.accountOf(c); err != nil {

@@ -107,7 +107,7 @@ type actionSpec struct {
 	Event  *ctl.DevEvent `yaml:"event"`
 	Signal *signal       `yaml:"signal"`
 
-	out bool // omitted by File.Without
+	out bool // omitted by File.RemoveAction
 }
 
 // link is a change of a link.
@@ -205,7 +205,7 @@ func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 	}
 	for name, value := range set {
 		if _, ok := f.Set[name]; !ok {
-			return nil, fmt.Errorf("unknown value %s; the values are: %s", name, list(slices.Sorted(maps.Keys(f.Set))))
+			return nil, fmt.Errorf("unknown value %s; the values are: %s", name, joinNames(slices.Sorted(maps.Keys(f.Set))))
 		}
 		f.Set[name] = value
 	}
@@ -218,7 +218,7 @@ func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 	return f, nil
 }
 
-func list(names []string) string {
+func joinNames(names []string) string {
 	if len(names) == 0 {
 		return "none"
 	}
@@ -238,7 +238,7 @@ func (f *File) expand(dir string) error {
 				return dir
 			}
 			if !ok {
-				missing = fmt.Errorf("%s in %q: set has no %s; it has: %s", v, s, name, list(slices.Sorted(maps.Keys(f.Set))))
+				missing = fmt.Errorf("%s in %q: set has no %s; it has: %s", v, s, name, joinNames(slices.Sorted(maps.Keys(f.Set))))
 			}
 			return value
 		})
@@ -276,7 +276,7 @@ func (f *File) check() error {
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		if d.Name == "" {
-			return fmt.Errorf("devices: the %s device has no name", nth(i))
+			return fmt.Errorf("devices: the %s device has no name", ordinal(i))
 		}
 		if c.devices[d.Name] {
 			return fmt.Errorf("devices: two devices have the name %s", d.Name)
@@ -291,7 +291,7 @@ func (f *File) check() error {
 	for i := range f.Programs {
 		p := &f.Programs[i]
 		if p.Name == "" {
-			return fmt.Errorf("programs: the %s program has no name", nth(i))
+			return fmt.Errorf("programs: the %s program has no name", ordinal(i))
 		}
 		if c.programs[p.Name] {
 			return fmt.Errorf("programs: two programs have the name %s", p.Name)
@@ -305,7 +305,7 @@ func (f *File) check() error {
 		a := &f.Actions[i]
 		what, err := a.what()
 		if err != nil {
-			return fmt.Errorf("the %s action: %w", nth(i), err)
+			return fmt.Errorf("the %s action: %w", ordinal(i), err)
 		}
 		if a.Name == "" {
 			a.Name = what
@@ -333,13 +333,13 @@ func (f *File) check() error {
 	}
 	for i := range f.Expect {
 		if err := c.counter(&f.Expect[i]); err != nil {
-			return fmt.Errorf("the %s expectation: %w", nth(i), err)
+			return fmt.Errorf("the %s expectation: %w", ordinal(i), err)
 		}
 	}
 	return c.cycles()
 }
 
-func nth(i int) string {
+func ordinal(i int) string {
 	switch i++; {
 	case i%10 == 1 && i%100 != 11:
 		return fmt.Sprintf("%dst", i)
@@ -398,7 +398,7 @@ func (c *checker) moment(m *moment, action, program string) error {
 		return err
 	case len(is) != 1:
 		return fmt.Errorf("a moment is one of at, output, exit, start, listens, done, counter, wr and packet; this has %s",
-			list(is))
+			joinNames(is))
 	case m.Listens < 0 || m.Listens > 65535:
 		return fmt.Errorf("listens: %d is not a port", m.Listens)
 	case m.Done != "" && c.actions[m.Done] == nil:
@@ -423,7 +423,7 @@ func (f *File) RemoveAction(action string) error {
 		for i := range f.Actions {
 			names = append(names, f.Actions[i].Name)
 		}
-		return fmt.Errorf("unknown action %q; the actions are: %s", action, list(names))
+		return fmt.Errorf("unknown action %q; the actions are: %s", action, joinNames(names))
 	}
 	f.Actions[at].out = true
 	for i := range f.Actions {
@@ -535,7 +535,7 @@ func (a *actionSpec) what() (string, error) {
 		add(true, "%s %s", s.Signal, s.Program)
 	}
 	if len(is) != 1 {
-		return "", fmt.Errorf("an action is one of link, reset, unplug, plug, hang, remove, add, fault, verb, clear, event and signal; this has %s", list(is))
+		return "", fmt.Errorf("an action is one of link, reset, unplug, plug, hang, remove, add, fault, verb, clear, event and signal; this has %s", joinNames(is))
 	}
 	return is[0], nil
 }

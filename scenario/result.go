@@ -63,7 +63,7 @@ type actionResult struct {
 	Name   string        `json:"name"`
 	What   string        `json:"what"`
 	Moment string        `json:"moment"`
-	Out    bool          `json:"left_out,omitempty"` // omitted by File.Without
+	Out    bool          `json:"left_out,omitempty"` // omitted by File.RemoveAction
 	Began  bool          `json:"began"`
 	Done   bool          `json:"done"`
 	At     time.Duration `json:"at_ns"` // start time; at a counted moment, accurate to lookEvery
@@ -222,9 +222,9 @@ func (r *Result) finish(f *File, took time.Duration, err error) {
 	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c check) bool { return !c.Passed })
 }
 
-type adder func(subject, what string, ok bool, why string, args ...any)
+type addCheck func(subject, what string, ok bool, why string, args ...any)
 
-func (r *Result) program(p *Program, res *programResult, add adder) {
+func (r *Result) program(p *Program, res *programResult, add addCheck) {
 	e := &p.Expect
 	switch {
 	case res.Error != "":
@@ -296,7 +296,7 @@ func (p *programResult) tail() string {
 	return "; the program has printed nothing"
 }
 
-func (r *Result) counter(c *counter, add adder) {
+func (r *Result) counter(c *counter, add addCheck) {
 	subject, what := c.Dev, c.Counter
 	var got uint64
 	if c.Action != "" {
@@ -312,7 +312,7 @@ func (r *Result) counter(c *counter, add adder) {
 		m := r.Counters[c.Dev]
 		var ok bool
 		if got, ok = m[c.Counter]; !ok {
-			add(subject, what, false, "unknown counter; the counters are: %s", list(slices.Sorted(maps.Keys(m))))
+			add(subject, what, false, "unknown counter; the counters are: %s", joinNames(slices.Sorted(maps.Keys(m))))
 			return
 		}
 	}

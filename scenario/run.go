@@ -64,10 +64,10 @@ type Runner struct {
 }
 
 const (
-	// lookEvery is the polling interval for moments without notification.
-	lookEvery = 5 * time.Millisecond
-	// sampleEvery is the interval of the device samples for the timeline.
-	sampleEvery = 20 * time.Millisecond
+	// pollInterval is the polling interval for moments without notification.
+	pollInterval = 5 * time.Millisecond
+	// sampleInterval is the interval of the device samples for the timeline.
+	sampleInterval = 20 * time.Millisecond
 	// maxSamples limits the samples. At the limit every second sample is removed, and the interval doubles.
 	maxSamples = 2000
 	// maxLines limits the number of lines kept of each program. Later lines are kept only if they match an
@@ -165,7 +165,7 @@ const (
 // Run runs a scenario. An error means that the run could not be completed. The Result then holds the events until
 // the error. Run may sleep for the time limit of the file and a few seconds more.
 func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
-	x := &run{Runner: r, f: f, news: make(chan runEvent), began: time.Now(), thin: int(sampleEvery / lookEvery),
+	x := &run{Runner: r, f: f, news: make(chan runEvent), began: time.Now(), thin: int(sampleInterval / pollInterval),
 		programs: make([]programRun, len(f.Programs)), actions: make([]actionRun, len(f.Actions)),
 		counters: map[string]map[string]uint64{}}
 	x.res = newResult(f, x.began)
@@ -198,7 +198,7 @@ func (x *run) all(ctx context.Context) error {
 		x.begin(i)
 		select {
 		case h := <-x.news:
-			x.took(h)
+			x.handleEvent(h)
 			if h.err != nil {
 				return fmt.Errorf("action %q: %w", a.Name, h.err)
 			}
@@ -223,7 +223,7 @@ func (x *run) all(ctx context.Context) error {
 func (x *run) loop(ctx context.Context) error {
 	limit := time.NewTimer(time.Duration(x.f.Timeout))
 	defer limit.Stop()
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		x.advance(time.Now())
@@ -232,9 +232,9 @@ func (x *run) loop(ctx context.Context) error {
 		}
 		select {
 		case h := <-x.news:
-			x.took(h)
+			x.handleEvent(h)
 		case <-tick.C:
-			x.look()
+			x.pollDevices()
 		case <-limit.C:
 			x.res.TimedOut = true
 			return nil
@@ -279,7 +279,7 @@ wait:
 	for x.running > 0 || x.busy > 0 {
 		select {
 		case h := <-x.news:
-			x.took(h)
+			x.handleEvent(h)
 		case <-deadline:
 			break wait
 		}
@@ -290,11 +290,11 @@ wait:
 			}
 		}()
 	}
-	x.last()
+	x.recordFinal()
 }
 
-// took handles an event.
-func (x *run) took(h runEvent) {
+// handleEvent handles an event.
+func (x *run) handleEvent(h runEvent) {
 	at := time.Since(x.began)
 	switch {
 	case h.line != nil:
@@ -305,7 +305,7 @@ func (x *run) took(h runEvent) {
 			p.More++
 		}
 		x.mark(Mark{At: at, Kind: MarkLine, Subject: p.Name, Text: *h.line})
-		x.seen(func(m *moment) bool {
+		x.markDue(func(m *moment) bool {
 			return m.Output != "" && m.Of == p.Name && regexp.MustCompile(m.Output).MatchString(*h.line)
 		})
 	case h.exit != nil:
@@ -315,7 +315,7 @@ func (x *run) took(h runEvent) {
 		p.End, p.Exit = at, h.exit
 		p.Killed = x.programs[h.program].killed
 		x.mark(Mark{At: at, Kind: MarkExit, Subject: p.Name, Text: h.exit.String()})
-		x.seen(func(m *moment) bool { return m.Exit == p.Name })
+		x.markDue(func(m *moment) bool { return m.Exit == p.Name })
 	case h.done:
 		x.busy--
 		a, res := &x.actions[h.action], &x.res.Actions[h.action]
@@ -326,12 +326,12 @@ func (x *run) took(h runEvent) {
 		if a.armed && h.err == nil {
 			return // not done until the device reports the moment
 		}
-		x.over(h.action, at)
+		x.markDone(h.action, at)
 	}
 }
 
-// over records that an action is done.
-func (x *run) over(i int, at time.Duration) {
+// markDone records that an action is done.
+func (x *run) markDone(i int, at time.Duration) {
 	a, res := &x.actions[i], &x.res.Actions[i]
 	a.state = over
 	res.Done = true
@@ -344,7 +344,7 @@ func (x *run) over(i int, at time.Duration) {
 		text += ": " + res.Error
 	}
 	x.mark(Mark{At: res.At, Kind: MarkAction, Subject: res.Name, Text: text})
-	x.seen(func(m *moment) bool { return m.Done == res.Name })
+	x.markDue(func(m *moment) bool { return m.Done == res.Name })
 }
 
 func (x *run) mark(m Mark) {
@@ -353,8 +353,8 @@ func (x *run) mark(m Mark) {
 	}
 }
 
-// seen marks the programs and actions as due if is returns true for their moment.
-func (x *run) seen(is func(*moment) bool) {
+// markDue marks the programs and actions as due if is returns true for their moment.
+func (x *run) markDue(is func(*moment) bool) {
 	now := time.Now()
 	x.each(func(m *moment, state *progress, due *time.Time) {
 		if *state == waiting && m != nil && !m.counted() && is(m) {
@@ -377,7 +377,7 @@ func (x *run) advance(now time.Time) {
 	x.stale = true
 	for again := true; again; { // the start of one program may be the moment of another
 		again = false
-		x.seen(func(m *moment) bool {
+		x.markDue(func(m *moment) bool {
 			switch {
 			case m.At != nil:
 				return now.Sub(x.began) >= time.Duration(*m.At)
@@ -424,30 +424,30 @@ func (x *run) start(i int) {
 		e := proc.Wait()
 		x.news <- runEvent{program: i, exit: &e}
 	}()
-	x.seen(func(m *moment) bool { return m.Started == res.Name })
+	x.markDue(func(m *moment) bool { return m.Started == res.Name })
 }
 
 // forget ends the pending counted moments that action i makes the devices cancel.
 func (x *run) forget(i int) {
 	looked := false
 	for j := range x.actions {
-		if !x.waits(j) || !x.f.Actions[i].forgets(&x.f.Actions[j]) {
+		if !x.waitsForCount(j) || !x.f.Actions[i].forgets(&x.f.Actions[j]) {
 			continue
 		}
 		if !looked {
 			looked = true
 			x.armed() // the moment may have occurred just now
 		}
-		if x.waits(j) {
+		if x.waitsForCount(j) {
 			x.res.Actions[j].Error = fmt.Sprintf("its moment was not reached before %q, which cancelled it",
 				x.res.Actions[i].Name)
-			x.over(j, time.Since(x.began))
+			x.markDone(j, time.Since(x.began))
 		}
 	}
 }
 
-// waits reports whether the device is still waiting for the counted moment of action i.
-func (x *run) waits(i int) bool { return x.actions[i].state == underWay && x.actions[i].armed }
+// waitsForCount reports whether the device is still waiting for the counted moment of action i.
+func (x *run) waitsForCount(i int) bool { return x.actions[i].state == underWay && x.actions[i].armed }
 
 // begin performs an action, or arms the device to perform it at its counted moment.
 func (x *run) begin(i int) {
@@ -567,8 +567,8 @@ func (x *run) shape(s *fault.Shape) *fault.Shape {
 	return &c
 }
 
-// look polls the devices for moments and samples.
-func (x *run) look() {
+// pollDevices polls the devices for moments and samples.
+func (x *run) pollDevices() {
 	x.ticks++
 	if x.ticks%x.thin == 0 {
 		x.sample()
@@ -580,7 +580,7 @@ func (x *run) look() {
 func (x *run) armed() {
 	links, devs := "", ""
 	for i := range x.actions {
-		if !x.waits(i) {
+		if !x.waitsForCount(i) {
 			continue
 		}
 		dev, what := x.f.Actions[i].dev(), ""
@@ -596,7 +596,7 @@ func (x *run) armed() {
 			what = devs
 		}
 		if !strings.Contains(what, "\n"+dev+"\n") {
-			x.over(i, time.Since(x.began))
+			x.markDone(i, time.Since(x.began))
 		}
 	}
 }
@@ -712,8 +712,8 @@ func (x *run) rule(i int) {
 	}
 }
 
-// last records the final state.
-func (x *run) last() {
+// recordFinal records the final state.
+func (x *run) recordFinal() {
 	for i := range x.actions {
 		if x.actions[i].live {
 			x.rule(i)
@@ -727,7 +727,7 @@ func (x *run) last() {
 	if x.running > 0 {
 		return
 	}
-	for limit := time.Now().Add(leftGrace); ; time.Sleep(lookEvery) {
+	for limit := time.Now().Add(leftGrace); ; time.Sleep(pollInterval) {
 		x.res.Left = nil
 		a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpResShow})
 		if err != nil {

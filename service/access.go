@@ -21,8 +21,8 @@ type peer struct {
 	uid int
 }
 
-// control calls f with the connection's descriptor.
-func control(c *net.UnixConn, f func(fd int) error) error {
+// withDescriptor calls f with the connection's descriptor.
+func withDescriptor(c *net.UnixConn, f func(fd int) error) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func (p peer) process(c *net.UnixConn) (*os.File, error) {
 			syscall.EPERM)
 	}
 	pidfd := -1
-	err := control(c, func(fd int) (err error) {
+	err := withDescriptor(c, func(fd int) (err error) {
 		pidfd, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 		return err
 	})
@@ -125,13 +125,13 @@ func exited(pidfd int) bool {
 	return err == nil && n > 0
 }
 
-// public lists the requests that users without the right to manage the service may send. These requests neither
+// publicOps lists the requests that users without the right to manage the service may send. These requests neither
 // affect other users nor show their objects.
-var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
+var publicOps = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
 	ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
 
 func (p peer) authorize(op ctl.Op) error {
-	if p.Manager || public[op] {
+	if p.Manager || publicOps[op] {
 		return nil
 	}
 	return fmt.Errorf("%s: user %v may run programs here, but only root with CAP_SYS_ADMIN or CAP_NET_ADMIN, user %d, the owner of the service, "+

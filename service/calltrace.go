@@ -97,7 +97,7 @@ func (t *callTrace) close() {
 
 // startTrace makes the trace of a program and charges it to the user. The caller calls end when the program has ended.
 func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(), err error) {
-	user, keep := s.quota.Account(who.Account), s.kept.Of(s.quota.Account(who.Account))
+	user, keep := s.quota.Account(who.Account), s.kept.KeptOf(s.quota.Account(who.Account))
 	if err := user.Take(quota.Descriptors, traceDescriptors); err != nil {
 		return nil, nil, nil, err
 	}

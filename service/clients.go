@@ -90,7 +90,7 @@ const (
 // this and does not sleep.
 func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
 	user := s.quota.Account(who.Account)
-	c := ctl.Conn{UnixConn: uc, Rights: s.rights.Of(user)}
+	c := ctl.Conn{UnixConn: uc, Rights: s.rights.QueueOf(user)}
 	go func() {
 		heard, counted := s.unheard.begin(who.Account, maxUnheard)
 		if counted {
@@ -109,7 +109,7 @@ func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
 		ended()
 		return
 	}
-	s.kept.Of(user).Keep(kept.Unread(fd), ended)
+	s.kept.KeptOf(user).Keep(kept.Unread(fd), ended)
 }
 
 // sayWhy sends a refused client the reason, and waits until the client closes its end. If the service closed the
@@ -187,7 +187,7 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 	}
 	id := quota.ID{UID: uid}
 	privileged := uid == 0 || uid == os.Geteuid()
-	closing := s.rights.Of(s.quota.User(uid))
+	closing := s.rights.QueueOf(s.quota.User(uid))
 	if privileged && pid != 0 {
 		if id.Container, err = s.authority.PIDNamespace(pid); err != nil { // the client's process has ended
 			go closing.End(c)
@@ -301,7 +301,7 @@ func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 	}
 	if err != nil {
 		s.log.Debug("client", uidKey, who.uid, "err", err) // the usual cause is a disconnected client
-		s.rights.Of(s.quota.User(who.uid)).End(c)
+		s.rights.QueueOf(s.quota.User(who.uid)).End(c)
 		return quota.ID{}, false
 	}
 	s.admitPeer(c, who)
@@ -319,7 +319,7 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	}
 	go func() {
 		account := s.quota.Account(who.Account)
-		c := ctl.Conn{UnixConn: c, Rights: s.rights.Of(account)}
+		c := ctl.Conn{UnixConn: c, Rights: s.rights.QueueOf(account)}
 		s.answerAll(c, who, s.firstMessage)
 		s.end(c, account, func() {
 			user.Give(quota.Connections, 1)
@@ -336,7 +336,7 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 		c.Close()
 		return
 	}
-	s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.Account(who.Account))}, who, 0)
+	s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.QueueOf(s.quota.Account(who.Account))}, who, 0)
 }
 
 // serve answers a client like answerAll, and then closes the connection.

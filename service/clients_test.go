@@ -558,7 +558,7 @@ func TestYield(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.links.mu.Lock()
-	kept := s.byHandLocked()
+	kept := s.changedByHandLocked()
 	s.links.mu.Unlock()
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) || !kept {
 		t.Errorf("yield with a fault rule: got %v, want EBUSY; kept when idle: %v", err, kept)
@@ -567,7 +567,7 @@ func TestYield(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.links.mu.Lock()
-	kept = s.byHandLocked()
+	kept = s.changedByHandLocked()
 	s.links.mu.Unlock()
 	if kept {
 		t.Error("keep when idle: got true after the rules were cleared, want false")
@@ -777,7 +777,7 @@ func TestKeptByDevices(t *testing.T) {
 		kept := func() bool {
 			s.links.mu.Lock()
 			defer s.links.mu.Unlock()
-			return s.byHandLocked()
+			return s.changedByHandLocked()
 		}
 		if !testutil.Poll(func() bool { return kept() == c.want }) { // an unreachable device is reset in the background
 			t.Errorf("keep when idle, after %s: got %v, want %v", c.name, kept(), c.want)

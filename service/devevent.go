@@ -14,11 +14,11 @@ import (
 type subject uint8
 
 const (
-	ofDevice subject = iota
-	ofPort
-	ofQP
-	ofCQ
-	ofSRQ
+	subjectDevice subject = iota
+	subjectPort
+	subjectQP
+	subjectCQ
+	subjectSRQ
 )
 
 // devEvents lists the events that can be raised, in the order of enum ibv_event_type.
@@ -27,26 +27,26 @@ var devEvents = []struct {
 	typ  ib.EventType
 	of   subject
 }{
-	{"cq_err", uapi.EventCQErr, ofCQ},
-	{"qp_fatal", uapi.EventQPFatal, ofQP},
-	{"qp_req_err", uapi.EventQPReqErr, ofQP},
-	{"qp_access_err", uapi.EventQPAccessErr, ofQP},
-	{"comm_est", uapi.EventCommEst, ofQP},
-	{"sq_drained", uapi.EventSQDrained, ofQP},
-	{"path_mig", uapi.EventPathMig, ofQP},
-	{"path_mig_err", uapi.EventPathMigErr, ofQP},
-	{"device_fatal", uapi.EventDeviceFatal, ofDevice},
-	{"port_active", uapi.EventPortActive, ofPort},
-	{"port_err", uapi.EventPortErr, ofPort},
-	{"lid_change", uapi.EventLIDChange, ofPort},
-	{"pkey_change", uapi.EventPKeyChange, ofPort},
-	{"sm_change", uapi.EventSMChange, ofPort},
-	{"srq_err", uapi.EventSRQErr, ofSRQ},
-	{"srq_limit_reached", uapi.EventSRQLimitReached, ofSRQ},
-	{"qp_last_wqe_reached", uapi.EventQPLastWQEReached, ofQP},
-	{"client_reregister", uapi.EventClientReregister, ofPort},
-	{"gid_change", uapi.EventGIDChange, ofPort},
-	{"device_speed_change", uapi.EventDeviceSpeedChange, ofPort},
+	{"cq_err", uapi.EventCQErr, subjectCQ},
+	{"qp_fatal", uapi.EventQPFatal, subjectQP},
+	{"qp_req_err", uapi.EventQPReqErr, subjectQP},
+	{"qp_access_err", uapi.EventQPAccessErr, subjectQP},
+	{"comm_est", uapi.EventCommEst, subjectQP},
+	{"sq_drained", uapi.EventSQDrained, subjectQP},
+	{"path_mig", uapi.EventPathMig, subjectQP},
+	{"path_mig_err", uapi.EventPathMigErr, subjectQP},
+	{"device_fatal", uapi.EventDeviceFatal, subjectDevice},
+	{"port_active", uapi.EventPortActive, subjectPort},
+	{"port_err", uapi.EventPortErr, subjectPort},
+	{"lid_change", uapi.EventLIDChange, subjectPort},
+	{"pkey_change", uapi.EventPKeyChange, subjectPort},
+	{"sm_change", uapi.EventSMChange, subjectPort},
+	{"srq_err", uapi.EventSRQErr, subjectSRQ},
+	{"srq_limit_reached", uapi.EventSRQLimitReached, subjectSRQ},
+	{"qp_last_wqe_reached", uapi.EventQPLastWQEReached, subjectQP},
+	{"client_reregister", uapi.EventClientReregister, subjectPort},
+	{"gid_change", uapi.EventGIDChange, subjectPort},
+	{"device_speed_change", uapi.EventDeviceSpeedChange, subjectPort},
 }
 
 // EventNames returns the names of the events that devEvent raises.
@@ -75,13 +75,13 @@ func (s *Service) devEvent(r ctl.DevEvent) error {
 		return fail("there are %s: %w", strings.Join(EventNames(), ", "), syscall.EINVAL)
 	}
 	e := devEvents[i]
-	given := map[subject]bool{ofPort: r.Port != 0, ofQP: r.QP != 0, ofCQ: r.CQ != 0, ofSRQ: r.SRQ != 0}
-	for of, word := range map[subject]string{ofPort: "port", ofQP: "queue pair", ofCQ: "completion queue",
-		ofSRQ: "shared receive queue"} {
+	given := map[subject]bool{subjectPort: r.Port != 0, subjectQP: r.QP != 0, subjectCQ: r.CQ != 0, subjectSRQ: r.SRQ != 0}
+	for of, word := range map[subject]string{subjectPort: "port", subjectQP: "queue pair", subjectCQ: "completion queue",
+		subjectSRQ: "shared receive queue"} {
 		switch {
 		case given[of] && e.of != of:
 			return fail("the event does not concern a %s: %w", word, syscall.EINVAL)
-		case !given[of] && e.of == of && of != ofPort:
+		case !given[of] && e.of == of && of != subjectPort:
 			return fail("the number of the %s is missing: %w", word, syscall.EINVAL)
 		}
 	}
@@ -93,21 +93,21 @@ func (s *Service) devEvent(r ctl.DevEvent) error {
 		return fail("there is currently no device: %w", syscall.ENODEV)
 	}
 	switch e.of {
-	case ofDevice:
+	case subjectDevice:
 		dev.Handle().DispatchEvent(e.typ, 0)
-	case ofPort:
+	case subjectPort:
 		dev.Handle().DispatchEvent(e.typ, 1)
-	case ofQP:
+	case subjectQP:
 		if !dev.RaiseQP(r.QP, e.typ) {
 			return fail("no queue pair %d; `verbena qp show` lists them: %w", r.QP, syscall.ENOENT)
 		}
-	case ofCQ:
+	case subjectCQ:
 		if err := s.uverbs.WithCQ(dev.Handle().Device(), r.CQ, r.PID, func(cq *ib.CQ) {
 			dev.RaiseCQ(cq, e.typ)
 		}); err != nil {
 			return fail("%w", err)
 		}
-	case ofSRQ:
+	case subjectSRQ:
 		if err := s.uverbs.WithSRQ(dev.Handle().Device(), r.SRQ, r.PID, func(srq *ib.SRQ) {
 			dev.RaiseSRQ(srq, e.typ)
 		}); err != nil {

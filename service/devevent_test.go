@@ -57,11 +57,11 @@ func TestDevEvents(t *testing.T) {
 		r := ctl.DevEvent{Name: "rxe0", Event: e.name}
 		port := 0
 		switch e.of {
-		case ofPort:
+		case subjectPort:
 			port = 1
-		case ofQP:
+		case subjectQP:
 			r.QP = qp.Num()
-		case ofCQ, ofSRQ:
+		case subjectCQ, subjectSRQ:
 			continue // TestDevEvents does not cover this event; a test with programs does
 		}
 		if err := s.devEvent(r); err != nil {
@@ -74,7 +74,7 @@ func TestDevEvents(t *testing.T) {
 				t.Errorf("%s: got %v of port %d, want port %d", e.name, got.Type, got.Port, port)
 			}
 		case got := <-onQP:
-			if got != e.typ || e.of != ofQP {
+			if got != e.typ || e.of != subjectQP {
 				t.Errorf("%s: got %v, want an event of the queue pair", e.name, got)
 			}
 		case <-time.After(20 * time.Second):

@@ -55,7 +55,7 @@ func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
 // faultClear removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if the
 // ID is 0.
 func (s *Service) faultClear(dev string, id int) error {
-	links, err := s.links.named(dev)
+	links, err := s.links.linksNamed(dev)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (s *Service) faultClear(dev string, id int) error {
 
 // faults lists the rules of one device, or of all devices if dev is empty, with their counters.
 func (s *Service) faults(dev string) ([]ctl.FaultRuleState, error) {
-	links, err := s.links.named(dev)
+	links, err := s.links.linksNamed(dev)
 	list := []ctl.FaultRuleState{}
 	for _, l := range links {
 		for _, r := range l.faults.List() {

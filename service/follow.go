@@ -85,7 +85,7 @@ func (s *Service) setInterface(l *rdmaLink, list []netdev.Interface) {
 		o := s.links.owner(a)
 		return o != nil && o != l
 	})
-	if dev.SetInterface(l.port.shown(host), addrs) {
+	if dev.SetInterface(l.port.shownInterface(host), addrs) {
 		s.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name,
 			"up", host.Up && host.Running, "addrs", addrs)
 		s.guests.Refresh()

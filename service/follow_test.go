@@ -197,8 +197,8 @@ func TestProbedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := l.hw.Device()
-	s.probed(l, second)
-	s.probed(l, first)
+	s.recordDevice(l, second)
+	s.recordDevice(l, first)
 	s.links.mu.Lock()
 	defer s.links.mu.Unlock()
 	if l.dev != second {

@@ -49,21 +49,21 @@ func thisMachine() machine {
 	}
 	for _, file := range []string{"/proc/sys/kernel/threads-max", "/proc/sys/kernel/pid_max"} {
 		if n, ok := readNumber(file); ok {
-			m.tasks = lowest(m.tasks, n)
+			m.tasks = lowerLimit(m.tasks, n)
 		}
 	}
 	// The kernel does not enforce RLIMIT_NPROC for root.
 	if unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil {
-		m.tasks = lowest(m.tasks, l.Cur)
+		m.tasks = lowerLimit(m.tasks, l.Cur)
 	}
-	return m.within(cgroup.Read(os.DirFS("/")))
+	return m.limitedTo(cgroup.Read(os.DirFS("/")))
 }
 
-// within returns the machine reduced to the limits of a cgroup.
-func (m machine) within(l cgroup.Limits) machine {
+// limitedTo returns the machine reduced to the limits of a cgroup.
+func (m machine) limitedTo(l cgroup.Limits) machine {
 	m.cgroup = l
-	m.memory = lowest(m.memory, l.Memory)
-	m.tasks = lowest(m.tasks, l.Tasks)
+	m.memory = lowerLimit(m.memory, l.Memory)
+	m.tasks = lowerLimit(m.tasks, l.Tasks)
 	return m
 }
 
@@ -76,8 +76,8 @@ func readNumber(file string) (n uint64, ok bool) {
 	return n, err == nil
 }
 
-// lowest returns the lower of two limits, where 0 means no limit.
-func lowest(a, b uint64) uint64 {
+// lowerLimit returns the lower of two limits, where 0 means no limit.
+func lowerLimit(a, b uint64) uint64 {
 	if a == 0 || b != 0 && b < a {
 		return b
 	}
@@ -100,8 +100,8 @@ const (
 	threadBytes = 64 << 10
 	// objectBytes is the measured memory of a service with full device tables.
 	objectBytes = 1280 << 20
-	// fewest is the minimum number of threads that each limit of threads allows all users together.
-	fewest = 8
+	// minThreadLimit is the minimum number of threads that each limit of threads allows all users together.
+	minThreadLimit = 8
 )
 
 // The shares of memory are in sixteenths. The remaining eighth is for the service itself.
@@ -162,19 +162,19 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 		l[k] = bounded(total, total)
 	}
 	// A multicast group uses a descriptor, and a kernel buffer for each address of the device.
-	l[quota.Multicast] = bounded(lowest(min(256, fds/16), m.memory/allShares*threadShare/link.GroupMemory), 64)
+	l[quota.Multicast] = bounded(lowerLimit(min(256, fds/16), m.memory/allShares*threadShare/link.GroupMemory), 64)
 	return l
 }
 
 // threads returns the number of threads that all users together may cause. The other half of the service's tasks is for
 // the service itself and for other processes of its cgroup or user.
 func (m machine) threads() uint64 {
-	return lowest(lowest(userThreads, m.tasks/2), m.memory/allShares*threadShare/threadBytes)
+	return lowerLimit(lowerLimit(userThreads, m.tasks/2), m.memory/allShares*threadShare/threadBytes)
 }
 
 // bounded returns a limit for one user and a limit for all users that is not below the minimum.
 func bounded(total, mostPerUser uint64) quota.Limit {
-	total = max(total, fewest)
+	total = max(total, minThreadLimit)
 	return quota.Limit{PerUser: min(total/users, mostPerUser), Total: total}
 }
 
@@ -314,7 +314,7 @@ func (s *Service) Users(sees func(quota.ID) bool) []ctl.UserInfo {
 		info := ctl.UserInfo{UID: u.User.UID, Container: u.User.Container}
 		for k := range quota.NumKinds {
 			limit := limits[k].PerUser
-			if u.User == quota.All {
+			if u.User == quota.AllUsers {
 				limit = limits[k].Total
 			}
 			info.Holds = append(info.Holds, ctl.UsageInfo{Kind: k.String(), Held: u.Held[k], Limit: limit})

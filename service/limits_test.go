@@ -77,7 +77,7 @@ func TestDefaultLimits(t *testing.T) {
 // service.
 func TestContainerLimits(t *testing.T) {
 	big := machine{descriptors: 20000, mappings: 65530, memory: 24 << 30, tasks: 32768}
-	with := func(memory, tasks uint64) machine { return big.within(cgroup.Limits{Memory: memory, Tasks: tasks}) }
+	with := func(memory, tasks uint64) machine { return big.limitedTo(cgroup.Limits{Memory: memory, Tasks: tasks}) }
 	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // limits of all users together
 	for _, c := range []struct {
 		name string
@@ -121,7 +121,7 @@ func TestContainerLimits(t *testing.T) {
 			if n := got.rings + got.buffers + objects + threads*threadBytes; n > c.m.memory/8*7 {
 				t.Errorf("%s: memory of users: got %d of %d bytes, want at most 7/8", c.name, n, c.m.memory)
 			}
-			if threads > max(c.m.tasks/2, 2*fewest) {
+			if threads > max(c.m.tasks/2, 2*minThreadLimit) {
 				t.Errorf("%s: threads of users: got %d of %d, want at most half", c.name, threads, c.m.tasks)
 			}
 			if n := c.m.heap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
@@ -251,7 +251,7 @@ func TestTasksOfUser(t *testing.T) {
 	}
 	var got uint64
 	testutil.AsUser(t, 65533, func() { got = thisMachine().tasks })
-	if want := lowest(all, limit); got != want {
+	if want := lowerLimit(all, limit); got != want {
 		t.Errorf("tasks of user 65533: got %d, want %d", got, want)
 	}
 }

@@ -138,7 +138,7 @@ func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.In
 			first, l.dev = false, dev
 			return
 		}
-		go s.probed(l, dev)
+		go s.recordDevice(l, dev)
 	}
 	l.hw = d.Open(cfg)
 	l.slot = slot.New(s.core, spec.Name, l.hw, s.logf)
@@ -164,8 +164,8 @@ func freeLoopback() netip.Addr {
 	return netip.Addr{}
 }
 
-// probed records the new device of a link after a reset or a plug.
-func (s *Service) probed(l *rdmaLink, d driver.Device) {
+// recordDevice records the new device of a link after a reset or a plug.
+func (s *Service) recordDevice(l *rdmaLink, d driver.Device) {
 	s.links.mu.Lock()
 	if now := l.hw.Device(); now != nil && now != d {
 		s.links.mu.Unlock()
@@ -174,7 +174,7 @@ func (s *Service) probed(l *rdmaLink, d driver.Device) {
 	l.dev = d
 	list := []netdev.Interface{*l.host}
 	s.links.mu.Unlock()
-	l.port.renewed()
+	l.port.clearCountedMoment()
 	s.log.Debug("new device after a reset or a plug", "dev", l.spec.Name)
 	// The interface may have changed while the link had no device.
 	l.news.CompareAndSwap(nil, &list)

@@ -34,8 +34,8 @@ type port struct {
 	moment     uint64        // number of moments armed so far
 }
 
-// shown returns the interface as changed by linkSet, for the device.
-func (p *port) shown(host netdev.Interface) netdev.Interface {
+// shownInterface returns the interface as changed by linkSet, for the device.
+func (p *port) shownInterface(host netdev.Interface) netdev.Interface {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down() {
@@ -89,8 +89,8 @@ func (p *port) arm(what string, ofWR bool) uint64 {
 	return p.moment
 }
 
-// renewed clears a moment that counts work requests, because the replaced device did the counting.
-func (p *port) renewed() {
+// clearCountedMoment clears a moment that counts work requests, because the replaced device did the counting.
+func (p *port) clearCountedMoment() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ofWR {

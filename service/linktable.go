@@ -15,8 +15,8 @@ import (
 
 // linkTable holds the links of a service.
 type linkTable struct {
-	// mu also guards the device, the interface and the addresses of each link. mu is never held during an operation that
-	// can block on a program's memory, such as a reset, the removal of a device, a change of its addresses, or an
+	// mu also guards the device, the interface and the addresses of each link. mu is never held during an operation
+	// that can block on a program's memory, such as a reset, the removal of a device, a change of its addresses, or an
 	// inspection of contexts.
 	mu         sync.Mutex
 	list       []*rdmaLink
@@ -113,8 +113,8 @@ func (t *linkTable) get(name string) (*rdmaLink, error) {
 	return l, nil
 }
 
-// named returns the link of that name, or all links if the name is empty.
-func (t *linkTable) named(dev string) ([]*rdmaLink, error) {
+// linksNamed returns the link of that name, or all links if the name is empty.
+func (t *linkTable) linksNamed(dev string) ([]*rdmaLink, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if dev == "" {

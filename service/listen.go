@@ -71,7 +71,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 			return nil, fmt.Errorf("lock the control socket: %w", err)
 		}
 		// The holder of the lock serves, is about to serve, or is ending.
-		if answers(loc) || time.Now().After(deadline) {
+		if isListening(loc) || time.Now().After(deadline) {
 			return nil, fmt.Errorf("a service is running already at %s: %w", loc.Socket, syscall.EADDRINUSE)
 		}
 	}
@@ -97,8 +97,8 @@ func (l *Listener) trusted() error {
 	return nil
 }
 
-// answers reports whether a process listens on a location.
-func answers(loc ctl.Location) bool {
+// isListening reports whether a process listens on a location.
+func isListening(loc ctl.Location) bool {
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err == nil {
 		c.Close()
@@ -191,7 +191,7 @@ func (l *Listener) share(shared *supervisor.Node) error {
 // Close may be called repeatedly.
 func (l *Listener) Close() (err error) {
 	l.once.Do(func() {
-		patiently(l.unlink) // after a timeout, the next service finds a socket that refuses connections
+		runWithTimeout(l.unlink) // after a timeout, the next service finds a socket that refuses connections
 		err = l.UnixListener.Close()
 	})
 	return err

@@ -222,7 +222,7 @@ func TestListenOnce(t *testing.T) {
 		if len(won) != 1 {
 			t.Fatalf("services with the location: got %d, want 1", len(won))
 		}
-		if !answers(loc) {
+		if !isListening(loc) {
 			t.Fatal("owner of the location: got no answer, want one")
 		}
 		won[0].Release()
@@ -392,7 +392,7 @@ func TestFlockFollowsPath(t *testing.T) {
 	first.Close()
 	second := <-got
 	defer second.Close()
-	if !named(second, path) {
+	if !isOpenFile(second, path) {
 		t.Error("flock: got a lock on a removed file")
 	}
 }

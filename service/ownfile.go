@@ -23,15 +23,15 @@ func openOwn(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := ordinary(f); err != nil {
+	if err := checkOrdinaryFile(f); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
-// ordinary returns an error unless the file is a regular file of this user with one hard link.
-func ordinary(f *os.File) error {
+// checkOrdinaryFile returns an error unless the file is a regular file of this user with one hard link.
+func checkOrdinaryFile(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return &fs.PathError{Op: "fstat", Path: f.Name(), Err: err}
@@ -73,7 +73,7 @@ func flock(path string, how int) (*os.File, error) {
 			f.Close()
 			return nil, err
 		}
-		if named(f, path) {
+		if isOpenFile(f, path) {
 			return f, nil
 		}
 		f.Close()
@@ -93,8 +93,8 @@ func gone(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// named reports whether a path refers to the open file.
-func named(f *os.File, path string) bool {
+// isOpenFile reports whether a path refers to the open file.
+func isOpenFile(f *os.File, path string) bool {
 	have, err1 := f.Stat()
 	want, err2 := os.Lstat(path)
 	return err1 == nil && err2 == nil && os.SameFile(have, want)

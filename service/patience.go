@@ -6,9 +6,9 @@ import "time"
 // by listing the directory into memory that blocks access.
 const directoryTimeout = 2 * time.Second
 
-// patiently makes a change in a directory, and reports whether the change was complete in time. After a timeout, a
+// runWithTimeout makes a change in a directory, and reports whether the change was complete in time. After a timeout, a
 // goroutine continues the change until the lock of the directory is free.
-func patiently(change func()) bool {
+func runWithTimeout(change func()) bool {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -19,8 +19,8 @@ import (
 // maxProfile is the maximum size of a profile in bytes. The encoded form of such a profile fits into ctl.MaxResponse.
 var maxProfile = 32 << 20 // tests use a smaller value
 
-// profiling is held while a profile is collected. The runtime collects one profile at a time.
-var profiling sync.Mutex
+// profileMu is held while a profile is collected. The runtime collects one profile at a time.
+var profileMu sync.Mutex
 
 // profile collects a profile of this process and returns it. profile ends early if the service ends. profile
 // returns EBUSY while another profile is being made, EINVAL for an unknown kind or an invalid time, and EFBIG for a
@@ -37,11 +37,11 @@ func (s *Service) profile(p ctl.Profile) ([]byte, error) {
 	case !timed && p.Duration != 0:
 		return nil, fmt.Errorf("debug pprof %s: a snapshot has no duration: %w", p.Kind, syscall.EINVAL)
 	}
-	if !profiling.TryLock() {
+	if !profileMu.TryLock() {
 		return nil, fmt.Errorf("debug pprof %s: another profile is being collected: wait until it is complete: %w", p.Kind,
 			syscall.EBUSY)
 	}
-	defer profiling.Unlock()
+	defer profileMu.Unlock()
 	to := &boundedBuffer{most: maxProfile}
 	err := writeProfile(s.ended, to, p)
 	if to.full() {

@@ -38,9 +38,9 @@ func TestProfile(t *testing.T) {
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpProfile}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("request without a profile: got %v, want EINVAL", err)
 	}
-	profiling.Lock()
+	profileMu.Lock()
 	_, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ctl.Profile{Kind: ctl.ProfileHeap}})
-	profiling.Unlock()
+	profileMu.Unlock()
 	if !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("second profile at the same time: got %v, want EBUSY", err)
 	}

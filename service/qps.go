@@ -12,7 +12,7 @@ import (
 // qps lists the queue pairs of a device, or of all devices. qps omits the general services queue pair (QP 1), which
 // belongs to the connection manager.
 func (s *Service) qps(dev string) ([]ctl.QPStatusInfo, error) {
-	links, err := s.links.named(dev)
+	links, err := s.links.linksNamed(dev)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +34,7 @@ func (s *Service) qps(dev string) ([]ctl.QPStatusInfo, error) {
 
 // qpTrace returns the latest protocol events of a queue pair, and starts or stops the recording of events.
 func (s *Service) qpTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
-	links, err := s.links.named(r.Dev)
+	links, err := s.links.linksNamed(r.Dev)
 	if err != nil {
 		return ctl.QPTraceInfo{}, err
 	}

@@ -49,7 +49,7 @@ func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 // Stats reads the counters of one device, or of all devices if dev is empty: the counters of the driver, and event_*
 // for asynchronous events.
 func (s *Service) Stats(dev string) ([]ctl.StatInfo, error) {
-	links, err := s.links.named(dev)
+	links, err := s.links.linksNamed(dev)
 	list := []ctl.StatInfo{}
 	for _, l := range links {
 		s.links.mu.Lock()

@@ -36,7 +36,7 @@ func newRunDir() (*runDir, error) {
 		err error
 	}
 	end := make(chan made, 1)
-	if !patiently(func() {
+	if !runWithTimeout(func() {
 		d, err := makeRunDir()
 		end <- made{d, err}
 	}) {
@@ -76,7 +76,7 @@ func makeRunDir() (*runDir, error) {
 // close removes the directory. If a program keeps the directory locked, the next service removes it.
 func (d *runDir) close() {
 	d.hold.Close()
-	patiently(func() {
+	runWithTimeout(func() {
 		removeIfUnheldIn(d.root, filepath.Base(d.path))
 		d.root.Close()
 	})
@@ -84,7 +84,7 @@ func (d *runDir) close() {
 
 // remove removes the directory even if it is locked. remove is for a process that is about to end by force.
 func (d *runDir) remove() {
-	patiently(func() { _ = d.root.RemoveAll(filepath.Base(d.path)) })
+	runWithTimeout(func() { _ = d.root.RemoveAll(filepath.Base(d.path)) })
 }
 
 // removeIfUnheld removes a directory of this user's services, by its name in shmRoot, unless a service holds its

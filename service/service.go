@@ -226,7 +226,7 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 	}
-	patiently(s.dir.sweep) // after a timeout, the next service removes the remaining directories
+	runWithTimeout(s.dir.sweep) // after a timeout, the next service removes the remaining directories
 	return s, nil
 }
 
@@ -361,7 +361,7 @@ func (s *Service) waitUntilOver() {
 		case <-tick.C:
 		}
 		s.links.mu.Lock()
-		keep := s.byHandLocked()
+		keep := s.changedByHandLocked()
 		s.links.mu.Unlock()
 		s.programs.Lock()
 		idle := s.programs.n == 0 && time.Since(s.programs.since) >= s.opts.Idle
@@ -385,7 +385,7 @@ func (s *Service) yield() error {
 		use = "it was started by `verbena serve`"
 	case s.programs.n > 0:
 		use = fmt.Sprintf("programs and captures that use it: %d", s.programs.n)
-	case s.byHandLocked():
+	case s.changedByHandLocked():
 		use = "its devices or fault rules were changed by hand"
 	default:
 		s.programs.yielded = true
@@ -394,9 +394,9 @@ func (s *Service) yield() error {
 	return fmt.Errorf("process %d, %s: %w", os.Getpid(), use, syscall.EBUSY)
 }
 
-// byHandLocked reports whether links, devices or fault rules were changed by hand. The end of the service would lose
-// these changes.
-func (s *Service) byHandLocked() bool {
+// changedByHandLocked reports whether links, devices or fault rules were changed by hand. The end of the service would
+// lose these changes.
+func (s *Service) changedByHandLocked() bool {
 	if len(s.verbFaults.list()) > 0 {
 		return true
 	}

@@ -23,9 +23,9 @@ import (
 // errGone is the error for a call of a killed thread. Such a call has no effect and gets no answer.
 var errGone = fmt.Errorf("the caller was killed: %w", syscall.EFAULT)
 
-// prove returns nil if the thread of the current call is still trapped, which makes all objects found by its thread
-// ID valid. Otherwise prove returns errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
-func (w *worker) prove() error {
+// checkTrapped returns nil if the thread of the current call is still trapped, which makes all objects found by its
+// thread ID valid. Otherwise checkTrapped returns errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
+func (w *worker) checkTrapped() error {
 	w.pause("prove")
 	if stillTrapped(w.session.fd, w.n.id) != nil {
 		return errGone
@@ -33,9 +33,9 @@ func (w *worker) prove() error {
 	return nil
 }
 
-// goneOr returns errGone if the caller was killed, which explains err; otherwise goneOr returns err.
-func (w *worker) goneOr(err error) error {
-	if gone := w.prove(); gone != nil {
+// preferErrGone returns errGone if the caller was killed, which explains err; otherwise preferErrGone returns err.
+func (w *worker) preferErrGone(err error) error {
+	if gone := w.checkTrapped(); gone != nil {
 		return gone
 	}
 	return err
@@ -55,8 +55,9 @@ type procThread struct {
 	id  *identity
 }
 
-// look opens the caller's directory in /proc and reads its identity. The caller of look must close the result.
-func (w *worker) look() (*procThread, error) {
+// lookUpThread opens the caller's directory in /proc and reads its identity. The caller of lookUpThread must close the
+// result.
+func (w *worker) lookUpThread() (*procThread, error) {
 	w.pause("look")
 	dir, err := openProc(int(w.n.tid))
 	switch {
@@ -67,7 +68,7 @@ func (w *worker) look() (*procThread, error) {
 	}
 	t := &procThread{dir: dir}
 	t.id, err = identifyAt(dir)
-	if gone := w.prove(); gone != nil {
+	if gone := w.checkTrapped(); gone != nil {
 		err = gone
 	}
 	if err != nil {
@@ -126,8 +127,8 @@ func sameFileAt(dir int, name, own string) bool {
 	return unix.Fstatat(dir, name, &a, 0) == nil && unix.Stat(own, &b) == nil && a.Dev == b.Dev && a.Ino == b.Ino
 }
 
-// elsewhere reports whether the thread's root directory or mounts differ from those of this process.
-func (t *procThread) elsewhere() bool {
+// hasOtherRoot reports whether the thread's root directory or mounts differ from those of this process.
+func (t *procThread) hasOtherRoot() bool {
 	return !sameFileAt(t.dir, "ns/mnt", "/proc/self/ns/mnt") || !sameFileAt(t.dir, "root", "/")
 }
 
@@ -210,8 +211,8 @@ func (t *Session) lockLimit(p *process) (uint64, error) {
 // (ib_safe_file_access)
 var errForeign = fmt.Errorf("the device file was opened by another user: %w", syscall.EACCES)
 
-// known holds cached facts about the caller of the current call.
-type known struct {
+// callerCache holds cached facts about the caller of the current call.
+type callerCache struct {
 	done  bool
 	stale bool // the cached descriptor no longer refers to the device
 	proc  *process
@@ -244,11 +245,11 @@ func (w *worker) findCaller() (*process, *umem.Process, error) {
 		}
 		if p := d.process.Load(); p != nil && p.has(w.n.tid) {
 			if s := w.session.spaceOf(p); s != nil {
-				return p, s, w.prove()
+				return p, s, w.checkTrapped()
 			}
 		}
 	}
-	t, err := w.look()
+	t, err := w.lookUpThread()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -288,7 +289,7 @@ func (w *worker) process(th *procThread) (*process, *umem.Process, error) {
 		p.space = s
 	}
 	w.pause("process")
-	return p, p.space, w.prove()
+	return p, p.space, w.checkTrapped()
 }
 
 // reapLocked removes processes that have ended.
@@ -305,7 +306,7 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	t := w.session
 	who, err := t.sup.principal(th)
 	if err != nil {
-		return nil, w.goneOr(err)
+		return nil, w.preferErrGone(err)
 	}
 	user := t.sup.cfg.Quota.Account(who.Account)
 	if err := user.Take(quota.Descriptors, processDescriptors); err != nil {
@@ -317,13 +318,13 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	}
 	fd, err := unix.PidfdOpen(th.id.pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return fail(w.goneOr(err))
+		return fail(w.preferErrGone(err))
 	}
 	p := &process{pid: th.id.pid, name: th.id.name, pidfd: os.NewFile(uintptr(fd), "pidfd"), user: user}
 	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.lockLimit(p) })
 	w.pause("pidfd")
 	if p.conn, err = p.pidfd.SyscallConn(); err == nil {
-		err = w.prove() // the thread ID still belongs to the thread's process
+		err = w.checkTrapped() // the thread ID still belongs to the thread's process
 	}
 	if err != nil {
 		p.pidfd.Close()
@@ -356,7 +357,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 	if err != nil {
 		mem.Close()
 		maps.Close()
-		return nil, w.goneOr(err)
+		return nil, w.preferErrGone(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
 		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.Copies(
@@ -366,7 +367,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 	if err != nil {
 		return nil, err
 	}
-	if err := w.prove(); err != nil {
+	if err := w.checkTrapped(); err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -400,7 +401,7 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 		}
 		mem.Close()
 	}
-	if err = w.goneOr(err); err == errGone {
+	if err = w.preferErrGone(err); err == errGone {
 		return nil, nil, false, err
 	}
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
@@ -411,7 +412,7 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 
 // memory returns the caller's memory for one answer. The memory stays valid if the caller ends meanwhile.
 func (w *worker) memory() (*umem.Files, error) {
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
 		return nil, err
 	}
@@ -426,7 +427,7 @@ func (w *worker) memory() (*umem.Files, error) {
 		maps.Close()
 		return nil, err
 	}
-	if err := w.prove(); err != nil {
+	if err := w.checkTrapped(); err != nil {
 		f.Close()
 		return nil, err
 	}

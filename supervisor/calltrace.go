@@ -37,7 +37,7 @@ func (w *worker) handleTraced() verdict {
 	took := time.Since(began)
 	c := callOf(&w.n)
 	doorbell := c == callWrite && w.trace.command.Name == "" && v.err == nil
-	if v.fate != letThrough && !doorbell && !w.trace.later {
+	if v.fate != fateContinued && !doorbell && !w.trace.later {
 		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.traceArgs(c), w.trace.result(v), took.Seconds())
 		w.session.info.Trace(line[:min(len(line), maxTraceLine)])
 	}

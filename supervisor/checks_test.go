@@ -470,7 +470,7 @@ func TestDoorbellPassesToken(t *testing.T) {
 	for _, tt := range []struct {
 		lately time.Duration
 		free   uint32
-	}{{0, 0}, {worthPassing - 1, 0}, {worthPassing, 1}, {time.Second, 1}} {
+	}{{0, 0}, {passThreshold - 1, 0}, {passThreshold, 1}, {time.Second, 1}} {
 		w := &worker{session: &Session{}, hasToken: true}
 		receiveTokens := &w.session.tokens
 		receiveTokens.init(func() {}, nil)

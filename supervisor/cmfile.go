@@ -187,7 +187,7 @@ type cmWaits struct {
 	mu       sync.Mutex
 	calls    int
 	deserted bool
-	left     chan struct{} // closed after desert was called and the last call has returned
+	left     chan struct{} // closed after noteLastClose was called and the last call has returned
 	user     *atomic.Int64 // number of waiting calls of the user on all files
 }
 
@@ -208,8 +208,8 @@ func (f *openFile) endWait() {
 	}
 }
 
-// desert records that the program has closed its last descriptor.
-func (f *openFile) desert() {
+// noteLastClose records that the program has closed its last descriptor.
+func (f *openFile) noteLastClose() {
 	f.waits.mu.Lock()
 	f.waits.deserted = true
 	close(f.waits.left)
@@ -263,7 +263,7 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 		f.user.Give(quota.Contexts, 1)
 		return nil, nil, fmt.Errorf("open %s: %w", cmDevice, err)
 	}
-	keep := t.sup.cfg.Kept.Of(p.user)
+	keep := t.sup.cfg.Kept.KeptOf(p.user)
 	reader, writer, note, err := keep.Pipe()
 	if err != nil {
 		return fail(err)
@@ -333,7 +333,7 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("descriptor %d: %w", fd, syscall.ENOENT)
 	}
-	if err := c.w.prove(); err != nil {
+	if err := c.w.checkTrapped(); err != nil {
 		return nil, err
 	}
 	f := c.w.session.sup.file(i)
@@ -355,13 +355,13 @@ func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 	if ok && owner == c.user {
 		return true
 	}
-	th, err := c.w.look()
+	th, err := c.w.lookUpThread()
 	if err != nil {
 		return false
 	}
 	defer th.close()
 	who, err := s.principal(th)
-	if err != nil || c.w.prove() != nil {
+	if err != nil || c.w.checkTrapped() != nil {
 		return false
 	}
 	return who.Manager || ok && owner == s.cfg.Quota.Account(who.Account)
@@ -372,7 +372,7 @@ func (c *cmCaller) MayBindLowPorts() bool {
 	if c.w == nil {
 		return false
 	}
-	th, err := c.w.look()
+	th, err := c.w.lookUpThread()
 	if err != nil {
 		return false
 	}
@@ -382,7 +382,7 @@ func (c *cmCaller) MayBindLowPorts() bool {
 
 // NetRaw reports whether the caller has CAP_NET_RAW in this process's user namespace. (uverbs.NetRaw)
 func (w *worker) NetRaw() bool {
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
 		return false
 	}
@@ -402,26 +402,26 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	switch {
 	case errors.Is(err, ucma.ErrNoEvent):
 		if w.known.stale {
-			return verdict{fate: letThrough}, false
+			return verdict{fate: fateContinued}, false
 		}
 		switch nonBlocking, err := w.nonBlocking(f); {
 		case err != nil:
-			return fails(err), false
+			return failWith(err), false
 		case nonBlocking:
-			return fails(syscall.EAGAIN), false
+			return failWith(syscall.EAGAIN), false
 		}
-		if err := w.prove(); err != nil {
-			return fails(err), false
+		if err := w.checkTrapped(); err != nil {
+			return failWith(err), false
 		}
-		d := &deferred{session: w.session, n: w.n, f: f, caller: &cmCaller{space: c.space}, began: time.Now()}
+		d := &deferredGetEvent{session: w.session, n: w.n, f: f, caller: &cmCaller{space: c.space}, began: time.Now()}
 		if w.trace != nil {
 			d.caller.trace, w.trace.later = &callTrace{}, true
 		}
 		f.beginWait()
 		go contain.Do(d.await, d.panicked)
-		return verdict{fate: sent}, true
+		return verdict{fate: fateSent}, true
 	case err != nil:
-		return fails(err), false
+		return failWith(err), false
 	}
 	if taken != nil {
 		w.taken = taken
@@ -432,7 +432,7 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 // nonBlocking reports whether O_NONBLOCK is set on the descriptor of the call. nonBlocking returns false if that is
 // unknown. An error of nonBlocking is errGone.
 func (w *worker) nonBlocking(f *openFile) (bool, error) {
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
 		return false, onlyGone(err)
 	}
@@ -471,8 +471,8 @@ func (w *worker) nonBlockingByProc(fd int32) bool {
 	return false
 }
 
-// deferred is a GET_EVENT that waits for an event.
-type deferred struct {
+// deferredGetEvent is a GET_EVENT that waits for an event.
+type deferredGetEvent struct {
 	session *Session
 	n       notification
 	f       *openFile
@@ -496,7 +496,7 @@ const errRestart = syscall.Errno(512)
 
 // await answers the call when there is an event, the file is closed, or a signal arrives. The caller of await has
 // entered the file.
-func (d *deferred) await() {
+func (d *deferredGetEvent) await() {
 	defer d.f.endWait()
 	defer d.f.leave()
 	d.f.waits.user.Add(1)
@@ -555,7 +555,7 @@ func (d *deferred) await() {
 }
 
 // panicked answers the call after a panic and closes the file, because the state of the file is unknown.
-func (d *deferred) panicked(p any, stack []byte) {
+func (d *deferredGetEvent) panicked(p any, stack []byte) {
 	d.session.log.Error(fmt.Sprintf("panic in a call of thread %d that waits for events", d.n.tid), "panic", p, "stack",
 		string(stack))
 	d.answer(verdict{err: syscall.EIO})
@@ -565,7 +565,7 @@ func (d *deferred) panicked(p any, stack []byte) {
 // try takes an event from the queue, and reports whether it answered the call.
 //
 //verbena:parses
-func (d *deferred) try() bool {
+func (d *deferredGetEvent) try() bool {
 	if f := d.session.sup.cfg.pause; f != nil {
 		f("event", d.n.tid)
 	}
@@ -581,7 +581,7 @@ func (d *deferred) try() bool {
 }
 
 // answer answers the call, and reports whether the thread has received the answer.
-func (d *deferred) answer(v verdict) bool {
+func (d *deferredGetEvent) answer(v verdict) bool {
 	r := response{id: d.n.id, val: v.val}
 	if v.err != nil {
 		r = response{id: d.n.id, errno: -int32(errno(v.err))}

@@ -10,9 +10,9 @@ import (
 // answers the calls in this file in the same way as the kernel's device file. The supervisor does not trap read(2)
 // and similar calls, because a check of each read of each descriptor would cost too much.
 
-// lacks maps calls that no device file supports to their errors. (The kernel uses no_llseek, and file_operations
-// without the functions.)
-var lacks = map[call]syscall.Errno{
+// unsupportedCalls maps calls that no device file supports to their errors. (The kernel uses no_llseek, and
+// file_operations without the functions.)
+var unsupportedCalls = map[call]syscall.Errno{
 	callLseek:     syscall.ESPIPE,
 	callPread64:   syscall.ESPIPE,
 	callPwrite64:  syscall.ESPIPE,
@@ -24,9 +24,9 @@ var lacks = map[call]syscall.Errno{
 // deviceLacks answers a call that device files do not support.
 func (w *worker) deviceLacks(c call) verdict {
 	if w.desc = w.descriptor(int32(w.n.args[0])); w.desc == nil {
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
-	return fails(lacks[c])
+	return failWith(unsupportedCalls[c])
 }
 
 // These requests of ioctl(2) have the effect of fcntl(2). (asm-generic/ioctls.h)
@@ -41,9 +41,9 @@ const (
 func (w *worker) otherIoctl() verdict {
 	switch uint32(w.n.args[1]) {
 	case fioNonBlock, fioNoCloseOnExec, fioCloseOnExec:
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
-	return fails(syscall.ENOTTY)
+	return failWith(syscall.ENOTTY)
 }
 
 // fcntl answers fcntl(2).
@@ -61,11 +61,11 @@ func (w *worker) fcntl() verdict {
 	case command == unix.F_GETFL:
 		return w.statusFlags(w.desc.file)
 	case command == unix.F_GETPIPE_SZ, command == unix.F_SETPIPE_SZ:
-		return fails(syscall.EBADF)
+		return failWith(syscall.EBADF)
 	default:
-		return fails(syscall.EINVAL)
+		return failWith(syscall.EINVAL)
 	}
-	return verdict{fate: letThrough}
+	return verdict{fate: fateContinued}
 }
 
 // largeFile is O_LARGEFILE, which the kernel sets when a 64-bit program opens a file.
@@ -75,21 +75,21 @@ const largeFile = 0o100000
 // opened.
 func (w *worker) statusFlags(f *openFile) verdict {
 	if f.cm == nil {
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	copied, err := w.copyFile(th, int32(w.n.args[0]))
 	if err != nil {
-		return verdict{fate: letThrough} // access is denied (Yama, Docker)
+		return verdict{fate: fateContinued} // access is denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
 	if err != nil || !isFile(copied, f.inode) {
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
 	return verdict{val: int64(flags&^unix.O_ACCMODE | f.access | largeFile)}
 }

@@ -22,23 +22,23 @@ import (
 // enter a virtual directory natively. chdir(2) fails, because no process can change the working directory of
 // another process.
 
-// places holds the directories that a path can be relative to, by inode.
-type places struct {
-	inside    map[inode]string   // directories in the tree
-	above     map[inode]string   // directories of the file system
-	names     map[string][]child // virtual entries by the path of the directory above them
-	ancestors []string           // the paths in the field above
+// baseDirectories holds the directories that a path can be relative to, by inode.
+type baseDirectories struct {
+	inside    map[inode]string          // directories in the tree
+	above     map[inode]string          // directories of the file system
+	names     map[string][]virtualChild // virtual entries by the path of the directory above them
+	ancestors []string                  // the paths in the field above
 }
 
-// child is a virtual entry of a directory of the file system.
-type child struct {
+// virtualChild is a virtual entry of a directory of the file system.
+type virtualChild struct {
 	name  string
 	entry *entry
 }
 
 // locate returns the places for a set of entries.
-func (t *tree) locate(all entries) *places {
-	p := &places{inside: make(map[inode]string), above: make(map[inode]string), names: make(map[string][]child)}
+func (t *tree) locate(all entries) *baseDirectories {
+	p := &baseDirectories{inside: make(map[inode]string), above: make(map[inode]string), names: make(map[string][]virtualChild)}
 	for path, e := range all {
 		if e.dir {
 			if i, ok := directoryAt(t.real(path)); ok {
@@ -47,11 +47,11 @@ func (t *tree) locate(all entries) *places {
 		}
 		up := filepath.Dir(path)
 		if isVirtual(path) && !isVirtual(up) {
-			p.names[up] = append(p.names[up], child{filepath.Base(path), e})
+			p.names[up] = append(p.names[up], virtualChild{filepath.Base(path), e})
 		}
 	}
 	for path := range p.names {
-		slices.SortFunc(p.names[path], func(a, b child) int { return strings.Compare(a.name, b.name) })
+		slices.SortFunc(p.names[path], func(a, b virtualChild) int { return strings.Compare(a.name, b.name) })
 		for ; ; path = filepath.Dir(path) {
 			if i, ok := directoryAt(path); ok {
 				p.above[i] = path
@@ -83,7 +83,7 @@ func (w *worker) directory(link string) (path string, ok bool) {
 	if path, ok = p.inside[i]; !ok {
 		path, ok = p.above[i]
 	}
-	return path, ok && w.prove() == nil
+	return path, ok && w.checkTrapped() == nil
 }
 
 // workingDirectory is the name of the link to the working directory in /proc/TID.
@@ -137,18 +137,18 @@ func (w *worker) isAbove(path []byte) bool {
 // lists the virtual entries. The kernel handles all other opens. openAbove opens only directories known to the
 // supervisor, with the rights of the caller.
 func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
-	through := verdict{fate: letThrough}
+	through := verdict{fate: fateContinued}
 	path = filepath.Clean(path)
 	if may == noDirectory || !w.isAbove([]byte(path)) {
 		return through
 	}
 	w.begin(callOpen)
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
-	if th.elsewhere() {
+	if th.hasOtherRoot() {
 		return through
 	}
 	fd, err := unix.Openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -165,17 +165,17 @@ func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 // statAbove answers a stat of a directory above the tree, reached by ".." from a virtual directory. The kernel
 // would not find that directory.
 func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
-	through := verdict{fate: letThrough}
+	through := verdict{fate: fateContinued}
 	path = filepath.Clean(path)
 	if !slices.Contains(w.session.tree.places.Load().ancestors, path) {
 		return through
 	}
 	w.begin(callOpen)
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
-	elsewhere := th.elsewhere()
+	elsewhere := th.hasOtherRoot()
 	th.close()
 	if elsewhere {
 		return through
@@ -190,9 +190,9 @@ func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
 
 // installDirectory gives the program a descriptor of a directory of the tree as the call's answer.
 func (w *worker) installDirectory(fd int, flags uint64) verdict {
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	return w.installFrom(th, fd, 0, flags)
@@ -213,9 +213,9 @@ func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64)
 	case err == unix.EBADF && least == 0:
 		return w.installAnswer(fd, flags)
 	case err == unix.EBADF:
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
-	return fails(err)
+	return failWith(err)
 }
 
 // installTrapped installs a descriptor at a number that the filter traps, from least on. If p is not nil,
@@ -235,22 +235,22 @@ func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32
 	return number, w.installLocked(fd, number, flags)
 }
 
-// enters answers fchdir(2), which afterwards continues in the kernel.
-func (w *worker) enters() verdict {
+// fchdir answers fchdir(2), which afterwards continues in the kernel.
+func (w *worker) fchdir() verdict {
 	if _, ok := w.directory(fdLink(int32(w.n.args[0]))); ok {
 		w.session.entered.Store(true)
 	}
-	return verdict{fate: letThrough}
+	return verdict{fate: fateContinued}
 }
 
 // getcwd answers getcwd(2) in a directory of the tree. The returned length includes the zero byte.
 func (w *worker) getcwd() verdict {
-	through := verdict{fate: letThrough}
+	through := verdict{fate: fateContinued}
 	if !w.session.entered.Load() {
 		return through
 	}
 	i, err := inodeAt(w.n.tid, workingDirectory)
-	if err != nil || w.prove() != nil {
+	if err != nil || w.checkTrapped() != nil {
 		return through
 	}
 	path, ok := w.session.tree.places.Load().inside[i]
@@ -259,10 +259,10 @@ func (w *worker) getcwd() verdict {
 	}
 	b := append([]byte(path), 0)
 	if uint64(len(b)) > w.n.args[1] {
-		return fails(syscall.ERANGE)
+		return failWith(syscall.ERANGE)
 	}
 	if err := w.write(w.n.args[0], b); err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	return verdict{val: int64(len(b))}
 }
@@ -277,16 +277,16 @@ const (
 
 // list answers getdents64(2) of a directory with virtual entries. The first answer includes the virtual entries.
 func (w *worker) list() verdict {
-	through := verdict{fate: letThrough}
+	through := verdict{fate: fateContinued}
 	fd := int32(w.n.args[0])
 	path, ok := w.directory(fdLink(fd))
 	if !ok || len(w.session.tree.places.Load().names[path]) == 0 {
 		return through
 	}
 	w.begin(callOpen)
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	copied, err := w.copyFile(th, fd)
@@ -308,12 +308,12 @@ func (w *worker) list() verdict {
 	buf := make([]byte, room)
 	n, err := unix.Getdents(copied, buf)
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	listing := withRecords(buf[:n], records)
 	if err := w.write(w.n.args[1], listing); err != nil {
 		_, _ = unix.Seek(copied, 0, unix.SEEK_SET) // the caller has received no entry
-		return fails(err)
+		return failWith(err)
 	}
 	return verdict{val: int64(len(listing))}
 }

@@ -17,7 +17,7 @@ import (
 // ioctl(2). The supervisor duplicates other files only if their new number is in the range of device files, as
 // described at duplicateTo.
 func (w *worker) duplicate(c call) verdict {
-	through := verdict{fate: letThrough}
+	through := verdict{fate: fateContinued}
 	t := w.session
 	least, flags := uint32(0), uint64(0)
 	if c == callFcntl {
@@ -47,9 +47,9 @@ func (w *worker) duplicate(c call) verdict {
 		return through
 	}
 	w.begin(callOpen)
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	if d == nil {
@@ -69,17 +69,17 @@ func (w *worker) duplicate(c call) verdict {
 	}
 	p, _, err := w.process(th)
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	copied, err := w.copyDevice(th, p, fd, d.file)
 	if err != nil {
 		t.log.Warn("duplicate a descriptor of a device", "pid", p.pid, "name", p.name, "fd", fd, "err", err)
-		return fails(err)
+		return failWith(err)
 	}
 	defer unix.Close(copied)
 	number, err := w.installCommandFile(th, p, copied, least, false, flags)
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	return verdict{val: int64(number)}
 }
@@ -99,10 +99,10 @@ func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 		pidfd, err = unix.PidfdOpen(th.id.pid, 0)
 	}
 	if err != nil {
-		return -1, w.goneOr(err)
+		return -1, w.preferErrGone(err)
 	}
 	defer unix.Close(pidfd)
-	if err := w.prove(); err != nil {
+	if err := w.checkTrapped(); err != nil {
 		return -1, err
 	}
 	return unix.PidfdGetfd(pidfd, int(fd), 0)
@@ -185,7 +185,7 @@ func isFile(fd int, file inode) bool {
 // duplicateTo answers dup2(2) or dup3(2) to a number in the range of device files. The supervisor assigns these
 // numbers itself, so two threads of a program cannot get the same number.
 func (w *worker) duplicateTo(c call) verdict {
-	through := verdict{fate: letThrough}
+	through := verdict{fate: fateContinued}
 	from, to := int32(w.n.args[0]), int32(w.n.args[1])
 	flags := uint32(0)
 	if c == callDup3 {
@@ -195,9 +195,9 @@ func (w *worker) duplicateTo(c call) verdict {
 		return through // the kernel reports the error
 	}
 	w.begin(callOpen)
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	w.session.forget(uint32(to), uint32(to))
@@ -211,7 +211,7 @@ func (w *worker) duplicateTo(c call) verdict {
 	if err := w.installLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
 		return through // the limit of open files, or a descriptor opened with O_PATH, which the kernel does not install
 	} else if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	return verdict{val: int64(to)}
 }

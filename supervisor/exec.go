@@ -28,11 +28,11 @@ func (w *worker) execute() verdict {
 	for _, s := range w.session.executes(w.n.tid) {
 		if err := s.Bind(execTimeout); err != nil {
 			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)
-			return fails(err)
+			return failWith(err)
 		}
 	}
 	w.pause("exec")
-	return verdict{fate: letThrough}
+	return verdict{fate: fateContinued}
 }
 
 // executes records that a thread is about to execute a program, and returns the address spaces of its process.
@@ -90,12 +90,12 @@ func (e *execs) add(tid uint32) {
 	e.tids[tid] = struct{}{}
 }
 
-// over records that the thread of a worker's call is not executing a program, because it is making a call. If that
-// thread was killed, its thread ID may belong to another thread, and over does nothing.
-func (e *execs) over(w *worker) {
+// noteCall records that the thread of a worker's call is not executing a program, because it is making a call. If that
+// thread was killed, its thread ID may belong to another thread, and noteCall does nothing.
+func (e *execs) noteCall(w *worker) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if _, there := e.tids[w.n.tid]; there && w.prove() == nil {
+	if _, there := e.tids[w.n.tid]; there && w.checkTrapped() == nil {
 		delete(e.tids, w.n.tid)
 	}
 }

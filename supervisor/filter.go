@@ -244,8 +244,8 @@ var architectures = map[string]*architecture{
 // x32 is the flag in the numbers of calls with 32-bit pointers (x32 ABI). (__X32_SYSCALL_BIT)
 const x32 = 0x40000000
 
-// byNumber maps system call numbers of this architecture to calls.
-var byNumber = func() (t [512]call) {
+// callsByNumber maps system call numbers of this architecture to calls.
+var callsByNumber = func() (t [512]call) {
 	if a := architectures[runtime.GOARCH]; a != nil {
 		for c, n := range a.numbers {
 			if n.ok {
@@ -271,8 +271,8 @@ func callOf(n *notification) call {
 		if n.arch == native.compat.audit && slices.Contains(native.compat.execs, uint32(n.nr)) {
 			return callExecve
 		}
-	case uint32(n.nr) < uint32(len(byNumber)):
-		return byNumber[n.nr]
+	case uint32(n.nr) < uint32(len(callsByNumber)):
+		return callsByNumber[n.nr]
 	case slices.Contains(native.execs, uint32(n.nr)):
 		return callExecve
 	}

@@ -84,10 +84,10 @@ func (p *Program) guard(abandon func()) {
 		defer close(served)
 		g.serve()
 	}()
-	p.thread.do(knock)
-	g.letGo(0, recently)
+	p.thread.do(probeNotificationID)
+	g.continueCalls(0, maxRecentAge)
 	abandon()
-	g.letGoUntil(p.over)
+	g.continueCallsUntil(p.over)
 	<-p.over
 	stopper.Close()
 	<-served
@@ -100,37 +100,37 @@ type guardian struct {
 	id     atomic.Uint64 // number of the notification for tid's trapped call
 }
 
-// knock makes a trapped call to find the current notification number. The kernel counts the numbers up from a
-// random start.
-func knock() {
+// probeNotificationID makes a trapped call to find the current notification number. The kernel counts the numbers up
+// from a random start.
+func probeNotificationID() {
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, ^uintptr(0), uapi.VerbsIoctl, 0)
 }
 
 // The following constants are limits for the age of an unanswered call, as a number of later notifications. An
-// attempt with all recent numbers takes about ten milliseconds, and an attempt with all numbers up to ever takes
+// attempt with all recent numbers takes about ten milliseconds, and an attempt with all numbers up to maxAge takes
 // about a second.
 const (
-	recently = 1 << 16
-	ever     = 1 << 22
+	maxRecentAge = 1 << 16
+	maxAge       = 1 << 22
 )
 
-// letGo continues the calls that the supervisor had received. Their numbers are between from and to before the
+// continueCalls continues the calls that the supervisor had received. Their numbers are between from and to before the
 // number of the knock. Calls that the supervisor had not received are answered by then.
-func (g *guardian) letGo(from, to uint64) {
+func (g *guardian) continueCalls(from, to uint64) {
 	id := g.id.Load() - 1
 	for i := from; i < to; i++ {
 		_ = send(g.source.listener, &response{id: id - i, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
 	}
 }
 
-// letGoUntil continues the calls with numbers before recently.
-func (g *guardian) letGoUntil(over <-chan struct{}) {
-	for i := uint64(recently); i < ever; i += recently {
+// continueCallsUntil continues the calls with older numbers, up to maxAge.
+func (g *guardian) continueCallsUntil(over <-chan struct{}) {
+	for i := uint64(maxRecentAge); i < maxAge; i += maxRecentAge {
 		select {
 		case <-over:
 			return
 		default:
-			g.letGo(i, i+recently)
+			g.continueCalls(i, i+maxRecentAge)
 		}
 	}
 }

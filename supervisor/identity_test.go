@@ -41,7 +41,7 @@ func TestEndedProcessHasNothing(t *testing.T) {
 	if p.has(uint32(unix.Gettid())) {
 		t.Error("has of an ended process: got true, want false")
 	}
-	if runs(p.pidfd) {
+	if processExists(p.pidfd) {
 		t.Error("runs of an ended process: got true, want false")
 	}
 }

@@ -9,14 +9,14 @@ import (
 // installUnreadable gives the program a descriptor on which read(2) fails with EINVAL. The descriptor is a pidfd of
 // the program, which holds no resource that the kernel charges to the service.
 func (w *worker) installUnreadable(flags uint64) verdict {
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	fd, err := unix.PidfdOpen(th.id.pid, 0)
 	if err != nil {
-		return fails(w.goneOr(err))
+		return failWith(w.preferErrGone(err))
 	}
 	defer unix.Close(fd)
 	return w.installAnswer(fd, flags)
@@ -28,15 +28,15 @@ func (w *worker) installAnswer(fd int, flags uint64) verdict {
 		newFlags: uint32(flags & unix.O_CLOEXEC)}
 	n, err := sendAddFD(w.session.fd, &a)
 	if err == nil {
-		return verdict{val: int64(n), fate: sent}
+		return verdict{val: int64(n), fate: fateSent}
 	}
 	if err != unix.EINVAL {
-		return fails(err)
+		return failWith(err)
 	}
 	a.flags = 0 // Linux before 5.14 needs two steps
 	n, err = sendAddFD(w.session.fd, &a)
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	return verdict{val: int64(n)}
 }

@@ -13,9 +13,9 @@ import (
 
 // The following constants are the states of an element of Session.faults.
 const (
-	notFound = iota
-	found    // the user has not received the notice yet
-	told
+	faultNotFound = iota
+	faultFound    // the user has not received the notice yet
+	faultReported
 )
 
 // libraryFaults maps the faults to the texts of the notices.
@@ -37,7 +37,7 @@ var libraryFaults = [ib.NumLibraryFaults]struct {
 
 // LibraryFault implements ib.LibraryFaulter.
 func (o *opener) LibraryFault(fault ib.LibraryFault) {
-	o.session.faults[fault].CompareAndSwap(notFound, found)
+	o.session.faults[fault].CompareAndSwap(faultNotFound, faultFound)
 }
 
 // tellLibraryFaults shows the user a notice for each fault of the library that the device has detected, once per
@@ -46,7 +46,7 @@ func (f *openFile) tellLibraryFaults() {
 	t := f.session
 	for fault := range ib.NumLibraryFaults {
 		state := &t.faults[fault]
-		if state.Load() != found || !state.CompareAndSwap(found, told) {
+		if state.Load() != faultFound || !state.CompareAndSwap(faultFound, faultReported) {
 			continue
 		}
 		text := explainLibraryFault(fault, f.pid, f.program, mappedRDMACore(f.pid))

@@ -80,24 +80,24 @@ func (w *worker) openNetlink() verdict {
 	kind := uint32(w.n.args[1])
 	t := w.session
 	if t := kind &^ (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK); t != unix.SOCK_RAW && t != unix.SOCK_DGRAM {
-		return fails(syscall.ESOCKTNOSUPPORT)
+		return failWith(syscall.ESOCKTNOSUPPORT)
 	}
 	w.begin(callOpen)
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	p, _, err := w.process(th)
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	who, err := t.sup.principal(th)
 	if err == nil {
-		err = w.prove()
+		err = w.checkTrapped()
 	}
 	if err != nil {
-		return fails(w.goneOr(err))
+		return failWith(w.preferErrGone(err))
 	}
 	opener := netlinkOpener{who, th.id.uids.real}
 	s, end, err := t.sup.newNetlink(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
@@ -106,13 +106,13 @@ func (w *worker) openNetlink() verdict {
 	}
 	if err != nil {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
-		return fails(err)
+		return failWith(err)
 	}
 	number, err := w.installCommandFile(th, p, end, 0, false, uint64(kind&unix.SOCK_CLOEXEC))
 	unix.Close(end)
 	go s.serve()
 	if err != nil {
-		return fails(err) // the socket ends, because no process has its end
+		return failWith(err) // the socket ends, because no process has its end
 	}
 	return verdict{val: int64(number)}
 }
@@ -141,7 +141,7 @@ func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock
 		unix.Close(ends[1])
 		return nil, -1, err
 	}
-	keep := s.cfg.Kept.Of(user)
+	keep := s.cfg.Kept.KeptOf(user)
 	note, err := keep.Note(ends[0])
 	err = errors.Join(err,
 		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, netlinkSendBuffer),
@@ -221,7 +221,7 @@ var netlinkBuffers = sync.Pool{New: func() any { return new([maxNetlinkRequest]b
 // serve answers requests until the program has closed its end.
 func (n *netlinkSocket) serve() {
 	s := n.sup
-	queue := s.cfg.Rights.Of(n.user)
+	queue := s.cfg.Rights.QueueOf(n.user)
 	defer func() {
 		s.leaveNetlink(n)
 		queue.End(n.end)
@@ -327,7 +327,7 @@ func (w *worker) netlink(fd int32) *netlinkSocket {
 	s.mu.Lock()
 	n := s.netlinks[i]
 	s.mu.Unlock()
-	if n == nil || w.prove() != nil {
+	if n == nil || w.checkTrapped() != nil {
 		return nil
 	}
 	return n
@@ -337,7 +337,7 @@ func (w *worker) netlink(fd int32) *netlinkSocket {
 func (w *worker) netlinkCall(c call) verdict {
 	n := w.netlink(int32(w.n.args[0]))
 	if n == nil {
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
 	w.begin(callOpen)
 	s := w.session.sup
@@ -345,16 +345,16 @@ func (w *worker) netlinkCall(c call) verdict {
 	case callBind:
 		var a [netlinkAddr]byte
 		if w.n.args[2] < netlinkAddr {
-			return fails(syscall.EINVAL)
+			return failWith(syscall.EINVAL)
 		}
 		if got, err := w.session.read(int(w.n.tid), w.n.args[1], a[:]); err != nil || got < len(a) {
-			return fails(syscall.EFAULT)
+			return failWith(syscall.EFAULT)
 		}
-		if err := w.prove(); err != nil {
-			return fails(err)
+		if err := w.checkTrapped(); err != nil {
+			return failWith(err)
 		}
 		if binary.NativeEndian.Uint16(a[:]) != unix.AF_NETLINK {
-			return fails(syscall.EINVAL)
+			return failWith(syscall.EINVAL)
 		}
 		if id := binary.NativeEndian.Uint32(a[4:]); id != 0 {
 			s.mu.Lock()
@@ -365,11 +365,11 @@ func (w *worker) netlinkCall(c call) verdict {
 	case callGetsockname:
 		var room [4]byte
 		if got, err := w.session.read(int(w.n.tid), w.n.args[2], room[:]); err != nil || got < len(room) {
-			return fails(syscall.EFAULT)
+			return failWith(syscall.EFAULT)
 		}
 		size := int32(binary.NativeEndian.Uint32(room[:]))
 		if size < 0 {
-			return fails(syscall.EINVAL)
+			return failWith(syscall.EINVAL)
 		}
 		var a [netlinkAddr]byte
 		binary.NativeEndian.PutUint16(a[:], unix.AF_NETLINK)
@@ -377,13 +377,13 @@ func (w *worker) netlinkCall(c call) verdict {
 		binary.NativeEndian.PutUint32(a[4:], n.portID)
 		s.mu.Unlock()
 		if err := w.write(w.n.args[1], a[:min(int(size), len(a))]); err != nil {
-			return fails(err)
+			return failWith(err)
 		}
 		binary.NativeEndian.PutUint32(room[:], netlinkAddr)
-		return fails(w.write(w.n.args[2], room[:]))
+		return failWith(w.write(w.n.args[2], room[:]))
 	}
 	if int32(w.n.args[1]) != unix.SOL_NETLINK {
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
 	return verdict{} // the options have no effect here
 }

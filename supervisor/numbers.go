@@ -52,10 +52,10 @@ func numbersFor(hardLimit uint64) numbers {
 // has reports whether the filter treats a number as a command file's number.
 func (n *numbers) has(fd uint32) bool { return n.low.has(fd) || n.high <= fd && fd <= math.MaxInt32 }
 
-// room is the number of free numbers required below a chosen number of the low range. The kernel gives a new file
-// of the program the lowest free number. Other threads would therefore have to open room files before they could
-// get the chosen number.
-const room = 256
+// minFreeBelow is the number of free numbers required below a chosen number of the low range. The kernel gives a new
+// file of the program the lowest free number. Other threads would therefore have to open minFreeBelow files before they
+// could get the chosen number.
+const minFreeBelow = 256
 
 // choose returns a free number for a command file, from least on. If rings is true, choose prefers a native number.
 // The caller holds Session.opening.
@@ -67,7 +67,7 @@ func (n *numbers) choose(th *procThread, least uint32, rings bool) uint32 {
 	open := th.descriptors(n.low.end)
 	for _, s := range spans {
 		// The program's other descriptors reach the end of the range last.
-		for fd := s.end; fd > max(s.first, least) && fd > open+room; {
+		for fd := s.end; fd > max(s.first, least) && fd > open+minFreeBelow; {
 			if fd--; !th.hasDescriptor(fd) {
 				return fd
 			}

@@ -79,7 +79,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		return nil, nil, err
 	}
 	name := fmt.Sprintf("%s/%s.%d%s", t.name, n.device, s.fileCount.Add(1), queueSuffix)
-	if f.memory, err = shm.Create(name, quota.RingBytes, p.user, s.cfg.Kept.Of(p.user)); err != nil {
+	if f.memory, err = shm.Create(name, quota.RingBytes, p.user, s.cfg.Kept.KeptOf(p.user)); err != nil {
 		return fail(err)
 	}
 	f.memory.LeavePages()
@@ -190,10 +190,10 @@ func (f *openFile) close() {
 }
 
 // The kernel reports a close before the close is complete. A file that still seems to be in use is therefore
-// checked again, first after firstLook and last after about lastLook.
+// checked again, first after firstCheckDelay and last after about lastCheckDelay.
 const (
-	firstLook = time.Millisecond
-	lastLook  = 5 * time.Second
+	firstCheckDelay = time.Millisecond
+	lastCheckDelay  = 5 * time.Second
 )
 
 // closedOne checks whether the file is still in use after a descriptor of the queue file was closed. A program may
@@ -205,13 +205,13 @@ func (f *openFile) closedOne() {
 	}
 	f.look.Lock()
 	defer f.look.Unlock()
-	f.look.next = firstLook
+	f.look.next = firstCheckDelay
 	if f.look.timer == nil {
-		f.look.timer = time.AfterFunc(firstLook, f.lookAgain)
+		f.look.timer = time.AfterFunc(firstCheckDelay, f.checkAgain)
 	}
 }
 
-func (f *openFile) lookAgain() {
+func (f *openFile) checkAgain() {
 	f.sup.looks.Add(1)
 	inUse := !f.closed() && f.memory.InUse()
 	if !inUse {
@@ -220,8 +220,8 @@ func (f *openFile) lookAgain() {
 	f.look.Lock()
 	defer f.look.Unlock()
 	f.look.timer = nil
-	if f.look.next *= 4; inUse && f.look.next <= lastLook {
-		f.look.timer = time.AfterFunc(f.look.next, f.lookAgain)
+	if f.look.next *= 4; inUse && f.look.next <= lastCheckDelay {
+		f.look.timer = time.AfterFunc(f.look.next, f.checkAgain)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 //verbena:parses
 func (w *worker) pathCall(c call) verdict {
 	a := &w.n.args
-	through := verdict{fate: letThrough}
+	through := verdict{fate: fateContinued}
 	at := 1 // index of the path argument
 	switch c {
 	case callOpen, callStat, callLstat, callReadlink, callAccess, callGetxattr, callLgetxattr, callListxattr,
@@ -25,7 +25,7 @@ func (w *worker) pathCall(c call) verdict {
 	case callOther:
 		return through
 	}
-	w.session.execs.over(w)
+	w.session.execs.noteCall(w)
 	raw := w.readPath(a[at])
 	if len(raw) == 0 {
 		if c == callNewfstatat || c == callStatx {
@@ -52,7 +52,7 @@ func (w *worker) pathCall(c call) verdict {
 	case err == nil && !isVirtual(path):
 		return w.aboveCall(c, path, may)
 	case err != nil:
-		return fails(err)
+		return failWith(err)
 	}
 	var how [openHowSize]byte
 	if c == callOpenat2 {
@@ -60,12 +60,12 @@ func (w *worker) pathCall(c call) verdict {
 			return through // the kernel reports the error
 		}
 		if n, err := w.session.read(int(w.n.tid), a[2], how[:]); err != nil || n < len(how) {
-			return fails(syscall.EFAULT)
+			return failWith(syscall.EFAULT)
 		}
 	}
 	// The memory that was read belongs to the caller if the caller is still trapped.
-	if err := w.prove(); err != nil {
-		return fails(err)
+	if err := w.checkTrapped(); err != nil {
+		return failWith(err)
 	}
 	if w.trace != nil {
 		w.trace.path, w.trace.flags = path, binary.NativeEndian.Uint64(how[:])
@@ -125,7 +125,7 @@ func (w *worker) aboveCall(c call, path string, may listing) verdict {
 	case callGetxattr, callLgetxattr, callListxattr, callLlistxattr:
 		return w.statAbove(path, func(int) verdict { return noAttributes(c) })
 	}
-	return verdict{fate: letThrough}
+	return verdict{fate: fateContinued}
 }
 
 // readPath reads a path up to its end. It returns an empty path if the memory cannot be read, since the kernel will
@@ -157,7 +157,7 @@ const openHowSize = 24
 
 func (w *worker) openat2(path string, how *[openHowSize]byte) verdict {
 	if resolve := binary.NativeEndian.Uint64(how[16:]); resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
-		return verdict{fate: letThrough} // the path turned out to be relative or invalid
+		return verdict{fate: fateContinued} // the path turned out to be relative or invalid
 	}
 	return w.open(path, binary.NativeEndian.Uint64(how[:]))
 }
@@ -218,7 +218,7 @@ func (w *worker) parent(parts []string) ([]string, error) {
 // isDirectory reports whether a path leads to a directory, for the caller and without links.
 func (w *worker) isDirectory(path string) bool {
 	w.begin(callOpen) // the file system may be a program of the user (FUSE)
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
 		return false
 	}
@@ -283,60 +283,60 @@ func (w *worker) open(path string, flags uint64) verdict {
 	onlyPath := flags&unix.O_PATH != 0
 	switch {
 	case err == errNone && flags&unix.O_CREAT != 0 && !onlyPath:
-		return fails(syscall.EACCES)
+		return failWith(syscall.EACCES)
 	case err != nil:
-		return fails(err)
+		return failWith(err)
 	case creates && !onlyPath:
-		return fails(syscall.EEXIST)
+		return failWith(syscall.EEXIST)
 	case !e.dir && flags&unix.O_DIRECTORY != 0:
-		return fails(syscall.ENOTDIR)
+		return failWith(syscall.ENOTDIR)
 	case e.node != nil && !onlyPath:
 		return w.openDevice(e.node, flags)
 	case onlyPath && (e.node != nil || e.link != ""):
-		return fails(syscall.EOPNOTSUPP)
+		return failWith(syscall.EOPNOTSUPP)
 	case onlyPath && e.read != nil:
 		w.begin(callOpen)
 		if err := tree.make(path, e); err != nil {
-			return fails(err)
+			return failWith(err)
 		}
 	case e.dir && !onlyPath && (mode != unix.O_RDONLY || flags&unix.O_CREAT != 0):
-		return fails(syscall.EISDIR)
+		return failWith(syscall.EISDIR)
 	case e.dir && (path == ibDir || strings.HasPrefix(path, virtualDir)):
 		w.begin(callOpen)
 		if err := tree.complete(); err != nil {
-			return fails(err)
+			return failWith(err)
 		}
 	case e.read != nil && (mode != unix.O_RDONLY || flags&unix.O_TRUNC != 0):
-		return fails(syscall.EACCES)
+		return failWith(syscall.EACCES)
 	case e.read != nil:
 		w.begin(callOpen)
 		if err := tree.refresh(path, e); errors.Is(err, errEmpty) {
 			return w.installUnreadable(flags)
 		} else if err != nil {
-			return fails(err)
+			return failWith(err)
 		}
 	}
 	if e.dir && !w.session.sup.trees.mounted {
 		// From a directory, ".." could lead up to the root directory of this process.
-		th, err := w.look()
+		th, err := w.lookUpThread()
 		if err != nil {
-			return fails(err)
+			return failWith(err)
 		}
-		elsewhere := th.elsewhere()
+		elsewhere := th.hasOtherRoot()
 		th.close()
 		if elsewhere {
 			w.session.warn(func() error {
 				return fmt.Errorf("%s is not shown to a program with a separate root directory or separate mounts: only a service with CAP_SYS_ADMIN can show it",
 					path)
 			})
-			return fails(syscall.EACCES)
+			return failWith(syscall.EACCES)
 		}
 	}
 	// The open does not use O_PATH, because the kernel does not install such descriptors. A readable descriptor
 	// serves the same purpose.
 	fd, err := tree.open(path, int(flags&(unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK)))
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer unix.Close(fd)
 	if e.dir {
@@ -348,9 +348,9 @@ func (w *worker) open(path string, flags uint64) verdict {
 // openDevice opens a device file.
 func (w *worker) openDevice(n *node, flags uint64) verdict {
 	w.begin(callOpen)
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	id := th.id
@@ -358,14 +358,14 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		3: mayRead | mayWrite}
 	t := w.session
 	if !t.sup.cfg.Node.allows(id, id.uids.fs, id.gids.fs, rights[flags&unix.O_ACCMODE]) {
-		return fails(syscall.EACCES)
+		return failWith(syscall.EACCES)
 	}
 	p, space, err := w.process(th)
 	if err != nil {
 		if !errors.Is(err, errGone) {
 			t.warn(func() error { return err })
 		}
-		return fails(err)
+		return failWith(err)
 	}
 	o := &opener{process: p, session: t, id: id, user: p.user}
 	o.nativeDoorbells = !n.cm && w.mayRingNatively(th, space, flags)
@@ -386,7 +386,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		if e := errno(err); e != syscall.ENODEV {
 			t.log.Warn("open a device file", "pid", id.pid, "name", id.name, "dev", n.device, "err", err)
 		}
-		return fails(err)
+		return failWith(err)
 	}
 	f.opened.Store(true)
 	number, err := w.installCommandFile(th, p, int(description.Fd()), 0, f.hasNativeDoorbells(), flags)
@@ -394,10 +394,10 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	if err != nil {
 		f.opened.Store(false)
 		f.close()
-		return fails(err)
+		return failWith(err)
 	}
 	if f.pipe != nil {
-		go f.pipe.watch(f.desert)
+		go f.pipe.watch(f.noteLastClose)
 	}
 	t.log.Debug("device file opened", "pid", id.pid, "name", id.name, "dev", n.device, "fd", number)
 	return verdict{val: int64(number)}
@@ -407,13 +407,13 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 	_, e, err := w.find(path, true)
 	switch {
 	case err != nil:
-		return fails(err)
+		return failWith(err)
 	case e.link == "" || int32(size) <= 0:
-		return fails(syscall.EINVAL)
+		return failWith(syscall.EINVAL)
 	}
 	target := []byte(e.link)[:min(uint64(len(e.link)), size)]
 	if err := w.write(buf, target); err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	return verdict{val: int64(len(target))}
 }
@@ -422,14 +422,14 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 // attributes.
 func (w *worker) attributes(c call, path string, flags uint64) verdict {
 	if _, _, err := w.findFor(path, flags); err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	return noAttributes(c)
 }
 
 func noAttributes(c call) verdict {
 	if c == callGetxattr || c == callLgetxattr {
-		return fails(syscall.EOPNOTSUPP)
+		return failWith(syscall.EOPNOTSUPP)
 	}
 	return verdict{}
 }
@@ -437,14 +437,14 @@ func noAttributes(c call) verdict {
 func (w *worker) access(path string, rights, flags uint64) verdict {
 	_, e, err := w.findFor(path, flags)
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	if rights&^(mayRead|mayWrite|mayExecute) != 0 {
-		return fails(syscall.EINVAL)
+		return failWith(syscall.EINVAL)
 	}
-	th, err := w.look()
+	th, err := w.lookUpThread()
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer th.close()
 	id := th.id
@@ -454,7 +454,7 @@ func (w *worker) access(path string, rights, flags uint64) verdict {
 	}
 	info := w.session.sup.info(e)
 	if !(Node{UID: int(info.uid), GID: int(info.gid), Mode: info.mode}).allows(id, uid, gid, uint32(rights)) {
-		return fails(syscall.EACCES)
+		return failWith(syscall.EACCES)
 	}
 	return verdict{}
 }

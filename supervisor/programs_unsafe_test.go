@@ -309,7 +309,7 @@ func programTurns([]string) {
 		for i := range pass {
 			wg.Go(func() {
 				runtime.LockOSThread()
-				for range 2 * mixed {
+				for range 2 * mixtureThreshold {
 					<-pass[i]
 					ring()
 					if i == 1 {

@@ -63,7 +63,7 @@ func TestPathRefusals(t *testing.T) {
 		return func() verdict {
 			c.setArgs(cwd, c.path(deviceFile), c.at(0)+uint64(at), size)
 			v := c.w.pathCall(callOpenat2)
-			if v.fate == answered && v.err == nil {
+			if v.fate == fateAnswered && v.err == nil {
 				unix.Close(int(v.val))
 			}
 			return v
@@ -259,7 +259,7 @@ func TestGetEvent(t *testing.T) {
 	p := c.mustProcess()
 	f, description := c.mustOpen(cmNode, p.user, 0)
 	c.getEvent(description)
-	c.w.known = known{done: true, proc: p, space: p.space}
+	c.w.known = callerCache{done: true, proc: p, space: p.space}
 	if err := unix.SetNonblock(int(description.Fd()), true); err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +279,7 @@ func TestGetEvent(t *testing.T) {
 		t.Errorf("nonBlocking of another file: got %v and error %v, want false", got, err)
 	}
 	c.w.n.args[0] = number
-	d := &deferred{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}
+	d := &deferredGetEvent{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}
 	if d.try() {
 		t.Error("spurious wakeup of a trapped thread: got the end of the call, want none")
 	}
@@ -310,7 +310,7 @@ func TestGetEventPanic(t *testing.T) {
 	f, description := c.mustOpen(cmNode, p.user, 0)
 	other, _ := c.mustOpen(cmNode, p.user, 0)
 	c.getEvent(description)
-	c.w.known = known{done: true, proc: p, space: p.space}
+	c.w.known = callerCache{done: true, proc: p, space: p.space}
 	c.sup.cfg.pause = func(point string, tid uint32) {
 		if point == "event" {
 			panic("a bad event")
@@ -370,7 +370,7 @@ func TestDuplicateNumbers(t *testing.T) {
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
-		if v.fate == answered && v.err == nil {
+		if v.fate == fateAnswered && v.err == nil {
 			if n := uint32(v.val); !c.s.numbers.has(n) || uint64(n) < tt.least {
 				t.Errorf("%s: got number %d, want one of %v from %d on", tt.name, n, c.s.numbers, tt.least)
 			}

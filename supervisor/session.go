@@ -134,7 +134,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		done:      make(chan struct{}),
 		processes: make(map[int]*process),
 	}
-	if info.Pidfd != nil && !runs(info.Pidfd) { // the process ID may have been reused
+	if info.Pidfd != nil && !processExists(info.Pidfd) { // the process ID may have been reused
 		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
 	}
 	// The next step may wait for a directory that another program of the user keeps locked. The session is already
@@ -197,8 +197,8 @@ func (list charges) give(u *quota.User) {
 	}
 }
 
-// runs reports whether the process of a pidfd exists.
-func runs(pidfd *os.File) bool {
+// processExists reports whether the process of a pidfd exists.
+func processExists(pidfd *os.File) bool {
 	conn, err := pidfd.SyscallConn()
 	return err == nil && (&process{conn: conn}).alive()
 }

@@ -18,9 +18,9 @@ type forwarder struct {
 	done chan struct{}
 }
 
-// forwarded lists the signals to pass on. The terminal sends some of these signals to the whole foreground process
-// group, so the program has received them already.
-var forwarded = map[syscall.Signal]struct{ byTerminal bool }{
+// forwardedSignals lists the signals to pass on. The terminal sends some of these signals to the whole foreground
+// process group, so the program has received them already.
+var forwardedSignals = map[syscall.Signal]struct{ byTerminal bool }{
 	unix.SIGINT:   {true},
 	unix.SIGQUIT:  {true},
 	unix.SIGTSTP:  {true},
@@ -36,7 +36,7 @@ var forwarded = map[syscall.Signal]struct{ byTerminal bool }{
 // (nohup) stay ignored in this process and in the program.
 func catchSignals() *forwarder {
 	f := &forwarder{c: make(chan os.Signal, 64), done: make(chan struct{})}
-	for sig := range forwarded {
+	for sig := range forwardedSignals {
 		if !signal.Ignored(sig) {
 			signal.Notify(f.c, sig)
 		}
@@ -53,7 +53,7 @@ func (f *forwarder) forward(p *Program) {
 		case <-f.done:
 			return
 		}
-		if !forwarded[sig].byTerminal || !inForeground() {
+		if !forwardedSignals[sig].byTerminal || !inForeground() {
 			_ = p.Signal(sig) // the program may have ended
 		}
 		if sig == unix.SIGTSTP {

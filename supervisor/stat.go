@@ -60,7 +60,7 @@ func (w *worker) findFor(path string, flags uint64) (string, *entry, error) {
 func (w *worker) stat(path string, flags, buf uint64) verdict {
 	fd, info, err := w.openInfo(path, flags)
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer unix.Close(fd)
 	return w.putStat(fd, info, buf)
@@ -83,16 +83,16 @@ func (w *worker) openInfo(path string, flags uint64) (fd int, info fileInfo, err
 func (w *worker) putStat(fd int, info fileInfo, buf uint64) verdict {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	info.apply(&st)
-	return fails(w.write(buf, bytesOf(&st)))
+	return failWith(w.write(buf, bytesOf(&st)))
 }
 
 func (w *worker) statx(path string) verdict {
 	fd, info, err := w.openInfo(path, w.n.args[2])
 	if err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	defer unix.Close(fd)
 	return w.putStatx(fd, info)
@@ -101,10 +101,10 @@ func (w *worker) statx(path string) verdict {
 func (w *worker) putStatx(fd int, info fileInfo) verdict {
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(w.n.args[3])), &st); err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	info.applyx(&st)
-	return fails(w.write(w.n.args[4], bytesOf(&st)))
+	return failWith(w.write(w.n.args[4], bytesOf(&st)))
 }
 
 // statEmptyPath answers a stat with an empty path, which refers to the descriptor itself.
@@ -114,11 +114,11 @@ func (w *worker) statEmptyPath(c call) verdict {
 		flags = w.n.args[2]
 	}
 	if flags&unix.AT_EMPTY_PATH == 0 {
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
 	d := w.descriptor(int32(w.n.args[0]))
 	if d == nil {
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
 	return w.withDeviceInfo(d.file, func(fd int, info fileInfo) verdict {
 		if c == callStatx {
@@ -147,13 +147,13 @@ func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) 
 	// The file must be released before the write to the program's memory.
 	own := -1
 	if f.memory == nil {
-		return fails(syscall.EIO)
+		return failWith(syscall.EIO)
 	}
 	if err := f.memory.WithFD(func(fd int) (err error) {
 		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		return err
 	}); err != nil {
-		return fails(syscall.EIO)
+		return failWith(syscall.EIO)
 	}
 	defer unix.Close(own)
 	return answer(own, info)

@@ -53,14 +53,14 @@ type tokens struct {
 const (
 	timeout         = 5 * time.Millisecond
 	doorbellTimeout = 25 * time.Millisecond
-	worthPassing    = 20 * time.Microsecond
-	// changeCounts is the weight of a change of callers, relative to another call of the same caller. mixtureLimit
-	// limits the sum.
-	changeCounts = 64
-	mixtureLimit = 16 * changeCounts
-	// mixed is the sum above which several threads of a program are considered to make calls. A single call of
-	// another thread does not exceed this sum.
-	mixed = 2 * changeCounts
+	passThreshold   = 20 * time.Microsecond
+	// callerChangeWeight is the weight of a change of callers, relative to another call of the same caller.
+	// mixtureLimit limits the sum.
+	callerChangeWeight = 64
+	mixtureLimit       = 16 * callerChangeWeight
+	// mixtureThreshold is the sum above which several threads of a program are considered to make calls. A single call
+	// of another thread does not exceed this sum.
+	mixtureThreshold = 2 * callerChangeWeight
 	// sharedTokens is the number of tokens while several threads make calls.
 	sharedTokens = 2
 	// maxWorkers limits the number of calls of a session in progress.
@@ -180,14 +180,14 @@ func (t *tokens) note(tid uint32) {
 	switch {
 	case t.lastCaller.Load() != tid:
 		t.lastCaller.Store(tid)
-		t.mixture.Store(min(m+changeCounts, mixtureLimit))
+		t.mixture.Store(min(m+callerChangeWeight, mixtureLimit))
 	case m > 0:
 		t.mixture.Store(m - 1)
 	}
 }
 
 // shared reports whether several threads of the program make calls.
-func (t *tokens) shared() bool { return t.mixture.Load() > mixed }
+func (t *tokens) shared() bool { return t.mixture.Load() > mixtureThreshold }
 
 // begin must be called before each part of an answer that may take long. The caller must call end afterwards.
 func (w *worker) begin(c call) {
@@ -203,7 +203,7 @@ func (w *worker) begin(c call) {
 			w.used = threadTime()
 		}
 		// Most writes are doorbells.
-		pass = pass && t.doorbell.Load() >= int64(worthPassing)
+		pass = pass && t.doorbell.Load() >= int64(passThreshold)
 	}
 	if !pass {
 		w.calls.Add(1)

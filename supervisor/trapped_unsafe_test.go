@@ -159,7 +159,7 @@ func (c *trapped) path(s string) uint64 {
 func (c *trapped) setArgs(args ...uint64) {
 	c.w.n.args = [6]uint64{}
 	copy(c.w.n.args[:], args)
-	c.w.known, c.w.desc = known{}, nil
+	c.w.known, c.w.desc = callerCache{}, nil
 }
 
 // mustProcess returns the caller's process, with its address space.
@@ -222,7 +222,7 @@ func outcome(err error) string {
 // String formats the answer to a call, for tests.
 func (v verdict) String() string {
 	switch {
-	case v.fate == letThrough:
+	case v.fate == fateContinued:
 		return "let through"
 	case v.err == errGone:
 		return "gone"
@@ -253,7 +253,7 @@ func TestEachProof(t *testing.T) {
 	held := p.user.Held(quota.Descriptors)
 	found := func(ok bool) string { return map[bool]string{true: "found", false: "none"}[ok] }
 	closing := func(v verdict) verdict {
-		if v.err == nil && v.fate == answered {
+		if v.err == nil && v.fate == fateAnswered {
 			unix.Close(int(v.val))
 		}
 		return v
@@ -265,7 +265,7 @@ func TestEachProof(t *testing.T) {
 		want []string
 	}{
 		{"look", func() string {
-			th, err := w.look()
+			th, err := w.lookUpThread()
 			if err == nil {
 				th.close()
 			}
@@ -338,7 +338,7 @@ func TestEachProof(t *testing.T) {
 		}, []string{gone, gone, gone, ok}},
 		{"an ended exec", func() string {
 			s.execs.add(w.n.tid)
-			s.execs.over(w)
+			s.execs.noteCall(w)
 			_, there := s.execs.tids[w.n.tid]
 			return fmt.Sprint(there)
 		}, []string{"true", "false"}},
@@ -354,7 +354,7 @@ func TestEachProof(t *testing.T) {
 		}, []string{"false", "false", "true"}},
 		{"a wait for an event", func() string {
 			c.getEvent(cmFD)
-			w.known = known{done: true, proc: p, space: p.space}
+			w.known = callerCache{done: true, proc: p, space: p.space}
 			cm.enter()
 			v, waits := w.cmCommand(cm)
 			if waits {

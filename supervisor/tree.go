@@ -108,7 +108,7 @@ type tree struct {
 	dir     *os.File
 	current atomic.Pointer[entries]
 
-	places atomic.Pointer[places]
+	places atomic.Pointer[baseDirectories]
 
 	// set once deferred files are made like other files
 	completed atomic.Bool
@@ -121,8 +121,8 @@ type tree struct {
 // The following constants are the contents that most files of a sparse GID table have. All files with such a
 // content share one inode.
 const (
-	noGID   = "0000:0000:0000:0000:0000:0000:0000:0000\n"
-	nothing = ""
+	noGID        = "0000:0000:0000:0000:0000:0000:0000:0000\n"
+	emptyContent = ""
 )
 
 // newTree makes an empty tree in a new directory of above, and the tree owns that directory. dir is an open
@@ -130,12 +130,12 @@ const (
 func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 	t := &tree{root: filepath.Join(above.Name(), name), name: name, above: above, dir: dir, shown: make(map[string]string)}
 	t.current.Store(&entries{})
-	t.places.Store(&places{})
+	t.places.Store(&baseDirectories{})
 	if err := errors.Join(
 		makeDir(t.root),
 		makeDir(t.common("")),
 		makeFile(t.common("nogid"), noGID, 0o444),
-		makeFile(t.common("nothing"), nothing, 0o444)); err != nil {
+		makeFile(t.common("nothing"), emptyContent, 0o444)); err != nil {
 		return nil, errors.Join(fmt.Errorf("make the tree of virtual files: %w", err), t.remove())
 	}
 	return t, nil
@@ -248,7 +248,7 @@ func (t *tree) update(describe func() entries) error {
 func (e *entry) content() string {
 	s, err := e.read()
 	if err != nil {
-		return nothing
+		return emptyContent
 	}
 	return s
 }
@@ -324,7 +324,7 @@ func (t *tree) show(path, content string) error {
 	return nil
 }
 
-func isCommon(content string) bool { return content == noGID || content == nothing }
+func isCommon(content string) bool { return content == noGID || content == emptyContent }
 
 // rewrite changes the content of a file. If programs of this process's user have replaced the file, rewrite makes a
 // new one.
@@ -369,7 +369,7 @@ func (t *tree) replace(path, content string) error {
 	switch content {
 	case noGID:
 		err = os.Link(t.common("nogid"), temp)
-	case nothing:
+	case emptyContent:
 		err = os.Link(t.common("nothing"), temp)
 	default:
 		err = makeFile(temp, content, 0o444)

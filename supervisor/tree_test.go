@@ -170,7 +170,7 @@ func TestTreeRefresh(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer open.Close()
-	for _, content = range []string{"2", noGID, nothing, noGID, "3"} {
+	for _, content = range []string{"2", noGID, emptyContent, noGID, "3"} {
 		if err := tr.refresh("/f", e["/f"]); err != nil {
 			t.Fatal(err)
 		}

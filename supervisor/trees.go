@@ -71,7 +71,7 @@ const treeTimeout = time.Second
 
 // newTrees makes the empty directory of the trees. Without a ledger all users share one tree.
 func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func() entries) (_ *trees, err error) {
-	s := &trees{describe: describe, own: quota.All, log: log, users: make(map[quota.ID]*userTree)}
+	s := &trees{describe: describe, own: quota.AllUsers, log: log, users: make(map[quota.ID]*userTree)}
 	if ledger != nil {
 		s.own = quota.ID{UID: os.Geteuid()}
 	}
@@ -167,7 +167,7 @@ func (s *trees) enter(id quota.ID) (t *userTree, err error) {
 		s.mu.Lock() // updates of the devices read this field
 		t.tree = made
 		s.mu.Unlock()
-	} else if t.whole() {
+	} else if t.lastChangeComplete() {
 		return t, nil
 	}
 	c := t.change(s.describe)
@@ -244,8 +244,8 @@ func (t *userTree) change(describe func() entries) *change {
 	return c
 }
 
-// whole reports whether the last change was complete.
-func (t *userTree) whole() bool {
+// lastChangeComplete reports whether the last change was complete.
+func (t *userTree) lastChangeComplete() bool {
 	t.changes.Lock()
 	defer t.changes.Unlock()
 	return t.changes.err == nil

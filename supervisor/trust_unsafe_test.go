@@ -835,7 +835,7 @@ func TestOneLookAtATime(t *testing.T) {
 		for range 5 {
 			f.closedOne()
 		}
-		testutil.Advance(firstLook)
+		testutil.Advance(firstCheckDelay)
 		if n := f.sup.looks.Load(); n != 1 {
 			t.Errorf("checks of a file after 5 closes: got %d, want 1", n)
 		}

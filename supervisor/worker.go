@@ -34,7 +34,7 @@ type worker struct {
 	// The current call.
 	n     notification
 	desc  *descriptor // the device file of argument 0, for calls on a device file
-	known known       // cached facts about the caller
+	known callerCache // cached facts about the caller
 	path  [unix.PathMax]byte
 	trace *callTrace  // nil if the session is not traced
 	taken *ucma.Taken // event taken from the queue for the answer, or nil
@@ -112,12 +112,12 @@ type verdict struct {
 type fate uint8
 
 const (
-	answered   fate = iota // val and err are the answer
-	letThrough             // the call continues in the kernel
-	sent                   // the answer was already sent
+	fateAnswered  fate = iota // val and err are the answer
+	fateContinued             // the call continues in the kernel
+	fateSent                  // the answer was already sent
 )
 
-func fails(err error) verdict { return verdict{err: err} }
+func failWith(err error) verdict { return verdict{err: err} }
 
 // errno returns the error number for the program.
 func errno(err error) syscall.Errno {
@@ -140,9 +140,9 @@ func (w *worker) answer() {
 	}
 	r := response{id: w.n.id}
 	switch {
-	case v.fate == sent:
+	case v.fate == fateSent:
 		return
-	case v.fate == letThrough:
+	case v.fate == fateContinued:
 		r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
 	case v.err != nil:
 		r.errno = -int32(errno(v.err))
@@ -165,12 +165,12 @@ func (w *worker) answer() {
 // handle answers the current call. A panic becomes an error of the call, and the service continues. After a panic
 // the device may have locked mutexes, so it gets a fatal event.
 func (w *worker) handle() (v verdict) {
-	w.known, w.desc = known{}, nil
+	w.known, w.desc = callerCache{}, nil
 	defer func() {
 		if r := recover(); r != nil {
 			w.session.log.Error(fmt.Sprintf("panic in %v of thread %d", callOf(&w.n), w.n.tid), "panic", r, "stack",
 				string(debug.Stack()))
-			v = fails(syscall.EIO)
+			v = failWith(syscall.EIO)
 			if d := w.desc; d != nil {
 				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
 			}
@@ -188,7 +188,7 @@ func (w *worker) handle() (v verdict) {
 	case callGetdents64:
 		return w.list()
 	case callFchdir:
-		return w.enters()
+		return w.fchdir()
 	case callGetcwd:
 		return w.getcwd()
 	case callDup2, callDup3:
@@ -205,7 +205,7 @@ func (w *worker) handle() (v verdict) {
 		fd := int32(w.n.args[0])
 		w.desc = w.descriptor(fd)
 		if w.desc == nil {
-			return verdict{fate: letThrough}
+			return verdict{fate: fateContinued}
 		}
 		f := w.desc.file
 		switch {
@@ -215,7 +215,7 @@ func (w *worker) handle() (v verdict) {
 			return w.otherIoctl()
 		}
 		if !f.enter() {
-			return fails(syscall.EIO)
+			return failWith(syscall.EIO)
 		}
 		return w.command(c, f)
 	}
@@ -245,12 +245,12 @@ func (w *worker) command(c call, f *openFile) verdict {
 		}
 	}()
 	if c == callWrite && f.access == unix.O_RDONLY {
-		return fails(syscall.EBADF)
+		return failWith(syscall.EBADF)
 	}
 	w.begin(c)
 	var v verdict
 	if err := w.mayCommand(c, f); err != nil {
-		return fails(err)
+		return failWith(err)
 	}
 	if f.cm != nil && c == callWrite {
 		v, waits = w.cmCommand(f)
@@ -258,11 +258,11 @@ func (w *worker) command(c call, f *openFile) verdict {
 		v = w.carryOut(c, f) // a refused command has no effect
 	}
 	if w.stalled || waits {
-		return verdict{fate: sent}
+		return verdict{fate: fateSent}
 	}
 	f.tellLibraryFaults()
 	if w.known.stale { // no data was read and nothing was executed
-		return verdict{fate: letThrough}
+		return verdict{fate: fateContinued}
 	}
 	if v.err != nil {
 		w.session.warnOfLimit(v.err)
@@ -316,7 +316,7 @@ func (w *worker) refused(f *openFile, err error) {
 func (w *worker) Space() umem.Space {
 	_, s, err := w.caller()
 	if err != nil {
-		return nowhere{err}
+		return inaccessibleMemory{err}
 	}
 	return s.Exact()
 }
@@ -361,18 +361,18 @@ func (w *worker) InstallFD(fd int, cloexec bool) (int, error) {
 func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
 	i, err := inodeOf(w.n.tid, int32(fd))
 	if err == nil {
-		err = w.prove()
+		err = w.checkTrapped()
 	}
 	return i.dev, i.ino, err
 }
 
-// nowhere represents the memory of a process that cannot be accessed.
-type nowhere struct{ err error }
+// inaccessibleMemory represents the memory of a process that cannot be accessed.
+type inaccessibleMemory struct{ err error }
 
-func (n nowhere) fault() error                        { return fmt.Errorf("%w: %w", umem.ErrFault, n.err) }
-func (n nowhere) Check(uint64, uint64, bool) error    { return n.fault() }
-func (n nowhere) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
-func (n nowhere) WriteV(src [][]byte, _ uint64) error { return n.fault() }
+func (n inaccessibleMemory) fault() error                        { return fmt.Errorf("%w: %w", umem.ErrFault, n.err) }
+func (n inaccessibleMemory) Check(uint64, uint64, bool) error    { return n.fault() }
+func (n inaccessibleMemory) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
+func (n inaccessibleMemory) WriteV(src [][]byte, _ uint64) error { return n.fault() }
 
 // descriptor is a device file as accessed by one thread. The lookup of a device file takes longer than most calls,
 // so the result is cached for a while, for doorbells only. Other calls look the file up again (findCaller).
@@ -386,13 +386,13 @@ type descriptor struct {
 
 const (
 	cacheSize = 64
-	// remembered is less than the time in which thread IDs can wrap around. Within that time, a thread ID
+	// descriptorCacheTime is less than the time in which thread IDs can wrap around. Within that time, a thread ID
 	// identifies a thread.
-	remembered = 500 * time.Millisecond
+	descriptorCacheTime = 500 * time.Millisecond
 )
 
-// base is the origin of until. Reading only the monotonic clock takes half as long as time.Now.
-var base = time.Now()
+// clockBase is the origin of until. Reading only the monotonic clock takes half as long as time.Now.
+var clockBase = time.Now()
 
 func slot(tid uint32, fd int32) uint32 { return (tid*31 + uint32(fd)) % cacheSize }
 
@@ -401,7 +401,7 @@ func (w *worker) descriptor(fd int32) *descriptor {
 	t, tid := w.session, w.n.tid
 	at := &t.cache[slot(tid, fd)]
 	old := at.Load()
-	if old != nil && old.tid == tid && old.fd == fd && !old.file.closed() && time.Since(base) < old.until {
+	if old != nil && old.tid == tid && old.fd == fd && !old.file.closed() && time.Since(clockBase) < old.until {
 		return old
 	}
 	i, err := inodeOf(tid, fd)
@@ -409,10 +409,10 @@ func (w *worker) descriptor(fd int32) *descriptor {
 		return nil
 	}
 	f := t.sup.file(i)
-	if f == nil || w.prove() != nil {
+	if f == nil || w.checkTrapped() != nil {
 		return nil
 	}
-	d := &descriptor{tid: tid, fd: fd, file: f, until: time.Since(base) + remembered}
+	d := &descriptor{tid: tid, fd: fd, file: f, until: time.Since(clockBase) + descriptorCacheTime}
 	if old != nil && old.tid == tid {
 		if p := old.process.Load(); p != nil && p.user == f.user && p.has(tid) {
 			d.process.Store(p)
@@ -440,7 +440,7 @@ func (w *worker) closes(c call) verdict {
 		last = uint32(w.n.args[1])
 	}
 	w.session.forget(first, last)
-	return verdict{fate: letThrough}
+	return verdict{fate: fateContinued}
 }
 
 // fdLink returns the path of the link for a number in a thread's directory in /proc.

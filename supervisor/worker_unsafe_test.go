@@ -22,12 +22,12 @@ func TestNoAllocationPerCall(t *testing.T) {
 	file := &fakeFile{}
 	file.region.Mem = make([]byte, 16)
 	tr := &tree{}
-	tr.places.Store(&places{})
+	tr.places.Store(&baseDirectories{})
 	s := &Session{sup: &Supervisor{}, tree: &userTree{tree: tr}}
 	w := &worker{session: s, hasToken: true}
 	tid := uint32(os.Getpid())
 	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000,
-		file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(base) + time.Hour})
+		file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(clockBase) + time.Hour})
 	numbers := architectures[runtime.GOARCH].numbers
 	path := []byte("/etc/hostname\x00")
 	for _, tt := range []struct {
@@ -35,9 +35,9 @@ func TestNoAllocationPerCall(t *testing.T) {
 		n    notification
 		want fate
 	}{
-		{"doorbell", notification{nr: int32(numbers[callWrite].nr), args: [6]uint64{1000, 0, 32}}, answered},
+		{"doorbell", notification{nr: int32(numbers[callWrite].nr), args: [6]uint64{1000, 0, 32}}, fateAnswered},
 		{"path", notification{nr: int32(numbers[callOpenat].nr),
-			args: [6]uint64{0, uint64(uintptr(unsafe.Pointer(&path[0])))}}, letThrough},
+			args: [6]uint64{0, uint64(uintptr(unsafe.Pointer(&path[0])))}}, fateContinued},
 	} {
 		w.n = tt.n
 		w.n.arch = native.audit

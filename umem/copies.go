@@ -48,10 +48,10 @@ func (c *Copies) Going() int {
 // begin must be called before an access, and end must be called after the access. begin may wait for other accesses.
 // begin returns ErrStuck if the limit is reached.
 func (c *Copies) begin() error {
-	if c == nil || c.up() {
+	if c == nil || c.increment() {
 		return nil
 	}
-	c.down()
+	c.decrement()
 	return c.wait()
 }
 
@@ -59,14 +59,14 @@ func (c *Copies) end() {
 	if c == nil {
 		return
 	}
-	c.down()
+	c.decrement()
 	if c.stuck.Load() {
 		c.stuck.Store(false)
 	}
 }
 
-// up increments the count and reports whether it is within the limit. down decrements the count in either case.
-func (c *Copies) up() bool {
+// increment increments the count and reports whether it is within the limit. decrement decrements the count in either case.
+func (c *Copies) increment() bool {
 	n := c.going.Add(1)
 	room := n <= c.most
 	if n > ownCopies && c.all != nil {
@@ -75,7 +75,7 @@ func (c *Copies) up() bool {
 	return room
 }
 
-func (c *Copies) down() {
+func (c *Copies) decrement() {
 	if c.going.Add(-1) >= ownCopies && c.all != nil {
 		c.all.going.Add(-1)
 	}
@@ -87,10 +87,10 @@ func (c *Copies) wait() error {
 		return ErrStuck
 	}
 	for start := time.Now(); !c.stuck.Load(); time.Sleep(copiesLook) {
-		if c.up() {
+		if c.increment() {
 			return nil
 		}
-		c.down()
+		c.decrement()
 		if time.Since(start) > copiesTimeout {
 			c.stuck.Store(true)
 		}

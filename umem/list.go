@@ -54,8 +54,8 @@ func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) 
 	return r, nil
 }
 
-// at returns the index of the range that contains the byte at offset off of the region.
-func (r *Region) at(off uint64) int {
+// rangeIndex returns the index of the range that contains the byte at offset off of the region.
+func (r *Region) rangeIndex(off uint64) int {
 	i, found := slices.BinarySearchFunc(r.list, off, func(s span, off uint64) int {
 		switch {
 		case s.off < off:
@@ -80,7 +80,7 @@ func (r *Region) each(iova, length uint64, f func(addr, n uint64) error) error {
 	if r.list == nil {
 		return f(r.addr+off, length)
 	}
-	for i := r.at(off); length > 0; i++ {
+	for i := r.rangeIndex(off); length > 0; i++ {
 		s := r.list[i]
 		n := min(length, s.off+s.Length-off)
 		if err := f(s.Addr+off-s.off, n); err != nil {
@@ -103,12 +103,12 @@ func (r *Region) moveList(bufs [][]byte, iova uint64, move func(s Space, bufs []
 		*kept = part[:0]
 		vectors.Put(kept)
 	}()
-	off, left := iova-r.iova, total(bufs)
+	off, left := iova-r.iova, totalLen(bufs)
 	if left == 0 {
 		return nil
 	}
 	b, from := 0, 0 // the next byte is bufs[b][from]
-	for i := r.at(off); left > 0; i++ {
+	for i := r.rangeIndex(off); left > 0; i++ {
 		s := r.list[i]
 		n := min(left, s.off+s.Length-off)
 		part = part[:0]

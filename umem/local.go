@@ -107,7 +107,7 @@ func (l *Local) Check(addr, length uint64, write bool) error {
 
 // ReadV implements Space.
 func (l *Local) ReadV(dst [][]byte, addr uint64) error {
-	mem, err := l.at(addr, total(dst))
+	mem, err := l.at(addr, totalLen(dst))
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (l *Local) ReadV(dst [][]byte, addr uint64) error {
 
 // WriteV implements Space.
 func (l *Local) WriteV(src [][]byte, addr uint64) error {
-	mem, err := l.at(addr, total(src))
+	mem, err := l.at(addr, totalLen(src))
 	if err != nil {
 		return err
 	}

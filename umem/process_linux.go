@@ -150,7 +150,7 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 		// The kernel checks the permission before the address. The address is in the kernel's part of the address
 		// space. No process can map blocking memory there.
 		var b [1]byte
-		_, err := p.vm([]unix.Iovec{{Base: &b[0], Len: 1}}, 1<<63, 1, false)
+		_, err := p.transferVM([]unix.Iovec{{Base: &b[0], Len: 1}}, 1<<63, 1, false)
 		cfg.Bound = err == unix.EPERM || err == unix.ESRCH
 	}
 	if cfg.Bound {
@@ -288,7 +288,7 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 	}
 	defer p.copies.end()
 	byNumber := p.trusting || !write
-	if total(bufs) <= small && !p.files.noQuery.Load() || !byNumber || !p.enter() {
+	if totalLen(bufs) <= small && !p.files.noQuery.Load() || !byNumber || !p.enter() {
 		return p.files.move(bufs, addr, write)
 	}
 	err := moveVectors(p, nil, bufs, addr, write)
@@ -351,7 +351,7 @@ func moveBy(p *Process, s *Files, iov []unix.Iovec, bufs [][]byte, addr uint64, 
 
 // transfer returns ESRCH unchanged.
 func (p *Process) transfer(iov []unix.Iovec, addr uint64, size int, write bool) error {
-	n, err := p.vm(iov, addr, size, write)
+	n, err := p.transferVM(iov, addr, size, write)
 	switch {
 	case err == nil && n == size:
 		return nil
@@ -363,7 +363,7 @@ func (p *Process) transfer(iov []unix.Iovec, addr uint64, size int, write bool) 
 	return err
 }
 
-func (p *Process) vm(iov []unix.Iovec, addr uint64, size int, write bool) (int, error) {
+func (p *Process) transferVM(iov []unix.Iovec, addr uint64, size int, write bool) (int, error) {
 	remote := [1]unix.RemoteIovec{{Base: uintptr(addr), Len: size}}
 	if write {
 		return unix.ProcessVMWritev(p.pid, iov, remote[:], 0)

@@ -188,7 +188,7 @@ func (r *Region) Contains(iova, length uint64) bool {
 // ReadV fills dst from the region at iova. ReadV returns ErrRange for an access outside the region, and ErrFault if the
 // memory has been unmapped. ReadV may be used on the data path.
 func (r *Region) ReadV(dst [][]byte, iova uint64) error {
-	if !r.Contains(iova, total(dst)) {
+	if !r.Contains(iova, totalLen(dst)) {
 		return ErrRange
 	}
 	if r.list != nil {
@@ -200,7 +200,7 @@ func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 // WriteV stores src in the region at iova. The errors are those of ReadV. The driver must check the access rights of
 // the registration.
 func (r *Region) WriteV(src [][]byte, iova uint64) error {
-	if !r.Contains(iova, total(src)) {
+	if !r.Contains(iova, totalLen(src)) {
 		return ErrRange
 	}
 	if r.list != nil {
@@ -220,7 +220,7 @@ func (r *Region) Direct(iova, length uint64) []byte {
 	return mem
 }
 
-func total(v [][]byte) (n uint64) {
+func totalLen(v [][]byte) (n uint64) {
 	for _, b := range v {
 		n += uint64(len(b))
 	}

@@ -195,7 +195,7 @@ func isProcPath(name, file string) bool {
 // move reads or writes. Access by file ignores the protection of pages. Therefore the mappings are checked first. A
 // process that changes its mappings between the check and the access affects only its own memory.
 func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
-	size := total(bufs)
+	size := totalLen(bufs)
 	if size == 0 {
 		return nil
 	}
@@ -203,7 +203,7 @@ func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
 		return ErrFault
 	}
 	defer s.leave()
-	if !s.recent(write).covers(addr, addr+size) {
+	if !s.mappingCache(write).covers(addr, addr+size) {
 		if err := s.check(addr, addr+size, write); err != nil {
 			return err
 		}
@@ -211,7 +211,7 @@ func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
 	return moveVectors(nil, s, bufs, addr, write)
 }
 
-func (s *Files) recent(write bool) *recentMappings {
+func (s *Files) mappingCache(write bool) *recentMappings {
 	if write {
 		return &s.forWriting
 	}
@@ -261,7 +261,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 		if !m.read || write && !m.write {
 			return false, nil
 		}
-		s.recent(write).note(m, since+mappingLasts)
+		s.mappingCache(write).note(m, since+mappingLasts)
 		addr = m.end
 	}
 	if addr >= end {
@@ -272,7 +272,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 	since := time.Since(clockBase)
 	span, covered, err := mapsCover(io.NewSectionReader(s.maps, 0, math.MaxInt64), addr, end, write)
 	if covered {
-		s.recent(write).note(span, since+mappingLasts)
+		s.mappingCache(write).note(span, since+mappingLasts)
 	}
 	return covered, err
 }

@@ -32,7 +32,7 @@ func traceOf(c Caller) *CommandTrace {
 	return nil
 }
 
-func (t *CommandTrace) named(name string) {
+func (t *CommandTrace) setName(name string) {
 	if t != nil {
 		t.Name, t.Request = name, ""
 	}

@@ -56,7 +56,7 @@ func cmdCreateAH(c *call) error {
 		return err
 	}
 	o := c.f.objects.add(&ahObject{ah})
-	c.created(o)
+	c.publishCreated(o)
 	reply(c, uapi.CreateAHResp{AHHandle: o.handle})
 	return nil
 }

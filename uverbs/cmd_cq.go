@@ -122,7 +122,7 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 		return fail(err)
 	}
 	obj := f.objects.add(o)
-	c.created(obj)
+	c.publishCreated(obj)
 	return uapi.CreateCQResp{CQHandle: obj.handle, CQE: uint32(o.Entries())}, nil
 }
 

@@ -39,7 +39,7 @@ func cmdAllocMW(c *call) error {
 		return err
 	}
 	o := c.f.objects.add(&mwObject{mw, req.PDHandle})
-	c.created(o)
+	c.publishCreated(o)
 	reply(c, uapi.AllocMWResp{MWHandle: o.handle, RKey: mw.RKey()})
 	return nil
 }

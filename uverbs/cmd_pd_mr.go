@@ -31,7 +31,7 @@ func cmdAllocPD(c *call) error {
 		return err
 	}
 	o := c.f.objects.add(&pdObject{pd})
-	c.created(o)
+	c.publishCreated(o)
 	reply(c, uapi.AllocPDResp{PDHandle: o.handle})
 	return nil
 }
@@ -115,7 +115,7 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 		return resp, err
 	}
 	o := c.f.objects.add(&mrObject{mr, req.PDHandle})
-	c.created(o)
+	c.publishCreated(o)
 	return uapi.RegMRResp{MRHandle: o.handle, LKey: mr.LKey(), RKey: mr.RKey()}, nil
 }
 

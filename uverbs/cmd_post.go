@@ -53,12 +53,12 @@ func cmdPostSend(c *call) error {
 	}
 	c.hold()
 	n, err := qp.res.PostSend(wrs...)
-	return c.posted(n, err)
+	return c.writePostResponse(n, err)
 }
 
-// posted responds to a list of work requests. n is the number of accepted requests. The response is written even after
-// an error.
-func (c *call) posted(n int, err error) error {
+// writePostResponse responds to a list of work requests. n is the number of accepted requests. The response is written
+// even after an error.
+func (c *call) writePostResponse(n int, err error) error {
 	var resp uapi.PostSendResp // the response for the receive queue has the same layout
 	if err != nil {
 		resp.BadWR = uint32(n) + 1
@@ -69,9 +69,9 @@ func (c *call) posted(n int, err error) error {
 }
 
 // sendWR converts a work request. sendWR also returns the address handle that the request uses.
-func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
+func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah objectUse[*ahObject], err error) {
 	wr = ib.SendWR{ID: w.WRID, Opcode: w.Opcode, Flags: w.SendFlags}
-	invalid := func(format string, args ...any) (ib.SendWR, share[*ahObject], error) {
+	invalid := func(format string, args ...any) (ib.SendWR, objectUse[*ahObject], error) {
 		return wr, ah, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
 	}
 	if w.SendFlags&uapi.SendInline != 0 {
@@ -121,7 +121,7 @@ func cmdPostRecv(c *call) error {
 	defer qp.done()
 	c.hold()
 	n, err := qp.res.PostRecv(wrs...)
-	return c.posted(n, err)
+	return c.writePostResponse(n, err)
 }
 
 // recvWRs converts a list of receive work requests. (ib_uverbs_unmarshall_recv)

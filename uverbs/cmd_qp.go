@@ -180,7 +180,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 	o.handle = obj.handle
 	f.dev.queuePairs.Store(o.Num(), o)
 	f.doorbells.add(o)
-	c.created(obj)
+	c.publishCreated(obj)
 	granted := o.Init().Cap
 	return uapi.CreateQPResp{
 		QPHandle:      obj.handle,
@@ -227,7 +227,7 @@ func cmdQueryQP(c *call) error {
 		CurQPState:      a.CurState,
 		PathMTU:         uint8(a.PathMTU),
 		PathMigState:    uapi.MigState(a.PathMigState),
-		SQDraining:      flag(a.SQDraining),
+		SQDraining:      boolToUint8(a.SQDraining),
 		MaxRDAtomic:     a.MaxRdAtomic,
 		MaxDestRDAtomic: a.MaxDestRdAtomic,
 		MinRNRTimer:     a.MinRNRTimer,
@@ -237,12 +237,12 @@ func cmdQueryQP(c *call) error {
 		RNRRetry:        a.RNRRetry,
 		AltPortNum:      a.AltPort,
 		AltTimeout:      a.AltTimeout,
-		SQSigAll:        flag(init.SigAll),
+		SQSigAll:        boolToUint8(init.SigAll),
 	})
 	return nil
 }
 
-func flag(b bool) uint8 {
+func boolToUint8(b bool) uint8 {
 	if b {
 		return 1
 	}
@@ -256,7 +256,7 @@ func userDest(a *ib.AHAttr) uapi.QPDest {
 		SL:          a.SL,
 		SrcPathBits: a.SrcPathBits,
 		StaticRate:  a.StaticRate,
-		IsGlobal:    flag(a.HasGRH),
+		IsGlobal:    boolToUint8(a.HasGRH),
 		PortNum:     a.Port,
 	}
 	if a.HasGRH {

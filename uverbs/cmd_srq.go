@@ -113,7 +113,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	}
 	o.xrcd.use()
 	obj := f.objects.add(o)
-	c.created(obj)
+	c.publishCreated(obj)
 	granted := o.Init().Attr
 	resp = uapi.CreateSRQResp{SRQHandle: obj.handle, MaxWR: granted.MaxWR, MaxSGE: granted.MaxSGE}
 	if req.SRQType == uapi.SRQTXRC {
@@ -170,7 +170,7 @@ func cmdPostSRQRecv(c *call) error {
 	defer srq.done()
 	c.hold()
 	n, err := srq.res.PostRecv(wrs...)
-	return c.posted(n, err)
+	return c.writePostResponse(n, err)
 }
 
 // cmdDestroySRQ frees a queue and reports the number of its events that the program has read. (ib_uverbs_destroy_srq)

@@ -106,7 +106,7 @@ func (o *xrcdObject) Abandon() {
 }
 
 // lookupDomain is lookup for an XRC domain. For an invalid handle it returns EINVAL, like the kernel's commands.
-func lookupDomain(f *File, handle uint32) (share[*xrcdObject], error) {
+func lookupDomain(f *File, handle uint32) (objectUse[*xrcdObject], error) {
 	x, err := lookup[*xrcdObject](f, handle)
 	if err != nil && !errors.Is(err, syscall.EIO) {
 		err = fmt.Errorf("XRC domain: %v: %w", err, syscall.EINVAL)
@@ -142,7 +142,7 @@ func cmdOpenXRCD(c *call) error {
 		return err
 	}
 	obj := c.f.objects.add(&xrcdObject{f: c.f, domain: domain})
-	c.created(obj)
+	c.publishCreated(obj)
 	reply(c, uapi.OpenXRCDResp{XRCDHandle: obj.handle})
 	return nil
 }
@@ -256,7 +256,7 @@ func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQ
 	x.use()
 	obj := c.f.objects.add(o)
 	o.handle = obj.handle
-	c.created(obj)
+	c.publishCreated(obj)
 	return uapi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
 }
 

@@ -172,8 +172,8 @@ func replyLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[
 // hold announces that this thread will soon run the device's callbacks.
 func (c *call) hold() { user.HoldCallbacks(c.f.dev.ib, &c.callbacks) }
 
-// created publishes a new object after the response has been delivered.
-func (c *call) created(o *object) {
+// publishCreated publishes a new object after the response has been delivered.
+func (c *call) publishCreated(o *object) {
 	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
 }
 
@@ -198,7 +198,7 @@ func (c *call) run(cmd func(*call) error) error {
 		return err
 	}
 	defer c.f.life.RUnlock()
-	if c.f.now() == states.ContextClosed {
+	if c.f.contextState() == states.ContextClosed {
 		return errClosed
 	}
 	return cmd(c)
@@ -231,7 +231,7 @@ func (c *call) store() error {
 	}
 	defer c.f.life.RUnlock()
 	switch err := c.f.context(); {
-	case c.f.now() == states.ContextClosed: // the end of the context has destroyed the driver's objects
+	case c.f.contextState() == states.ContextClosed: // the end of the context has destroyed the driver's objects
 		return err
 	case failed == nil && err == nil:
 		return c.stored.Done()
@@ -325,7 +325,7 @@ func (f *File) write(c Caller, b []byte) error {
 	cmd, err := findCommand(hdr.Command)
 	name, trace := commandName(hdr.Command), traceOf(c)
 	if !isDoorbell(hdr) {
-		trace.named(name)
+		trace.setName(name)
 	}
 	if err != nil {
 		if !beyondCommands(hdr.Command) && int(hdr.InWords)*4 != len(b) {

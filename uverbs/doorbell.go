@@ -117,13 +117,13 @@ func (b *doorbell) set(on bool) {
 	b.on = on
 }
 
-// holds is a pool of Holds for doorbells, which must not allocate.
-var holds = sync.Pool{New: func() any { return new(ib.Hold) }}
+// holdPool is a pool of Holds for doorbells, which must not allocate.
+var holdPool = sync.Pool{New: func() any { return new(ib.Hold) }}
 
 // hold returns a Hold. With this Hold the thread runs the device's callbacks in runCallbacks. If s is not nil, s is
 // called when the doorbell blocks on the memory of another program.
 func (f *File) hold(s ib.Staller) *ib.Hold {
-	h := holds.Get().(*ib.Hold)
+	h := holdPool.Get().(*ib.Hold)
 	f.holdBy(h, s)
 	return h
 }
@@ -145,7 +145,7 @@ func staller(c Caller) ib.Staller {
 func runCallbacks(h *ib.Hold) {
 	if h != nil {
 		h.Run()
-		holds.Put(h)
+		holdPool.Put(h)
 	}
 }
 
@@ -178,7 +178,7 @@ func canSend(qp *qpObject) bool { return qp.State() >= ib.QPRTS }
 // was found.
 func (f *File) ringPosted(c Caller) (rang bool) {
 	few := f.doorbells.few.Load()
-	if few == nil || !f.now().Makes() {
+	if few == nil || !f.contextState().Makes() {
 		return false // the command is rejected, or names the queue pair
 	}
 	var h *ib.Hold
@@ -196,7 +196,7 @@ func (f *File) ringPosted(c Caller) (rang bool) {
 func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
-	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || !f.now().Makes() {
+	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || !f.contextState().Makes() {
 		return false
 	}
 	qp, ok := f.doorbells.byHandle.Load(req.QPHandle)
@@ -234,7 +234,7 @@ func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err err
 		h.Run()
 		rest := h.Rest()
 		if rest == nil {
-			holds.Put(h)
+			holdPool.Put(h)
 			h = nil
 			break
 		}
@@ -257,7 +257,7 @@ type Patient interface {
 // HasNew reports whether RingPosted, without all, would find new requests. With many queue pairs it may return true
 // although there are none. HasNew may not sleep.
 func (f *File) HasNew() bool {
-	if !f.now().Makes() {
+	if !f.contextState().Makes() {
 		return false
 	}
 	few := f.doorbells.few.Load()
@@ -274,7 +274,7 @@ func (f *File) HasNew() bool {
 
 // ringSome checks queue pairs as described at RingPosted.
 func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bool, err error) {
-	switch state := f.now(); {
+	switch state := f.contextState(); {
 	case state.Makes():
 	case state == states.ContextFresh:
 		return false, nil
@@ -362,7 +362,7 @@ func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more 
 // Ring rings the doorbell of a queue pair by its handle, for a caller that does not issue system calls. Ring is
 // equivalent to Write of a POST_SEND without work requests. Ring may not sleep.
 func (f *File) Ring(c Caller, handle uint32) error {
-	switch s := f.now(); {
+	switch s := f.contextState(); {
 	case s == states.ContextZombie:
 		return errGone
 	case s == states.ContextClosed:

@@ -74,12 +74,12 @@ func sysfsFiles(dev *ib.Device) (map[string]func() (string, error), error) {
 type driverCall struct {
 	*ioctlCall
 	inputs  map[uapi.AttrID][]byte
-	objects map[uapi.AttrID]share[resource]
+	objects map[uapi.AttrID]objectUse[resource]
 }
 
 // runDriver calls a method of the driver. (ib_uverbs_run_method)
 func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
-	d := &driverCall{c, map[uapi.AttrID][]byte{}, map[uapi.AttrID]share[resource]{}}
+	d := &driverCall{c, map[uapi.AttrID][]byte{}, map[uapi.AttrID]objectUse[resource]{}}
 	// The memory of the program may block. The input is therefore read before the context is held.
 	for _, a := range m.Attrs {
 		if a.Kind != verb.In {

@@ -125,6 +125,7 @@ type eventSource struct {
 	waiting int // number of these records that are not yet in the pipe
 }
 
+// eventRecord is an event that the program has not read yet.
 type eventRecord struct {
 	src  *eventSource
 	data [16]byte // only the first size bytes are used
@@ -260,8 +261,8 @@ const (
 	pumpEnds
 )
 
-// batch is the number of bytes of a write. A write of up to PIPE_BUF, 4096, is atomic.
-const batch = 512
+// pumpWriteSize is the number of bytes of a write. A write of up to PIPE_BUF, 4096, is atomic.
+const pumpWriteSize = 512
 
 // work executes one step of pump. The caller must have the token.
 func (e *eventFile) work() pumpNext {
@@ -294,7 +295,7 @@ func (e *eventFile) write() pumpNext {
 	if forget {
 		e.forgetRead()
 	}
-	var buf [batch]byte
+	var buf [pumpWriteSize]byte
 	n := e.next(buf[:])
 	if n == 0 {
 		return pumpEnds
@@ -533,9 +534,9 @@ func (e *eventFile) readerClosed() bool {
 	return err == nil && n == 1 && pfd[0].Revents&unix.POLLERR != 0
 }
 
-// closeIfReaderClosed closes a file after its program has closed its end permanently. No thread of the program can block the
-// pipe any more. The close therefore does not wait. closeDeserted returns false if another thread is about to close the
-// file.
+// closeIfReaderClosed closes a file after its program has closed its end permanently. No thread of the program can
+// block the pipe any more. The close therefore does not wait. closeIfReaderClosed returns false if another thread is
+// about to close the file.
 func (e *eventFile) closeIfReaderClosed() bool {
 	select {
 	case e.token <- struct{}{}:
@@ -632,7 +633,7 @@ func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
 	return nil
 }
 
-// sweep removes the deserted files from a list. The caller must close them with shut.
+// sweep removes the files with a closed reader from a list. The caller must close them with shut.
 //
 //verbena:held mu
 func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
@@ -647,7 +648,7 @@ func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*event
 	return gone
 }
 
-// shut closes deserted files, at once if no thread has the token.
+// shut closes the removed files, at once if no thread has the token.
 func shut(gone []*eventFile) {
 	for _, e := range gone {
 		if !e.closeIfReaderClosed() {

@@ -460,7 +460,7 @@ func TestEventAfterWrite(t *testing.T) {
 	e.token <- struct{}{} // the test acts as the writer
 	src := &eventSource{}
 	e.completed(src, 0xa)
-	var buf [batch]byte
+	var buf [pumpWriteSize]byte
 	n := e.next(buf[:])
 	if n != e.size {
 		t.Fatalf("bytes of one event: got %d, want %d", n, e.size)

@@ -93,7 +93,7 @@ type File struct {
 
 func newFile(d *Device, p Process, m Memory) *File {
 	f := &File{dev: d, proc: p, user: p.User(), mem: m}
-	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.Of(f.user), d.srv.pipeGate(f.user)
+	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.KeptOf(f.user), d.srv.pipeGate(f.user)
 	return f
 }
 
@@ -124,14 +124,14 @@ func (f *File) recordDestroyed(o *object) {
 // Device returns the device on which the file was opened.
 func (f *File) Device() *Device { return f.dev }
 
-// now returns the state of the file; see the package comment.
-func (f *File) now() states.Context { return states.Context(f.state.Load()) }
+// contextState returns the state of the file; see the package comment.
+func (f *File) contextState() states.Context { return states.Context(f.state.Load()) }
 
 // context returns nil while objects can be created. (ib_uverbs_get_ucontext_file)
 //
 //verbena:held life
 func (f *File) context() error {
-	switch s := f.now(); {
+	switch s := f.contextState(); {
 	case s.Makes():
 		return nil
 	case s == states.ContextZombie:
@@ -148,7 +148,7 @@ func (f *File) context() error {
 func (f *File) openContext(u *ib.Udata) error {
 	f.open.Lock()
 	defer f.open.Unlock()
-	switch f.now() {
+	switch f.contextState() {
 	case states.ContextFresh:
 	case states.ContextZombie:
 		return errGone

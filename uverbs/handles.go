@@ -54,13 +54,13 @@ type object struct {
 	prev, next *object // in creation order; under table.mu
 }
 
-const exclusive = -1
+const exclusiveUse = -1
 
 // use takes a share of the object. use returns EBUSY while a command uses the object exclusively.
 func (o *object) use() error {
 	for {
 		n := o.users.Load()
-		if n == exclusive {
+		if n == exclusiveUse {
 			return syscall.EBUSY
 		}
 		if o.users.CompareAndSwap(n, n+1) {
@@ -84,7 +84,7 @@ type table struct {
 // does not soon refer to another object. Handles range from 1 to 2^31-1, as in the kernel.
 func (t *table) add(res resource) *object {
 	o := &object{res: res}
-	o.users.Store(exclusive)
+	o.users.Store(exclusiveUse)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.objects == nil {
@@ -147,7 +147,7 @@ func (t *table) take(handle uint32, k kind) (*object, error) {
 	if have := o.res.kind(); have != k {
 		return nil, fmt.Errorf("handle %d refers to a %v, want a %v: %w", handle, have, k, syscall.EINVAL)
 	}
-	if !o.users.CompareAndSwap(0, exclusive) {
+	if !o.users.CompareAndSwap(0, exclusiveUse) {
 		return nil, fmt.Errorf("%v with handle %d is in use by another thread: %w", k, handle, syscall.EBUSY)
 	}
 	return o, nil
@@ -167,8 +167,8 @@ func (t *table) all() iter.Seq[*object] {
 	}
 }
 
-// share is an object that a command uses.
-type share[R resource] struct {
+// objectUse is an object that a command uses.
+type objectUse[R resource] struct {
 	obj *object
 	res R
 }
@@ -176,25 +176,25 @@ type share[R resource] struct {
 // lookup returns the object of a handle. The caller may use the object until it calls done. lookup returns EIO in a
 // zombie, ENOENT if the object does not exist, EINVAL if it is of another kind, and EBUSY while a command uses it
 // exclusively. (rdma_lookup_get_uobject, UVERBS_LOOKUP_READ)
-func lookup[R resource](f *File, handle uint32) (share[R], error) {
-	if f.now() == states.ContextZombie {
-		return share[R]{}, errGone
+func lookup[R resource](f *File, handle uint32) (objectUse[R], error) {
+	if f.contextState() == states.ContextZombie {
+		return objectUse[R]{}, errGone
 	}
 	o := f.objects.find(handle)
 	if o == nil {
-		return share[R]{}, fmt.Errorf("handle %d: no such object: %w", handle, syscall.ENOENT)
+		return objectUse[R]{}, fmt.Errorf("handle %d: no such object: %w", handle, syscall.ENOENT)
 	}
 	res, ok := o.res.(R)
 	if !ok {
-		return share[R]{}, fmt.Errorf("handle %d is of a %v: %w", handle, o.res.kind(), syscall.EINVAL)
+		return objectUse[R]{}, fmt.Errorf("handle %d is of a %v: %w", handle, o.res.kind(), syscall.EINVAL)
 	}
 	if err := o.use(); err != nil {
-		return share[R]{}, fmt.Errorf("%v with handle %d is being created or destroyed: %w", res.kind(), handle, err)
+		return objectUse[R]{}, fmt.Errorf("%v with handle %d is being created or destroyed: %w", res.kind(), handle, err)
 	}
-	return share[R]{o, res}, nil
+	return objectUse[R]{o, res}, nil
 }
 
-func (s share[R]) done() {
+func (s objectUse[R]) done() {
 	if s.obj != nil {
 		s.obj.users.Add(-1)
 	}

@@ -72,7 +72,7 @@ func invokeWrite(c *ioctlCall) error {
 	}
 	cmd, err := findCommand(uint32(number))
 	name := commandName(uint32(number))
-	c.trace.named(name)
+	c.trace.setName(name)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func infoHandles(c *ioctlCall) error {
 		var handles []byte
 		var n uint32
 		for o := range c.f.objects.all() {
-			if o.res.kind() != k || o.users.Load() == exclusive || c.f.now() == states.ContextZombie {
+			if o.res.kind() != k || o.users.Load() == exclusiveUse || c.f.contextState() == states.ContextZombie {
 				continue
 			}
 			if len(handles) == room {

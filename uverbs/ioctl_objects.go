@@ -215,7 +215,7 @@ func (c *ioctlCall) qpFlags(req *uapi.ExCreateQP) error {
 		return err
 	}
 	flags := uapi.QPCreateFlags(v)
-	req.SQSigAll = flag(flags&uapi.QPCreateSQSigAll != 0)
+	req.SQSigAll = boolToUint8(flags&uapi.QPCreateSQSigAll != 0)
 	req.CreateFlags = flags &^ uapi.QPCreateSQSigAll
 	raw := req.QPType == uapi.QPTRawPacket
 	switch {

@@ -163,7 +163,7 @@ func TestDeviceGoesDuringGetContext(t *testing.T) {
 	}()
 	<-entered
 	go func() { removed <- w.core.Unregister(w.handle) }()
-	testutil.Eventually(t, "the file to be a zombie", func() bool { return p.f.now() == states.ContextZombie })
+	testutil.Eventually(t, "the file to be a zombie", func() bool { return p.f.contextState() == states.ContextZombie })
 	release()
 	if err := <-done; !errors.Is(err, errGone) {
 		t.Errorf("GET_CONTEXT: got %v, want %v", err, errGone)

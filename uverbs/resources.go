@@ -114,7 +114,7 @@ func (s *Server) Resources() []ContextInfo {
 // Info describes the objects of the file. Info omits objects that are being created or destroyed. Info may sleep, but
 // does not wait for the process.
 func (f *File) Info() ContextInfo {
-	state := f.now()
+	state := f.contextState()
 	info := ContextInfo{
 		Device:      f.dev.ib.Name(),
 		File:        f.dev.Name(),
@@ -134,7 +134,7 @@ func (f *File) Info() ContextInfo {
 		return info
 	}
 	for o := range f.objects.all() {
-		if o.users.Load() == exclusive {
+		if o.users.Load() == exclusiveUse {
 			continue
 		}
 		switch r := o.res.(type) {

@@ -260,7 +260,7 @@ func (p *soakProc) live() bool {
 	p.s.lives.Add(1)
 	for x.work() {
 	}
-	if p.s.stop.Load() && x.f.now().Makes() {
+	if p.s.stop.Load() && x.f.contextState().Makes() {
 		for _, q := range x.qps {
 			err := silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr,
 				AttrMask: uapi.QPAttrState})
@@ -450,7 +450,7 @@ func (x *soakContext) fatal() {
 
 // bury destroys objects, which is allowed in a zombie.
 func (x *soakContext) bury() {
-	if x.f.now() != states.ContextZombie {
+	if x.f.contextState() != states.ContextZombie {
 		return
 	}
 	if _, err := do[uapi.AllocPDResp](x.program, uapi.CmdAllocPD, uapi.AllocPD{}); !errors.Is(err, syscall.EIO) {

@@ -37,7 +37,7 @@ func (r ioctlRow) run(x *stateProgram) error {
 		_, err := x.ioctl(r.object, r.method, r.attrs(x)...)
 		return err
 	}
-	if r.method == uapi.MethodGetContext && r.object == uapi.ObjectDevice && x.f.now().Makes() {
+	if r.method == uapi.MethodGetContext && r.object == uapi.ObjectDevice && x.f.contextState().Makes() {
 		return x.onFreshFile(call)
 	}
 	return call()

@@ -250,7 +250,7 @@ var stateRows = []stateRow{
 		return err
 	}},
 	{number: uint32(uapi.CmdGetContext), run: func(x *stateProgram) error {
-		if !x.f.now().Makes() {
+		if !x.f.contextState().Makes() {
 			_, err := do[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
 			return err
 		}

@@ -63,7 +63,7 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 		what = fmt.Sprintf("take QP %d to %v", q.num, a.State)
 	}
 	if err := a.AH.check(); err != nil {
-		return failed(what, q.pd.d.name, err)
+		return opError(what, q.pd.d.name, err)
 	}
 	req := uapi.ModifyQP{
 		Dest: uapi.QPDest{
@@ -81,7 +81,7 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	if a.NotifyWhenDrained {
 		req.EnSQDAsyncNotify = 1
 	}
-	return failed(what, q.pd.d.name, q.life.use(func() error { return q.modify(req) }))
+	return opError(what, q.pd.d.name, q.life.use(func() error { return q.modify(req) }))
 }
 
 func (q *QP) modify(req uapi.ModifyQP) error {
@@ -126,7 +126,7 @@ func (q *QP) Query() (QPAttr, error) {
 		return err
 	})
 	if err != nil {
-		return QPAttr{}, failed(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
+		return QPAttr{}, opError(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
 	}
 	return QPAttr{
 		State: r.QPState, CurState: r.CurQPState, Access: r.QPAccessFlags, PKeyIndex: r.PKeyIndex, Port: r.PortNum,
@@ -214,9 +214,9 @@ func (q *QP) Local() (Endpoint, error) { return q.LocalVia(Path{}) }
 // LocalVia returns the endpoint of a queue pair that will be connected with Path p.
 func (q *QP) LocalVia(p Path) (Endpoint, error) {
 	if err := q.life.use(func() error { return nil }); err != nil {
-		return Endpoint{}, failed(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
+		return Endpoint{}, opError(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
 	}
-	gid, mtu, err := q.side(&p)
+	gid, mtu, err := q.localAddress(&p)
 	if err != nil {
 		return Endpoint{}, err
 	}
@@ -241,8 +241,8 @@ func (q *QP) psn() uint32 {
 	return k.psn
 }
 
-// side returns the local address and MTU for a path.
-func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
+// localAddress returns the local address and MTU for a path.
+func (q *QP) localAddress(p *Path) (g GIDEntry, mtu MTU, err error) {
 	if p.Port == 0 {
 		p.Port = 1
 	}
@@ -263,7 +263,7 @@ func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
 			return e, attr.ActiveMTU, nil
 		}
 	}
-	return g, 0, failed(fmt.Sprintf("find GID %d of port %d", max(p.SGIDIndex, 0), p.Port), q.pd.d.name, errNoGID)
+	return g, 0, opError(fmt.Sprintf("find GID %d of port %d", max(p.SGIDIndex, 0), p.Port), q.pd.d.name, errNoGID)
 }
 
 // Connect moves the queue pair from RESET or INIT to RTS, connected to a peer. Receives should be posted before the
@@ -289,7 +289,7 @@ func ConnectPair(a, b *QP) error {
 // Prepare moves the queue pair from RESET to INIT. In INIT receives can be posted. Prepare may sleep.
 func (q *QP) Prepare(p Path) error {
 	if p.Port < 0 || p.Port > 255 {
-		return failed(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name,
+		return opError(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("port %d is not within 1 to 255: %w", p.Port, errInvalid))
 	}
 	mask := AttrState | AttrPKeyIndex | AttrPort
@@ -319,7 +319,7 @@ func (q *QP) Prepare(p Path) error {
 // Activate moves a UD queue pair from RESET or INIT to RTS. Activate may sleep.
 func (q *QP) Activate(p Path) error {
 	if q.init.Type != UD {
-		return failed(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,
+		return opError(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("the queue pair is of type %v, which needs a peer: %w", q.init.Type, errInvalid))
 	}
 	if err := q.readyToConnect(p); err != nil {
@@ -346,14 +346,14 @@ func (q *QP) readyToConnect(p Path) error {
 // ConnectVia is Connect with the options of a Path.
 func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	if q.init.Type == UD {
-		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
+		return opError(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("the queue pair is of type UD, which has no peer: %w", errInvalid))
 	}
 	if p.Reads < 0 || p.Reads > 255 {
-		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
+		return opError(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("%d READs in flight are not within 0 to 255: %w", p.Reads, errInvalid))
 	}
-	gid, mtu, err := q.side(&p)
+	gid, mtu, err := q.localAddress(&p)
 	if err != nil {
 		return err
 	}
@@ -388,8 +388,8 @@ func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 		return err
 	}
 	rts := QPAttr{
-		State: RTS, SendPSN: q.psn(), Timeout: timeoutCode(p.Timeout), RetryCount: count(p.Retries),
-		RNRRetry: count(p.RNRRetries), MaxReads: uint8(reads),
+		State: RTS, SendPSN: q.psn(), Timeout: timeoutCode(p.Timeout), RetryCount: retryCode(p.Retries),
+		RNRRetry: retryCode(p.RNRRetries), MaxReads: uint8(reads),
 	}
 	mask = AttrState | AttrSendPSN
 	if q.init.Type == RC {
@@ -398,8 +398,8 @@ func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	return q.Modify(rts, mask)
 }
 
-// count encodes a number of retries.
-func count(n int) uint8 {
+// retryCode encodes a number of retries.
+func retryCode(n int) uint8 {
 	switch {
 	case n == 0:
 		return 7

@@ -52,12 +52,12 @@ type Channel struct {
 func (d *Device) CreateChannel() (*Channel, error) {
 	e, err := d.cmd.CreateChannel()
 	if err != nil {
-		return nil, failed("create a completion channel", d.name, err)
+		return nil, opError("create a completion channel", d.name, err)
 	}
 	c := &Channel{d: d, events: e, id: d.number()}
 	if err := d.add(c.id, c); err != nil {
 		e.Close()
-		return nil, failed("create a completion channel", d.name, err)
+		return nil, opError("create a completion channel", d.name, err)
 	}
 	return c, nil
 }
@@ -88,7 +88,7 @@ func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 // Close closes the channel. Waiting goroutines return ErrClosed. Close returns EBUSY while completion queues use the
 // channel. Close may sleep. (ibv_destroy_comp_channel)
 func (c *Channel) Close() error {
-	return failed("close a completion channel", c.d.name, c.life.end(c.d, func() error {
+	return opError("close a completion channel", c.d.name, c.life.end(c.d, func() error {
 		c.d.remove(c.id)
 		return c.events.Close()
 	}))
@@ -120,7 +120,7 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 		if d.closed() {
 			err = ErrClosed // Close has also closed the descriptor of the channel
 		}
-		return nil, failed(fmt.Sprintf("create a CQ of %d entries", entries), d.name, err)
+		return nil, opError(fmt.Sprintf("create a CQ of %d entries", entries), d.name, err)
 	}
 	if entries < 1 || int64(entries) > 1<<31-1 {
 		return fail(errInvalid)
@@ -218,7 +218,7 @@ func (c *CQ) Arm(solicitedOnly bool) error {
 	if isErrno(err, syscall.EOVERFLOW) {
 		err = ErrOverflow
 	}
-	return failed("arm a CQ", c.d.name, err)
+	return opError("arm a CQ", c.d.name, err)
 }
 
 func (c *CQ) closed() bool {
@@ -238,10 +238,10 @@ const spins = 32
 // kernel's rxe arms a queue that has overflowed. On the kernel's rxe, watch for [EventCQError].) Wait may sleep.
 func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
-		return 0, failed("wait for a CQ that was created with a channel: use Channel.Wait", c.d.name, errInvalid)
+		return 0, opError("wait for a CQ that was created with a channel: use Channel.Wait", c.d.name, errInvalid)
 	}
 	if len(wc) == 0 {
-		return 0, failed("wait for completions with an empty slice", c.d.name, errInvalid)
+		return 0, opError("wait for completions with an empty slice", c.d.name, errInvalid)
 	}
 	for i := range spins {
 		if n, _, err := c.poll(wc); n > 0 || err != nil {
@@ -260,19 +260,19 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 			return n, err
 		}
 		if err := c.Arm(false); err != nil {
-			return c.last(wc, err)
+			return c.remainingCompletions(wc, err)
 		}
 		if n, _, err := c.poll(wc); n > 0 || err != nil {
 			return n, err
 		}
 		if _, err := c.channel.Wait(ctx); err != nil {
-			return c.last(wc, err)
+			return c.remainingCompletions(wc, err)
 		}
 	}
 }
 
-// last returns the remaining completions of a removed device.
-func (c *CQ) last(wc []WC, err error) (int, error) {
+// remainingCompletions returns the remaining completions of a removed device.
+func (c *CQ) remainingCompletions(wc []WC, err error) (int, error) {
 	if n, _, _ := c.poll(wc); n > 0 {
 		return n, nil
 	}
@@ -307,9 +307,9 @@ func (c *CQ) Completions(ctx context.Context) iter.Seq2[WC, error] {
 func (c *CQ) Resize(entries int) error {
 	what := fmt.Sprintf("resize a CQ to %d entries", entries)
 	if entries < 1 || int64(entries) > 1<<31-1 {
-		return failed(what, c.d.name, errInvalid)
+		return opError(what, c.d.name, errInvalid)
 	}
-	return failed(what, c.d.name, c.life.use(func() error {
+	return opError(what, c.d.name, c.life.use(func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.q == nil {
@@ -326,7 +326,7 @@ func (c *CQ) Resize(entries int) error {
 // Close destroys the queue. Waiting goroutines return ErrClosed. Close returns EBUSY while queue pairs use the queue.
 // Close may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
-	return failed("close a CQ", c.d.name, c.life.end(c.d, func() error {
+	return opError("close a CQ", c.d.name, c.life.end(c.d, func() error {
 		if err := ignoreRemoved(c.d.cmd.DestroyCQ(c.handle)); err != nil {
 			return err
 		}

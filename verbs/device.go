@@ -235,7 +235,7 @@ func (d *Device) Close() error {
 			m.abandon()
 		}
 	}
-	return failed("close", d.name, d.cmd.T.Close())
+	return opError("close", d.name, d.cmd.T.Close())
 }
 
 // EventType is a kind of asynchronous event (enum ibv_event_type).

@@ -70,8 +70,8 @@ func CompletionError(wc *WC) error {
 	return &WCError{Status: wc.Status, QPN: wc.QPN, ID: wc.ID, Vendor: wc.VendorErr}
 }
 
-// failed returns the error of an operation on a device, with a description of the operation.
-func failed(what, dev string, err error) error {
+// opError returns the error of an operation on a device, with a description of the operation.
+func opError(what, dev string, err error) error {
 	if err == nil {
 		return nil
 	}

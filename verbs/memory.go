@@ -128,7 +128,7 @@ func (l *life) end(d *Device, f func() error) error {
 func (d *Device) AllocPD() (*PD, error) {
 	h, err := d.cmd.AllocPD()
 	if err != nil {
-		return nil, failed("allocate a PD", d.name, err)
+		return nil, opError("allocate a PD", d.name, err)
 	}
 	return &PD{d: d, handle: h}, nil
 }
@@ -139,7 +139,7 @@ func (p *PD) Device() *Device { return p.d }
 // Close frees the domain. Close returns EBUSY while objects use the domain. Close may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
 	err := p.life.end(p.d, func() error { return ignoreRemoved(p.d.cmd.DeallocPD(p.handle)) })
-	return failed("close a PD", p.d.name, err)
+	return opError("close a PD", p.d.name, err)
 }
 
 // ignoreRemoved ignores the error of destroying an object on a removed device.
@@ -182,12 +182,12 @@ func (p *PD) Alloc(size int, access Access) (*MR, error) {
 func (p *PD) Register(b *Buffer, access Access) (*MR, error) {
 	mem, err := b.get()
 	if err != nil {
-		return nil, failed("register memory", p.d.name, err)
+		return nil, opError("register memory", p.d.name, err)
 	}
 	m, err := p.register(mem, access)
 	if err != nil {
 		b.put()
-		return nil, failed(fmt.Sprintf("register %d bytes", len(mem)), p.d.name, err)
+		return nil, opError(fmt.Sprintf("register %d bytes", len(mem)), p.d.name, err)
 	}
 	m.home = b
 	return m, nil
@@ -203,21 +203,21 @@ func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 	m, err := p.register(b, access)
 	if err != nil {
 		pin.Unpin()
-		return nil, failed(fmt.Sprintf("register %d bytes", len(b)), p.d.name, err)
+		return nil, opError(fmt.Sprintf("register %d bytes", len(b)), p.d.name, err)
 	}
 	m.life.mu.Lock()
 	m.pin = &pin
 	m.life.mu.Unlock()
-	pinned.Store(m, struct{}{})
+	pinnedSlices.Store(m, struct{}{})
 	if p.d.closed() {
 		m.abandon() // Device.Close may have called abandon before the memory was recorded
 	}
 	return m, nil
 }
 
-// pinned holds the registrations of slices. pinned keeps memory that a device may write pinned even if the program has
-// dropped the MR.
-var pinned sync.Map
+// pinnedSlices holds the registrations of slices. pinnedSlices keeps memory that a device may write pinned even if the
+// program has dropped the MR.
+var pinnedSlices sync.Map
 
 // abandon unpins a slice. The device is closed and can no longer access the slice.
 func (m *MR) abandon() {
@@ -231,7 +231,7 @@ func (m *MR) unpin() {
 	if m.pin != nil {
 		m.pin.Unpin()
 		m.pin = nil
-		pinned.Delete(m)
+		pinnedSlices.Delete(m)
 	}
 }
 
@@ -302,7 +302,7 @@ func (m *MR) Remote(off int) Remote {
 // Close ends the registration. After Close has returned, no device accesses the memory. Close returns EBUSY while a
 // memory window is bound to the region. Close may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
-	return failed("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
+	return opError("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
 		err := ignoreRemoved(m.pd.d.cmd.DeregMR(m.handle))
 		if isErrno(err, syscall.ENOENT) && m.pd.d.closed() {
 			err = nil // Device.Close has ended the registration
@@ -333,7 +333,7 @@ type Buffer struct {
 // Alloc returns a Buffer with one reference, which the caller owns. Alloc may sleep.
 func (d *Device) Alloc(size int) (*Buffer, error) {
 	fail := func(err error) (*Buffer, error) {
-		return nil, failed(fmt.Sprintf("allocate %d bytes", size), d.name, err)
+		return nil, opError(fmt.Sprintf("allocate %d bytes", size), d.name, err)
 	}
 	if size <= 0 {
 		return fail(errInvalid)

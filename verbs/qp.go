@@ -78,7 +78,7 @@ type QP struct {
 
 // CreateQP creates a queue pair. CreateQP may sleep. (ibv_create_qp)
 func (p *PD) CreateQP(init QPInit) (*QP, error) {
-	fail := func(err error) (*QP, error) { return nil, failed("create a QP", p.d.name, err) }
+	fail := func(err error) (*QP, error) { return nil, opError("create a QP", p.d.name, err) }
 	if init.SendCQ == nil || init.SRQ != nil && init.SRQ.pd.d != p.d || init.SendCQ.d != p.d || init.RecvCQ != nil &&
 		init.RecvCQ.d != p.d {
 		return fail(fmt.Errorf("the CQs and the SRQ must belong to the same device: %w", errInvalid))
@@ -269,7 +269,7 @@ func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 //verbena:held send
 func (q *QP) ring() error {
 	if err := q.q.Ring(); err != nil {
-		return failed(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
+		return opError(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
 	}
 	return nil
 }
@@ -318,7 +318,7 @@ func (q *QP) push(wr *SendWR) error {
 }
 
 func (q *QP) refused(err error) error {
-	return failed(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
+	return opError(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
 }
 
 // gather returns the list of elements in a buffer that is reused.
@@ -358,7 +358,7 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 // Close destroys the queue pair and drops outstanding requests without completions. Close may be called again, and may
 // sleep. (ibv_destroy_qp)
 func (q *QP) Close() error {
-	return failed(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(q.pd.d, func() error {
+	return opError(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(q.pd.d, func() error {
 		if err := ignoreRemoved(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
 			return err
 		}
@@ -385,13 +385,13 @@ func (q *QP) abandon() {
 
 // Attach adds a UD queue pair to a multicast group. Attach may sleep. (ibv_attach_mcast)
 func (q *QP) Attach(group GID) error {
-	return failed(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name,
+	return opError(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name,
 		q.life.use(func() error { return q.pd.d.cmd.Attach(q.handle, group) }))
 }
 
 // Detach removes a UD queue pair from a multicast group. Detach may sleep. (ibv_detach_mcast)
 func (q *QP) Detach(group GID) error {
-	return failed(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name,
+	return opError(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name,
 		q.life.use(func() error { return q.pd.d.cmd.Detach(q.handle, group) }))
 }
 
@@ -413,7 +413,7 @@ type SRQ struct {
 // CreateSRQ creates a shared receive queue. wrs is the capacity in work requests, and 0 means 64. sges is the capacity
 // in elements per request, and 0 means 1. CreateSRQ may sleep. (ibv_create_srq)
 func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
-	fail := func(err error) (*SRQ, error) { return nil, failed("create an SRQ", p.d.name, err) }
+	fail := func(err error) (*SRQ, error) { return nil, opError("create an SRQ", p.d.name, err) }
 	if wrs < 0 || sges < 0 || int64(max(wrs, sges)) > 1<<31-1 {
 		return fail(errInvalid)
 	}
@@ -452,7 +452,7 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 		if err == ErrQueueFull {
 			return err
 		}
-		return failed("post to an SRQ", s.pd.d.name, err)
+		return opError("post to an SRQ", s.pd.d.name, err)
 	}
 	return nil
 }
@@ -461,7 +461,7 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 // (ibv_modify_srq)
 func (s *SRQ) SetLimit(limit int) error {
 	if limit < 0 || int64(limit) > 1<<31-1 {
-		return failed(fmt.Sprintf("set the limit of an SRQ to %d", limit), s.pd.d.name, errInvalid)
+		return opError(fmt.Sprintf("set the limit of an SRQ to %d", limit), s.pd.d.name, errInvalid)
 	}
 	return s.modify("set the limit of an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrLimit, SRQLimit: uint32(limit)})
 }
@@ -469,13 +469,13 @@ func (s *SRQ) SetLimit(limit int) error {
 // Resize changes the capacity to at least the given number of work requests. Resize may sleep. (ibv_modify_srq)
 func (s *SRQ) Resize(wrs int) error {
 	if wrs < 1 || int64(wrs) > 1<<31-1 {
-		return failed(fmt.Sprintf("resize an SRQ to %d work requests", wrs), s.pd.d.name, errInvalid)
+		return opError(fmt.Sprintf("resize an SRQ to %d work requests", wrs), s.pd.d.name, errInvalid)
 	}
 	return s.modify("resize an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrMaxWR, MaxWR: uint32(wrs)})
 }
 
 func (s *SRQ) modify(what string, req uapi.ModifySRQ) error {
-	return failed(what, s.pd.d.name, s.life.use(func() error {
+	return opError(what, s.pd.d.name, s.life.use(func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.dead {
@@ -496,12 +496,12 @@ func (s *SRQ) Query() (SRQAttr, error) {
 		r, err = s.pd.d.cmd.QuerySRQ(s.handle)
 		return err
 	})
-	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, failed("query an SRQ", s.pd.d.name, err)
+	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, opError("query an SRQ", s.pd.d.name, err)
 }
 
 // Close destroys the queue. Close returns EBUSY while queue pairs use the queue. Close may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
-	return failed("close an SRQ", s.pd.d.name, s.life.end(s.pd.d, func() error {
+	return opError("close an SRQ", s.pd.d.name, s.life.end(s.pd.d, func() error {
 		if err := ignoreRemoved(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
 			return err
 		}
@@ -564,7 +564,7 @@ type AH struct {
 // CreateAH creates an address handle. CreateAH may sleep. (ibv_create_ah)
 func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 	fail := func(err error) (*AH, error) {
-		return nil, failed(fmt.Sprintf("create an address handle for %v", a.GID), p.d.name, err)
+		return nil, opError(fmt.Sprintf("create an address handle for %v", a.GID), p.d.name, err)
 	}
 	if err := a.check(); err != nil {
 		return fail(err)
@@ -588,7 +588,7 @@ func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 // header is the first 40 bytes of the receive memory. AddressOf may sleep. (ibv_create_ah_from_wc)
 func (p *PD) AddressOf(wc *WC, header []byte, sgidIndex int) (*AH, error) {
 	if wc.Flags&WithGRH == 0 || len(header) < 40 {
-		return nil, failed("create an address handle of a datagram", p.d.name,
+		return nil, opError("create an address handle of a datagram", p.d.name,
 			fmt.Errorf("the completion has no global route header: %w", errInvalid))
 	}
 	var g GID
@@ -616,7 +616,7 @@ func (a *AH) use(p *PD) (provider.AH, error) {
 // Close destroys the address handle. Datagrams that use the address handle must have completed. Close may sleep.
 // (ibv_destroy_ah)
 func (a *AH) Close() error {
-	return failed("close an address handle", a.pd.d.name, a.life.end(a.pd.d, func() error {
+	return opError("close an address handle", a.pd.d.name, a.life.end(a.pd.d, func() error {
 		if err := ignoreRemoved(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
 			return err
 		}
@@ -639,12 +639,12 @@ type MW struct {
 // AllocMW allocates a memory window. AllocMW may sleep. (ibv_alloc_mw)
 func (p *PD) AllocMW() (*MW, error) {
 	if err := p.life.get(); err != nil {
-		return nil, failed("allocate a memory window", p.d.name, err)
+		return nil, opError("allocate a memory window", p.d.name, err)
 	}
 	r, err := p.d.cmd.AllocMW(p.handle, uapi.MWType2)
 	if err != nil {
 		p.life.put()
-		return nil, failed("allocate a memory window", p.d.name, err)
+		return nil, opError("allocate a memory window", p.d.name, err)
 	}
 	return &MW{pd: p, handle: r.MWHandle, rkey: r.RKey}, nil
 }
@@ -697,7 +697,7 @@ func (w *MW) Bound(key uint32) {
 
 // Close frees the window. Close may sleep. (ibv_dealloc_mw)
 func (w *MW) Close() error {
-	return failed("close a memory window", w.pd.d.name, w.life.end(w.pd.d, func() error {
+	return opError("close a memory window", w.pd.d.name, w.life.end(w.pd.d, func() error {
 		if err := ignoreRemoved(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
 			return err
 		}

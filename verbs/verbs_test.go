@@ -90,7 +90,7 @@ func TestCodes(t *testing.T) {
 		}
 	}
 	for n, want := range map[int]uint8{0: 7, Never: 0, 3: 3, 9: 7} {
-		if got := count(n); got != want {
+		if got := retryCode(n); got != want {
 			t.Errorf("count(%d): got %d, want %d", n, got, want)
 		}
 	}

@@ -39,7 +39,7 @@ func (t *traceFlag) Decode(ctx *kong.DecodeContext) error {
 // open opens the destination of the trace.
 func (t *traceFlag) open() (io.WriteCloser, error) {
 	if t.file == "" {
-		return keepOpen{os.Stderr}, nil
+		return nopCloser{os.Stderr}, nil
 	}
 	f, err := os.Create(t.file)
 	if err != nil {
@@ -48,12 +48,12 @@ func (t *traceFlag) open() (io.WriteCloser, error) {
 	return f, nil
 }
 
-// keepOpen is a file that Close leaves open, such as the standard error.
-type keepOpen struct{ io.Writer }
+// nopCloser is a file that Close leaves open, such as the standard error.
+type nopCloser struct{ io.Writer }
 
-func (keepOpen) Close() error { return nil }
+func (nopCloser) Close() error { return nil }
 
-// traceCopier copies a trace to a file. tracing reads the trace at once, even if the file or terminal is slow. The
+// traceCopier copies a trace to a file. traceCopier reads the trace at once, even if the file or terminal is slow. The
 // service's queue for the trace therefore does not fill.
 type traceCopier struct {
 	from  *ctl.CallTrace

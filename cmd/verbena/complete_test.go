@@ -22,7 +22,7 @@ func model() *kong.Application {
 // every calls f for the root command, and for each visible command and group.
 func every(n *kong.Node, f func(n *kong.Node)) {
 	f(n)
-	for _, child := range visible(n.Children) {
+	for _, child := range visibleNodes(n.Children) {
 		every(child, f)
 	}
 }

@@ -57,12 +57,12 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-// side is one side of an exchange.
-type side func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error)
+// exchangeSide is one side of an exchange.
+type exchangeSide func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error)
 
 // exchange runs this side, or both sides with --embedded. exchange returns the client's result, or the server's on
 // a server.
-func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server side) (*measure.Result,
+func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server exchangeSide) (*measure.Result,
 	error) {
 	if f.Embedded && f.Addr.IsValid() {
 		return nil, fmt.Errorf("%s: --embedded runs both ends on a device that no other process can reach: omit --addr",
@@ -85,7 +85,7 @@ func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, cl
 		r   *measure.Result
 		err error
 	}
-	run := func(e side, conn net.Conn) <-chan outcome { // not on the first thread, to which main is locked
+	run := func(e exchangeSide, conn net.Conn) <-chan outcome { // not on the first thread, to which main is locked
 		c := make(chan outcome, 1)
 		go func() {
 			r, err := e(ctx, dev, conn)
@@ -193,7 +193,7 @@ func (p *pingpongCmd) Run(c *cli) error {
 	return output(p.JSON, r, func(w io.Writer) { printPingPong(w, r) })
 }
 
-func serve(l measure.Local) side {
+func serve(l measure.Local) exchangeSide {
 	return func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 		return measure.Serve(ctx, dev, conn, l)
 	}
@@ -224,9 +224,9 @@ func printPingPong(w io.Writer, r *measure.Result) {
 		each, bandwidth(p.BytesPerSecond))
 	if len(p.Times.Buckets) > 0 {
 		t := &p.Times
-		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n", us(t.Min),
-			us(t.P50), us(t.P90), us(t.P99),
-			us(t.P999), us(t.P9999), us(t.Max))
+		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n", microseconds(t.Min),
+			microseconds(t.P50), microseconds(t.P90), microseconds(t.P99),
+			microseconds(t.P999), microseconds(t.P9999), microseconds(t.Max))
 		t.WriteHistogram(w)
 	}
 }
@@ -239,7 +239,7 @@ func printServed(w io.Writer, r *measure.Result) {
 	fmt.Fprintln(w)
 }
 
-func us(ns int64) float64 { return float64(ns) / 1e3 }
+func microseconds(ns int64) float64 { return float64(ns) / 1e3 }
 
 func bandwidth(b float64) string {
 	switch {
@@ -314,9 +314,9 @@ func printPerf(w io.Writer, r *measure.Result) {
 		t := &x.p.Times
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%v\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", x.name, x.qps, x.depth,
 			x.p.Messages,
-			x.p.Elapsed.Round(time.Millisecond), bandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, us(t.Min), us(t.P50), us(
-				t.P90), us(t.P99),
-			us(t.P999), us(t.Max))
+			x.p.Elapsed.Round(time.Millisecond), bandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, microseconds(t.Min), microseconds(t.P50), microseconds(
+				t.P90), microseconds(t.P99),
+			microseconds(t.P999), microseconds(t.Max))
 	}
 	if sent := cmp.Or(r.Bandwidth, r.Latency); r.Type != "rc" && r.Op == measure.Send && sent != nil {
 		fmt.Fprintf(w, "%d messages received by the server, of all phases\n", r.Received)

@@ -16,8 +16,8 @@ func commandAt(n *kong.Node, path ...string) *kong.Node {
 	return n
 }
 
-// arrange moves the flags named in order before the other flags of a command.
-func arrange(n *kong.Node, order []string) {
+// orderFlags moves the flags named in order before the other flags of a command.
+func orderFlags(n *kong.Node, order []string) {
 	rank := func(f *kong.Flag) int {
 		if i := slices.Index(order, f.Name); i >= 0 {
 			return i
@@ -27,8 +27,8 @@ func arrange(n *kong.Node, order []string) {
 	slices.SortStableFunc(n.Flags, func(a, b *kong.Flag) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
-// valueOf returns a kong option that sets the parser for flag values of a type.
-func valueOf[T any](parse func(string) (T, error)) kong.Option {
+// parserFor returns a kong option that sets the parser for flag values of a type.
+func parserFor[T any](parse func(string) (T, error)) kong.Option {
 	return kong.TypeMapper(reflect.TypeFor[T](),
 		kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
 			var text string

@@ -99,7 +99,7 @@ type shapeFlags fault.Shape
 
 // shapeFlagOrder lists the queue size flag among the other flags of the shape.
 func shapeFlagOrder(k *kong.Kong) error {
-	arrange(commandAt(k.Model.Node, "link", "set"),
+	orderFlags(commandAt(k.Model.Node, "link", "set"),
 		[]string{"at-wr", "at-packet", "cancel", "mtu", "rate", "delay", "jitter", "queue", "ecn-threshold", "loss", "seed"})
 	return nil
 }

@@ -140,7 +140,7 @@ func newParser(c *cli) *kong.Kong {
 		kong.Name("verbena"),
 		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		valueOf(fault.ParseShare), valueOf(fault.ParseRate), valueOf(fault.ParseSize),
+		parserFor(fault.ParseShare), parserFor(fault.ParseRate), parserFor(fault.ParseSize),
 		kong.PostBuild(faultFlags), kong.PostBuild(shapeFlagOrder))
 }
 

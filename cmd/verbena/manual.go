@@ -42,15 +42,15 @@ func (m *manualCmd) Run(app *kong.Kong) error {
 
 // manual returns the manual pages by file name. The pages contain the text of --help in the format of man(7).
 func manual(app *kong.Application, date, version string) map[string]string {
-	commands := visible(app.Children)
-	pages := map[string]string{"verbena.1": overview(app, commands, date, version)}
+	commands := visibleNodes(app.Children)
+	pages := map[string]string{"verbena.1": overviewPage(app, commands, date, version)}
 	for _, n := range commands {
 		pages[pageOf(n)+".1"] = commandPage(app, n, date, version)
 	}
 	return pages
 }
 
-func visible(nodes []*kong.Node) (shown []*kong.Node) {
+func visibleNodes(nodes []*kong.Node) (shown []*kong.Node) {
 	for _, n := range nodes {
 		if !n.Hidden {
 			shown = append(shown, n)
@@ -167,8 +167,8 @@ func (r *roff) options(flags []*kong.Flag) {
 	}
 }
 
-// overview returns verbena.1.
-func overview(app *kong.Application, commands []*kong.Node, date, version string) string {
+// overviewPage returns verbena.1.
+func overviewPage(app *kong.Application, commands []*kong.Node, date, version string) string {
 	var r roff
 	r.title("verbena", "RDMA in user space", date, version)
 	r.section("SYNOPSIS")
@@ -178,7 +178,7 @@ func overview(app *kong.Application, commands []*kong.Node, date, version string
 	r.section("COMMANDS")
 	r.line("Each has a page of its own, such as verbena-run(1).")
 	for _, n := range commands {
-		leaves := visible(n.Children)
+		leaves := visibleNodes(n.Children)
 		if len(leaves) == 0 {
 			leaves = []*kong.Node{n}
 		}
@@ -237,7 +237,7 @@ func argument(p *kong.Positional) string {
 func commandPage(app *kong.Application, n *kong.Node, date, version string) string {
 	var r roff
 	r.title(pageOf(n), n.Help, date, version)
-	group := visible(n.Children)
+	group := visibleNodes(n.Children)
 	leaves := group
 	if len(group) == 0 {
 		leaves = []*kong.Node{n}

@@ -193,7 +193,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 		err := sessionErr
 		if err == nil {
 			files := queueFiles{session: session}
-			err = abandon(files.open())
+			err = abandonFiles(files.open())
 			if !r.Outlive {
 				go endHolders(files)
 			}
@@ -270,9 +270,9 @@ func interpreterOf(path string) string {
 	return ""
 }
 
-// abandon completes the outstanding requests of the program with flush errors, and makes its native doorbells fail.
-// abandon closes the queue files.
-func abandon(files []*os.File) error {
+// abandonFiles completes the outstanding requests of the program with flush errors, and makes its native doorbells
+// fail. abandonFiles closes the queue files.
+func abandonFiles(files []*os.File) error {
 	errs := []error{barDoorbells(files)}
 	for _, f := range files {
 		errs = append(errs, ring.Abandon(f))

@@ -39,7 +39,7 @@ func TestAbandonBarsDoorbells(t *testing.T) {
 		}
 		programs, queues = append(programs, program), append(queues, q)
 	}
-	if err := abandon(queues); !errors.Is(err, ring.ErrNotQueues) {
+	if err := abandonFiles(queues); !errors.Is(err, ring.ErrNotQueues) {
 		t.Errorf("abandon: got %v, want ErrNotQueues", err)
 	}
 	for _, p := range programs {

@@ -263,7 +263,7 @@ func (l lab) Do(r *ctl.Request) (*ctl.Response, error) {
 type starter struct{ self, socket string }
 
 func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process, error) {
-	master, tty, err := terminal()
+	master, tty, err := openTerminal()
 	if err != nil { // for example in a chroot without /dev/pts
 		if master, tty, err = os.Pipe(); err != nil {
 			return nil, err
@@ -309,8 +309,8 @@ func readLines(r io.Reader, line func(string)) {
 	}
 }
 
-// terminal returns both ends of a terminal that does not modify its output.
-func terminal() (master, tty *os.File, err error) {
+// openTerminal returns both ends of a terminal that does not modify its output.
+func openTerminal() (master, tty *os.File, err error) {
 	if master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, nil, err
 	}

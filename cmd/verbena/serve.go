@@ -234,7 +234,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
-	defer end(svc, opts.Log, l.Release)
+	defer endService(svc, opts.Log, l.Release)
 	defer stopMetrics(svc)()
 	stopOnSignal(svc)
 	features.log(opts.Log)
@@ -308,7 +308,7 @@ func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) erro
 	if err != nil {
 		return err
 	}
-	defer end(svc, opts.Log, release)
+	defer endService(svc, opts.Log, release)
 	stopOnSignal(svc)
 	if l != nil {
 		go func() {
@@ -330,9 +330,9 @@ func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) erro
 	return nil
 }
 
-// end ends the service. If a program's memory blocks an orderly end, end closes the service by force, and the
-// process must exit afterwards.
-func end(svc *service.Service, log *slog.Logger, release func()) {
+// endService ends the service. If a program's memory blocks an orderly end, endService closes the service by force, and
+// the process must exit afterwards.
+func endService(svc *service.Service, log *slog.Logger, release func()) {
 	err := svc.Close()
 	if err != nil {
 		log.Error("ending by force", "err", err)

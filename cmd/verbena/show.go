@@ -242,13 +242,13 @@ func (f *faultAddCmd) rule() (*ctl.FaultRule, error) {
 	}
 	rule := fault.Rule(f.Rule)
 	if !rule.Active() {
-		return nil, fmt.Errorf("no effect given: add %s; see verbena fault add --help", effects())
+		return nil, fmt.Errorf("no effect given: add %s; see verbena fault add --help", effectFlags())
 	}
 	return &ctl.FaultRule{Dev: f.Dev, Rule: rule}, rule.Validate()
 }
 
-// effects returns the flags that set a kind of fault, as a list for a sentence.
-func effects() string {
+// effectFlags returns the flags that set a kind of fault, as a list for a sentence.
+func effectFlags() string {
 	var list []string
 	for _, k := range fault.Flags() {
 		list = append(list, "--"+k.Name)
@@ -270,7 +270,7 @@ func faultFlags(k *kong.Kong) error {
 		}
 		flag.OrigHelp = flag.Help
 	}
-	arrange(add, append(order, "seed", "skip", "limit"))
+	orderFlags(add, append(order, "seed", "skip", "limit"))
 	return nil
 }
 

@@ -55,7 +55,7 @@ type ending struct{}
 func (ending) Leave(c *observe.Call) {
 	f := c.State.(*frame)
 	if c.Kind == observe.Handler {
-		f.obj.returned(f, c.Returned)
+		f.obj.noteReturned(f, c.Returned)
 	}
 	if f.unregistered {
 		f.k.stillInside(f)
@@ -168,7 +168,7 @@ func (k *checker) enter(f *frame) (refuse bool) {
 		th = &thread{id: id}
 		k.threads[id] = th
 	}
-	rule, outer := th.wrong(f)
+	rule, outer := th.violatedRule(f)
 	refuse = rule == RuleWaitForSelf
 	f.th = th
 	at := len(th.frames)
@@ -227,9 +227,9 @@ func (th *thread) doorbell(f *frame) *frame {
 	return nil
 }
 
-// wrong returns the rule that entering f violates, and the outer frame that conflicts with f. The frame is nil if there
-// is no violation.
-func (th *thread) wrong(f *frame) (Rule, *frame) {
+// violatedRule returns the rule that entering f violates, and the outer frame that conflicts with f. The frame is nil
+// if there is no violation.
+func (th *thread) violatedRule(f *frame) (Rule, *frame) {
 	switch f.kind {
 	case inCallback, inHold:
 		if x := th.find(func(x *frame) bool { return x.kind.isCall() }); x != nil && x != th.doorbell(f) {
@@ -306,7 +306,7 @@ func (k *checker) report(v Violation, d *ib.Device, at []uintptr) {
 	if d != nil {
 		v.Device = d.Name()
 	}
-	key := fmt.Sprint(v.Rule, v.Device, v.What, place(at))
+	key := fmt.Sprint(v.Rule, v.Device, v.What, callSite(at))
 	k.reporting.Lock()
 	defer k.reporting.Unlock()
 	if k.reported[key] {

@@ -74,7 +74,7 @@ func (d *device) Note(e observe.Event, arg any) error {
 	case observe.Removed: // the client has left no objects, and makes no further use of the device
 		at, when := callers(), fmt.Sprintf("%s of client %s", arg, d.client.Name)
 		d.removed.Store(&at)
-		inside := d.k.inside(observe.Goroutine(), func(x *frame) bool { return x.by == d })
+		inside := d.k.callsInside(observe.Goroutine(), func(x *frame) bool { return x.by == d })
 		d.k.reportInside(RuleUseAfterRemove, d.dev, inside, when, at)
 		d.leftBehind(d.client, when)
 	case observe.Unregistered:
@@ -190,7 +190,7 @@ func (k *checker) unregistered() {
 // stillInside reports the calls on the device that are in progress when Unregister, with frame f, is about to return.
 func (k *checker) stillInside(f *frame) {
 	d := f.dev
-	calls := k.inside(f.th.id, func(x *frame) bool { return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d })
+	calls := k.callsInside(f.th.id, func(x *frame) bool { return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d })
 	maps.DeleteFunc(calls, func(_ int64, x *frame) bool {
 		// the use after destruction is reported instead
 		return x.obj != nil && (x.obj.abandoned.Load() || x.obj.destroyed.Load() != nil)
@@ -198,8 +198,8 @@ func (k *checker) stillInside(f *frame) {
 	k.reportInside(RuleInsideAtUnregister, d, calls, "Unregister", f.entry)
 }
 
-// inside returns the calls of other threads than but, by thread. kind selects the calls.
-func (k *checker) inside(but int64, kind func(*frame) bool) map[int64]*frame {
+// callsInside returns the calls of other threads than but, by thread. kind selects the calls.
+func (k *checker) callsInside(but int64, kind func(*frame) bool) map[int64]*frame {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	calls := map[int64]*frame{}

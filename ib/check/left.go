@@ -30,12 +30,12 @@ func (f *frame) handler() *frame {
 // handler call is due and no other thread polls, the remaining completions may never be reported.
 func (o *object) expectRest(at []uintptr) {
 	c, ok := ib.As[ib.CQCounter](o.cq)
-	if !ok || o.user || c.Waiting() == 0 || o.due() {
+	if !ok || o.user || c.Waiting() == 0 || o.handlerDue() {
 		return
 	}
 	r := &rearm{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at}
-	r.after(func() {
-		if n := o.waiting(c); n > 0 && r.idle() && !o.due() {
+	r.afterTimeout(func() {
+		if n := o.waiting(c); n > 0 && r.idle() && !o.handlerDue() {
 			o.k.report(Violation{
 				Rule: RuleLeftInCQ,
 				What: fmt.Sprintf("a completion handler armed its CQ without NotifyReportMissed and returned with "+

@@ -156,8 +156,8 @@ func (o *object) handle(c *observe.Call, f *frame) error {
 	return err
 }
 
-// returned records the end of a call of the completion handler.
-func (o *object) returned(f *frame, returned bool) {
+// noteReturned records the end of a call of the completion handler.
+func (o *object) noteReturned(f *frame, returned bool) {
 	if returned && f.polled != nil && o.armings.Load() == f.armings {
 		o.expectRearm(f.polled, f.batch)
 	}
@@ -167,8 +167,8 @@ func (o *object) returned(f *frame, returned bool) {
 	o.handler.CompareAndSwap(f, nil)
 }
 
-// due reports whether a handler call is due.
-func (o *object) due() bool { return o.calls.Load() > o.handlerAt.Load() }
+// handlerDue reports whether a handler call is due.
+func (o *object) handlerDue() bool { return o.calls.Load() > o.handlerAt.Load() }
 
 // Note records an event of the object.
 func (o *object) Note(e observe.Event, _ any) error {
@@ -222,7 +222,7 @@ func (o *object) removeLive() {
 		at = *called // the destruction may run on another goroutine
 	}
 	o.destroyed.Store(&at)
-	o.work.gone(at)
+	o.work.noteDestroyed(at)
 	for _, t := range []*time.Timer{o.armed.Load(), o.rearm.Load()} {
 		if t != nil {
 			t.Stop()

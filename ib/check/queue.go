@@ -88,7 +88,7 @@ func (q *queueQP) PostRecv(wrs []ib.RecvWR) (int, error) {
 func (q *queueQP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	err := q.DriverQP.Modify(attr, mask, u)
 	if err == nil && mask&ib.QPAttrState != 0 {
-		q.o.work.moved(attr.State)
+		q.o.work.noteState(attr.State)
 	}
 	return err
 }
@@ -188,9 +188,9 @@ func (o *object) atomically(what string) (*frame, error) {
 	return f, o.enter(f)
 }
 
-// stillMissed asks the driver whether the queue holds completions. stillMissed does not ask if the queue has been
-// destroyed.
-func (o *object) stillMissed(flags ib.NotifyFlags) bool {
+// holdsCompletions asks the driver whether the queue holds completions. holdsCompletions does not ask if the queue has
+// been destroyed.
+func (o *object) holdsCompletions(flags ib.NotifyFlags) bool {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
 	if o.gone {
@@ -236,7 +236,7 @@ func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 		case !same():
 		case missed:
 			report()
-		case o.stillMissed(flags):
+		case o.holdsCompletions(flags):
 			after(o.k.cfg.Timeout/4, report) // a completion may have just arrived and be reported soon
 		}
 	})

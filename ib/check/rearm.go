@@ -36,8 +36,8 @@ func (r *rearm) idle() bool {
 		o.destroyed.Load() == nil && o.dev.State() == ib.DeviceActive
 }
 
-// after calls f after Timeout, unless the queue has been destroyed.
-func (r *rearm) after(f func()) {
+// afterTimeout calls f after Timeout, unless the queue has been destroyed.
+func (r *rearm) afterTimeout(f func()) {
 	t := time.AfterFunc(r.o.k.cfg.Timeout, f)
 	if old := r.o.rearm.Swap(t); old != nil {
 		old.Stop()
@@ -50,7 +50,7 @@ func (o *object) expectRearm(at []uintptr, batch bool) {
 		return
 	}
 	r := &rearm{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at, batch: batch}
-	r.after(func() {
+	r.afterTimeout(func() {
 		if r.idle() && o.probe(r) {
 			r.completionArrived()
 		}
@@ -100,7 +100,7 @@ func (o *object) ownProbe() bool {
 // completionArrived is called when the queue holds a completion. If the consumer neither polls nor arms the queue
 // within Timeout, completionArrived reports the violation.
 func (r *rearm) completionArrived() {
-	r.after(func() {
+	r.afterTimeout(func() {
 		if !r.idle() {
 			return
 		}

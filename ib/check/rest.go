@@ -26,11 +26,13 @@ func (f *frame) countRest(all map[int64]goroutine) bool {
 	if f.resting++; f.resting == 1 {
 		f.restSince = time.Now()
 	}
-	return f.asleep()
+	return f.ownerAsleep()
 }
 
-// asleep reports whether inspections have found the owner of the lock asleep.
-func (f *frame) asleep() bool { return f.resting >= restLooks && time.Since(f.restSince) >= restTime }
+// ownerAsleep reports whether inspections have found the owner of the lock asleep.
+func (f *frame) ownerAsleep() bool {
+	return f.resting >= restLooks && time.Since(f.restSince) >= restTime
+}
 
 // atRest reports whether all goroutines except the caller sleep or wait for locks.
 func atRest(all map[int64]goroutine) bool {

@@ -185,23 +185,23 @@ func trace(pc []uintptr) string {
 	return b.String()
 }
 
-// place returns the innermost call of a stack and its two callers, as formatted by trace.
-func place(pc []uintptr) string {
+// callSite returns the innermost call of a stack and its two callers, as formatted by trace.
+func callSite(pc []uintptr) string {
 	lines := strings.SplitAfterN(trace(pc), "\n", 7)
 	return strings.Join(lines[:min(6, len(lines))], "")
 }
 
 var (
-	midlayer = reflect.TypeFor[ib.Device]().PkgPath()
-	own      = reflect.TypeFor[checker]().PkgPath()
+	midlayerPath = reflect.TypeFor[ib.Device]().PkgPath()
+	ownPath      = reflect.TypeFor[checker]().PkgPath()
 )
 
 // internalFunction reports whether a function belongs to this package, or is an unexported function of package ib.
 func internalFunction(name string) bool {
-	if strings.HasPrefix(name, own+".") {
+	if strings.HasPrefix(name, ownPath+".") {
 		return true
 	}
-	rest, ok := strings.CutPrefix(name, midlayer+".")
+	rest, ok := strings.CutPrefix(name, midlayerPath+".")
 	rest, _, _ = strings.Cut(rest, "[")
 	rest = rest[strings.LastIndexByte(rest, '.')+1:]
 	return ok && rest != "" && rest[0] >= 'a' && rest[0] <= 'z'

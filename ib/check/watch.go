@@ -86,12 +86,12 @@ func (k *checker) inspect(f *frame) {
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
 	case g.waitsForLock() && f.countRest(all), g.inLockOrSyscall() && f.delay >= k.cfg.Timeout/longWait:
-		if f.blockedFor++; f.blockedFor < longWait && !f.asleep() {
+		if f.blockedFor++; f.blockedFor < longWait && !f.ownerAsleep() {
 			break
 		}
 		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or the thread that it waits for sleeps",
 			f.what, g.state)
-		if f.asleep() {
+		if f.ownerAsleep() {
 			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the owner of the "+
 				"lock sleeps",
 				f.what, g.state)
@@ -126,7 +126,7 @@ func (k *checker) inspect(f *frame) {
 	}
 	v.Stacks = append([]Stack{{f.what + ", waiting", g.trace}}, f.raisedAt()...)
 	if g.inLockOrSyscall() {
-		v.Stacks = append(append(v.Stacks, suspects...), k.others(f.dev, th, all)...)
+		v.Stacks = append(append(v.Stacks, suspects...), k.otherStacks(f.dev, th, all)...)
 	}
 	k.mu.Unlock()
 	k.report(v, f.dev, f.entry)
@@ -173,7 +173,7 @@ func (k *checker) inspectOthers(f *frame) {
 		Rule: RuleLockAcrossRegister,
 		What: fmt.Sprintf("%s has waited long for a lock while %s is in progress: a deadlock", stuck.what, f.what),
 		Stacks: append([]Stack{{stuck.what + ", waiting", all[stuck.th.id].trace}, {f.what + " called at", trace(f.entry)}},
-			k.others(stuck.dev, stuck.th, all)...),
+			k.otherStacks(stuck.dev, stuck.th, all)...),
 	}
 	k.mu.Unlock()
 	k.report(v, stuck.dev, stuck.entry)
@@ -194,7 +194,7 @@ func (k *checker) checkClientReturned(f *frame, rule Rule) {
 		Rule: rule,
 		What: fmt.Sprintf("%s has not returned for %v (%s)", f.what, k.cfg.ClientTimeout, g.state),
 		Stacks: append([]Stack{{f.what + ", now", g.trace}, {"called at", trace(f.entry)}},
-			k.others(f.dev, f.th, all)...),
+			k.otherStacks(f.dev, f.th, all)...),
 	}
 	k.mu.Unlock()
 	k.report(v, f.dev, f.entry)
@@ -219,8 +219,8 @@ func (f *frame) clientCall() *frame {
 	return f.th.find(func(x *frame) bool { return x.kind == inClient })
 }
 
-// others returns the stacks of other threads with calls on the device. k.mu must be held.
-func (k *checker) others(d *ib.Device, but *thread, all map[int64]goroutine) (s []Stack) {
+// otherStacks returns the stacks of other threads with calls on the device. k.mu must be held.
+func (k *checker) otherStacks(d *ib.Device, but *thread, all map[int64]goroutine) (s []Stack) {
 	for _, th := range k.threads {
 		if f := th.find(func(f *frame) bool { return f.dev == d }); f != nil && th != but && len(s) < 8 {
 			s = append(s, Stack{"another thread, in " + f.what, all[th.id].trace})
@@ -247,9 +247,9 @@ const runtimeToo = "chan receive"
 // waitingForLock lists the states of a goroutine that waits for a lock. A short wait is allowed.
 var waitingForLock = []string{"sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMutex.RLock", "semacquire"}
 
-func (g goroutine) sleeps() bool       { return slices.Contains(sleeping, g.state) }
-func (g goroutine) waitsForLock() bool { return slices.Contains(waitingForLock, g.state) }
-func (g goroutine) inLockOrSyscall() bool        { return g.waitsForLock() || g.state == "syscall" }
+func (g goroutine) sleeps() bool          { return slices.Contains(sleeping, g.state) }
+func (g goroutine) waitsForLock() bool    { return slices.Contains(waitingForLock, g.state) }
+func (g goroutine) inLockOrSyscall() bool { return g.waitsForLock() || g.state == "syscall" }
 
 // goroutines returns all goroutines by number. goroutines stops the world briefly.
 func goroutines() map[int64]goroutine {

@@ -115,7 +115,7 @@ func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 	}
 	w.send = append(w.send, posted...)
 	return func(n int) {
-		w.taken(&w.send, posted, n, w.sendCQ, w.sendCap)
+		w.noteAccepted(&w.send, posted, n, w.sendCQ, w.sendCap)
 		w.checkSignaled(f)
 		w.checkRoom(f, w.sendCQ)
 	}
@@ -136,14 +136,14 @@ func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	}
 	w.recv = append(w.recv, posted...)
 	return func(n int) {
-		w.taken(&w.recv, posted, n, w.recvCQ, w.recvCap)
+		w.noteAccepted(&w.recv, posted, n, w.recvCQ, w.recvCap)
 		w.checkRoom(f, w.recvCQ)
 	}
 }
 
-// taken records that the driver has accepted the first n requests. If the number of requests then exceeds the capacity,
-// the oldest requests must be done.
-func (w *work) taken(queue *[]*request, posted []*request, n int, cq *object, room int) {
+// noteAccepted records that the driver has accepted the first n requests. If the number of requests then exceeds the
+// capacity, the oldest requests must be done.
+func (w *work) noteAccepted(queue *[]*request, posted []*request, n int, cq *object, room int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -354,8 +354,8 @@ func (w *work) sent(wc *ib.WC) *request {
 	return r
 }
 
-// moved records the state of the queue pair after a Modify.
-func (w *work) moved(s ib.QPState) {
+// noteState records the state of the queue pair after a Modify.
+func (w *work) noteState(s ib.QPState) {
 	if w == nil {
 		return
 	}
@@ -395,8 +395,8 @@ func (w *work) forget() {
 	w.send, w.recv = nil, nil
 }
 
-// gone records the destruction of the queue pair or shared receive queue.
-func (w *work) gone(at []uintptr) {
+// noteDestroyed records the destruction of the queue pair or shared receive queue.
+func (w *work) noteDestroyed(at []uintptr) {
 	if w == nil {
 		return
 	}

@@ -68,8 +68,8 @@ type slot struct {
 	gen   uint32
 }
 
-// batch is the number of completions that are handled before other work may run. (IB_POLL_BUDGET_WORKQUEUE)
-const batch = 256
+// pollBudget is the number of completions that are handled before other work may run. (IB_POLL_BUDGET_WORKQUEUE)
+const pollBudget = 256
 
 // New creates a queue on a device. New may sleep.
 func New(d *ib.Device, init Init) (*CQ, error) {
@@ -153,11 +153,11 @@ func (q *CQ) serve() {
 	q.polled.Lock()
 	defer q.polled.Unlock()
 	for !q.closing.Load() {
-		n, err := q.process(batch)
+		n, err := q.process(pollBudget)
 		if err != nil {
 			return
 		}
-		if n == batch {
+		if n == pollBudget {
 			if q.init.Context == Callback { // other callbacks may run first
 				q.end.Go(q.serve)
 				return

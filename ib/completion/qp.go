@@ -39,7 +39,7 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	qp := &QP{send: send, recv: recv, idle: make(chan struct{}, 1), drainToken: make(chan struct{}, 1)}
 	if init.SRQ != nil {
 		qp.last = make(chan struct{})
-		init.Event = qp.listen(init.Event)
+		init.Event = qp.eventFunc(init.Event)
 	}
 	var err error
 	if qp.QP, err = pd.CreateQP(init); err != nil {
@@ -48,8 +48,8 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	return qp, nil
 }
 
-// listen returns an event function that records EventQPLastWQEReached and calls f. f may be nil.
-func (qp *QP) listen(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
+// eventFunc returns an event function that records EventQPLastWQEReached and calls f. f may be nil.
+func (qp *QP) eventFunc(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
 	var once sync.Once
 	return func(q *ib.QP, e ib.EventType) {
 		if e == ib.EventQPLastWQEReached {
@@ -79,7 +79,7 @@ func (qp *QP) begin(what string, q *CQ, done Done, id uint64) (uint64, error) {
 // refuse ends a call that does not post its work request.
 func (qp *QP) refuse(err error) error {
 	qp.end()
-	qp.returned()
+	qp.notePostReturned()
 	return err
 }
 
@@ -90,8 +90,8 @@ func (qp *QP) end() {
 	}
 }
 
-// returned is called when a post call has left the queue pair.
-func (qp *QP) returned() {
+// notePostReturned is called when a post call has left the queue pair.
+func (qp *QP) notePostReturned() {
 	if qp.posting.Add(-1) == 0 {
 		qp.wakeDrain()
 	}
@@ -119,7 +119,7 @@ func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 		qp.send.put(slot)
 		return qp.refuse(err)
 	}
-	qp.returned()
+	qp.notePostReturned()
 	return nil
 }
 
@@ -134,7 +134,7 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 		qp.recv.put(slot)
 		return qp.refuse(err)
 	}
-	qp.returned()
+	qp.notePostReturned()
 	return nil
 }
 
@@ -210,7 +210,7 @@ func (qp *QP) await(ctx context.Context) error {
 		if q.init.Context != Direct {
 			continue
 		}
-		n, err := q.Process(batch)
+		n, err := q.Process(pollBudget)
 		if err != nil {
 			return err
 		}

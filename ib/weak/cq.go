@@ -58,7 +58,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	if u != nil {
 		return d.Driver.CreateCQ(h, attr, u)
 	}
-	d.slow()
+	d.delayCall()
 	c := &cq{d: d, obj: h}
 	inner, err := d.Driver.CreateCQ(h.Redirect(c.reported), attr, nil)
 	if err != nil {
@@ -91,7 +91,7 @@ func (c *cq) delays() bool {
 
 // Moderate implements ib.CQModerator. A moderated queue counts its completions, and does not delay them.
 func (c *cq) Moderate(count int, period time.Duration) error {
-	c.d.slow()
+	c.d.delayCall()
 	m, ok := ib.As[ib.CQModerator](c.DriverCQ)
 	if !ok {
 		return syscall.EOPNOTSUPP
@@ -128,13 +128,13 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		most = reorderWindow
 	}
 	for n < len(wc) {
-		if err = c.pull(most); err != nil && len(c.held) == 0 {
+		if err = c.fillWindow(most); err != nil && len(c.held) == 0 {
 			break
 		}
 		if c.notify == ib.NotifySolicited || c.moderated || batch {
 			c.due() // no completion is delayed, because a completion does not record whether it is solicited
 		}
-		i := c.next()
+		i := c.nextIndex()
 		if i < 0 {
 			break
 		}
@@ -153,11 +153,11 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	return n, err
 }
 
-// pull moves completions from the inner queue to the window until the window contains most completions. pull drops
-// completions of hidden requests.
+// fillWindow moves completions from the inner queue to the window until the window contains most completions.
+// fillWindow drops completions of hidden requests.
 //
 //verbena:held mu
-func (c *cq) pull(most int) error {
+func (c *cq) fillWindow(most int) error {
 	for len(c.held) < most {
 		c.d.mu.Lock()
 		gone := len(c.orphans)
@@ -238,10 +238,10 @@ func (c *cq) due() {
 	}
 }
 
-// next returns the index of the completion that Poll returns next, or -1.
+// nextIndex returns the index of the completion that Poll returns next, or -1.
 //
 //verbena:held mu
-func (c *cq) next() int {
+func (c *cq) nextIndex() int {
 	best, rank := -1, 0
 	for i := range c.held {
 		e := &c.held[i]
@@ -270,12 +270,12 @@ func (c *cq) take(i int, wc *ib.WC) {
 	*wc = e.wc
 	if e.r != nil {
 		if wc.Status == ib.WCSuccess && wc.Opcode != ib.WCRecvRDMAWithImm {
-			e.r.land(uint64(wc.ByteLen))
+			e.r.storeData(uint64(wc.ByteLen))
 		} else if !e.send {
-			e.r.land(0)
+			e.r.storeData(0)
 		}
 		if e.r.qp != nil {
-			e.r.qp.polled(e.r)
+			e.r.qp.notePolled(e.r)
 		}
 	}
 	if c.d.has(PoisonedFields) {
@@ -309,7 +309,7 @@ func (c *cq) Waiting() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.hides.Load() {
-		_ = c.pull(1 << 30)
+		_ = c.fillWindow(1 << 30)
 	}
 	if inner, ok := ib.As[ib.CQCounter](c.DriverCQ); ok {
 		return len(c.held) + inner.Waiting()
@@ -327,7 +327,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 		c.rep.Store(false) // set by the report for an earlier ReqNotify
 	}
 	if c.hides.Load() {
-		_ = c.pull(1 << 30)
+		_ = c.fillWindow(1 << 30)
 	}
 	if missed, err = c.DriverCQ.ReqNotify(flags); err != nil {
 		return missed, err
@@ -364,7 +364,7 @@ func (c *cq) tick() (more bool) {
 	if report && c.notify == ib.NotifyNextComp && c.hides.Load() {
 		report, more = c.shown()
 	}
-	if c.later && c.next() >= 0 {
+	if c.later && c.nextIndex() >= 0 {
 		report = true
 	}
 	if len(c.held) == 0 {
@@ -383,7 +383,7 @@ func (c *cq) tick() (more bool) {
 //
 //verbena:held mu
 func (c *cq) shown() (report, again bool) {
-	_ = c.pull(1 << 30)
+	_ = c.fillWindow(1 << 30)
 	if len(c.held) > 0 {
 		c.later = true
 		return false, false
@@ -409,7 +409,7 @@ func (c *cq) forget(qp *ib.QP) {
 
 // Resize implements ib.CQResizer. Completions of the window occupy entries.
 func (c *cq) Resize(entries int, u *ib.Udata) error {
-	c.d.slow()
+	c.d.delayCall()
 	r, ok := ib.As[ib.CQResizer](c.DriverCQ)
 	if !ok {
 		return syscall.EOPNOTSUPP
@@ -417,7 +417,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	var err error
 	c.mu.Lock()
 	if c.delays() || len(c.held) > 0 || c.hides.Load() {
-		err = c.pull(1 << 30)
+		err = c.fillWindow(1 << 30)
 	}
 	n := len(c.held)
 	c.mu.Unlock()
@@ -447,7 +447,7 @@ func (c *cq) Ending() bool {
 
 // Destroy implements ib.DriverCQ.
 func (c *cq) Destroy() error {
-	c.d.slow()
+	c.d.delayCall()
 	if err := c.DriverCQ.Destroy(); err != nil {
 		return err
 	}

@@ -65,9 +65,9 @@ func (d *driver) has(c Choice) bool { return d.Choices.Has(c) }
 // fillsLate reports whether the memory of receives is filled late.
 func (d *driver) fillsLate() bool { return d.Choices&Of(LateTarget, PoisonedTarget) != 0 }
 
-// Each method that may sleep calls slow. slow delays only one call in eight, to limit the duration of tests with many
-// calls.
-func (d *driver) slow() {
+// Each method that may sleep calls delayCall. delayCall delays only one call in eight, to limit the duration of tests
+// with many calls.
+func (d *driver) delayCall() {
 	if !d.has(SlowMethods) {
 		return
 	}
@@ -85,25 +85,25 @@ func (d *driver) Ending() bool { return d.has(LastCallback) }
 
 // QueryDevice implements ib.Driver.
 func (d *driver) QueryDevice() (ib.DeviceAttr, error) {
-	d.slow()
+	d.delayCall()
 	return d.Driver.QueryDevice()
 }
 
 // QueryPort implements ib.Driver.
 func (d *driver) QueryPort(port int) (ib.PortAttr, error) {
-	d.slow()
+	d.delayCall()
 	return d.Driver.QueryPort(port)
 }
 
 // QueryGID implements ib.Driver.
 func (d *driver) QueryGID(port, index int) (ib.GIDEntry, error) {
-	d.slow()
+	d.delayCall()
 	return d.Driver.QueryGID(port, index)
 }
 
 // QueryPKey implements ib.Driver.
 func (d *driver) QueryPKey(port, index int) (uint16, error) {
-	d.slow()
+	d.delayCall()
 	return d.Driver.QueryPKey(port, index)
 }
 

@@ -32,9 +32,9 @@ func (d *driver) inner(lkey uint32) uint32 {
 // maxShadow is the maximum size, in bytes, of regions that are filled late.
 const maxShadow = 1 << 22
 
-// peers is the set of rights that allow a peer to observe the arrival of data. The specification guarantees the order
-// of a peer's requests to memory with these rights.
-const peers = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessMWBind
+// peerRights is the set of rights that allow a peer to observe the arrival of data. The specification guarantees the
+// order of a peer's requests to memory with these rights.
+const peerRights = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessMWBind
 
 // mr is a region. If data must appear late, the inner driver stores the data in a second region with the same
 // addresses, the shadow.
@@ -73,7 +73,7 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	if u != nil {
 		return d.Driver.RegMR(h, pd, r, access, u)
 	}
-	d.slow()
+	d.delayCall()
 	m := &mr{d: d, obj: h, region: r, pd: pd, access: access}
 	var err error
 	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.grant), pd, r, access, nil); err != nil {
@@ -100,7 +100,7 @@ func (m *mr) grant(lkey, rkey uint32) {
 // newShadow returns the shadow of a region, or nil if the memory of the region is not filled late.
 func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) (*shadow, error) {
 	late := d.Choices&Of(LateTarget, LateRead, PoisonedTarget) != 0
-	if !late || access&ib.AccessLocalWrite == 0 || r.Len() > maxShadow || !local(r) {
+	if !late || access&ib.AccessLocalWrite == 0 || r.Len() > maxShadow || !isLocal(r) {
 		return nil, nil
 	}
 	memory, err := shadowOf(r)
@@ -109,7 +109,7 @@ func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags
 	}
 	s := &shadow{region: memory}
 	s.DriverMR, err = d.Driver.RegMR(ib.MRHandle{}.Redirect(func(lkey, _ uint32) { s.key = lkey }), pd, memory,
-		access&^peers, nil)
+		access&^peerRights, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -124,8 +124,8 @@ func (s *shadow) end() error {
 	return s.Dereg()
 }
 
-// local reports whether a region is contiguous memory of this process. A copy of such memory cannot block.
-func local(r *umem.Region) bool { return !r.OnDemand() && r.Direct(r.IOVA(), r.Len()) != nil }
+// isLocal reports whether a region is contiguous memory of this process. A copy of such memory cannot block.
+func isLocal(r *umem.Region) bool { return !r.OnDemand() && r.Direct(r.IOVA(), r.Len()) != nil }
 
 // shadowOf returns new memory with the same addresses as region r.
 func shadowOf(r *umem.Region) (*umem.Region, error) {
@@ -139,7 +139,7 @@ func shadowOf(r *umem.Region) (*umem.Region, error) {
 
 // Dereg implements ib.DriverMR.
 func (m *mr) Dereg() error {
-	m.d.slow()
+	m.d.delayCall()
 	if err := m.DriverMR.Dereg(); err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (m *mr) Dereg() error {
 
 // Rereg implements ib.ReregMR.
 func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
-	m.d.slow()
+	m.d.delayCall()
 	inner, ok := ib.As[ib.ReregMR](m.DriverMR)
 	if !ok {
 		return syscall.EOPNOTSUPP
@@ -304,7 +304,7 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (ou
 func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if m.gone || m.pd != pd || m.access&peers != 0 && exposed || !m.region.Contains(addr, n) {
+	if m.gone || m.pd != pd || m.access&peerRights != 0 && exposed || !m.region.Contains(addr, n) {
 		return nil
 	}
 	return m.shadow
@@ -325,8 +325,8 @@ func (d *driver) writable(rkey uint32, addr, n uint64) bool {
 	return false
 }
 
-// land copies the first n bytes of the request's data from the shadows to the targets.
-func (r *request) land(n uint64) {
+// storeData copies the first n bytes of the request's data from the shadows to the targets.
+func (r *request) storeData(n uint64) {
 	if r.landed {
 		return
 	}
@@ -335,19 +335,19 @@ func (r *request) land(n uint64) {
 		t := &r.targets[i]
 		k := min(n, t.len)
 		n -= k
-		t.land(k)
+		t.storeData(k)
 	}
 }
 
 // landHidden copies the data of a completed hidden request.
 func (r *request) landHidden() {
 	if r.hidden && r.arrived {
-		r.land(math.MaxUint64)
+		r.storeData(math.MaxUint64)
 	}
 }
 
-// land copies the first n bytes, unless the region has been deregistered or changed.
-func (t *target) land(n uint64) {
+// storeData copies the first n bytes, unless the region has been deregistered or changed.
+func (t *target) storeData(n uint64) {
 	m := t.mr
 	m.mu.Lock()
 	defer m.mu.Unlock()

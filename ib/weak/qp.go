@@ -72,11 +72,11 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	if u != nil {
 		return d.Driver.CreateQP(h, init, u)
 	}
-	d.slow()
+	d.delayCall()
 	asked := init.Cap
 	q := &qp{d: d, obj: h, pd: init.PD}
 	if d.has(LateEvent) {
-		h = h.Redirect(q.happened)
+		h = h.Redirect(q.noteEvent)
 	}
 	var err error
 	if q.DriverQP, err = d.Driver.CreateQP(h, init, nil); err != nil {
@@ -110,7 +110,7 @@ func (d *driver) holding(c *cq) (some []*qp) {
 
 // Query implements ib.DriverQP.
 func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
-	q.d.slow()
+	q.d.delayCall()
 	a, err := q.DriverQP.Query(mask)
 	if q.d.has(ExactRoom) {
 		a.Cap = q.room
@@ -208,7 +208,7 @@ func (q *qp) request(wr *ib.SendWR) *request {
 	r := &request{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends,
 		wr: *wr}
 	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
-	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && q.sendCQ != nil && q.d.has(LateRead), q.exposed())
+	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && q.sendCQ != nil && q.d.has(LateRead), q.peerMayAccess())
 	if len(r.targets) > 0 && !r.signaled {
 		r.hidden = true
 		r.wr.Flags |= ib.SendSignaled
@@ -336,7 +336,7 @@ func (q *qp) blocked(r *request) bool {
 	}
 	q.sendCQ.mu.Lock()
 	defer q.sendCQ.mu.Unlock()
-	_ = q.sendCQ.pull(1 << 30)
+	_ = q.sendCQ.fillWindow(1 << 30)
 	for _, x := range q.reading {
 		x.landHidden()
 	}
@@ -346,7 +346,7 @@ func (q *qp) blocked(r *request) bool {
 			continue
 		}
 		if e.wc.Status == ib.WCSuccess {
-			e.r.land(uint64(e.wc.ByteLen))
+			e.r.storeData(uint64(e.wc.ByteLen))
 		}
 		q.reading = slices.DeleteFunc(q.reading, func(x *request) bool { return x == e.r })
 	}
@@ -392,7 +392,7 @@ func (q *qp) begin() bool {
 	}
 	if r.tail != 0 {
 		q.sendCQ.mu.Lock()
-		_ = q.sendCQ.pull(1 << 30)
+		_ = q.sendCQ.fillWindow(1 << 30)
 		done, bad := r.tailDone, r.tailBad
 		q.sendCQ.mu.Unlock()
 		if bad { // the completion of the second half is that of the request
@@ -505,7 +505,7 @@ func (q *qp) fail(r *request) {
 	c := q.sendCQ
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_ = c.pull(1 << 30)
+	_ = c.fillWindow(1 << 30)
 	c.held = append(c.held, q.d.entry(ib.WC{ID: r.num, Status: status, Opcode: opcodeOf(r.wr.Opcode), QPNum: q.obj.Num(),
 		QP: q.obj.QP()}))
 	c.rep.Store(true)
@@ -537,8 +537,9 @@ func opcodeOf(op ib.WROpcode) ib.WCOpcode {
 	return ib.WCSend
 }
 
-// polled records that the consumer has polled the completion of a request. Earlier hidden requests are done as well.
-func (q *qp) polled(r *request) {
+// notePolled records that the consumer has polled the completion of a request. Earlier hidden requests are done as
+// well.
+func (q *qp) notePolled(r *request) {
 	for _, x := range q.take(r) {
 		x.landHidden()
 	}
@@ -584,7 +585,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		}
 		q.recvs++
 		r := &request{id: wr.ID, qp: q, signaled: true, seq: q.recvs}
-		wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, q.recvCQ != nil && q.d.fillsLate(), q.exposed())
+		wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, q.recvCQ != nil && q.d.fillsLate(), q.peerMayAccess())
 		if q.d.has(PoisonedTarget) {
 			r.poison()
 		}
@@ -593,7 +594,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		q.in = append(q.in, r)
 		q.d.mu.Unlock()
 		if k, err := q.DriverQP.PostRecv([]ib.RecvWR{wr}); k == 0 {
-			r.land(0)
+			r.storeData(0)
 			q.d.mu.Lock()
 			delete(q.d.reqs, r.num)
 			q.in = slices.DeleteFunc(q.in, func(x *request) bool { return x == r })
@@ -606,8 +607,8 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 
 // Modify implements ib.DriverQP.
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
-	q.d.slow()
-	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peers != 0 {
+	q.d.delayCall()
+	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peerRights != 0 {
 		q.rights.Store(true)
 	}
 	if err := q.DriverQP.Modify(attr, mask, u); err != nil {
@@ -625,8 +626,8 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	return nil
 }
 
-// happened records an event. The inner driver calls happened with its locks held.
-func (q *qp) happened(e ib.EventType) {
+// noteEvent records an event. The inner driver calls noteEvent with its locks held.
+func (q *qp) noteEvent(e ib.EventType) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
 	q.raised++
@@ -661,9 +662,9 @@ func (q *qp) report(raise bool) {
 	q.events = nil
 }
 
-// exposed reports whether the peer may access memory through the queue pair before a request that is posted now
+// peerMayAccess reports whether the peer may access memory through the queue pair before a request that is posted now
 // completes.
-func (q *qp) exposed() bool {
+func (q *qp) peerMayAccess() bool {
 	if q.init.Type == ib.QPTypeUD {
 		return false
 	}
@@ -682,7 +683,7 @@ func (q *qp) forget() {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	for _, r := range q.in {
-		r.land(0)
+		r.storeData(0)
 	}
 	for _, x := range []struct {
 		c    *cq
@@ -716,7 +717,7 @@ func (q *qp) Ending() bool {
 
 // Destroy implements ib.DriverQP.
 func (q *qp) Destroy() error {
-	q.d.slow()
+	q.d.delayCall()
 	q.mu.Lock()
 	held := q.held
 	q.held = nil

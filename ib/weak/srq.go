@@ -42,7 +42,7 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		wr.ID = s.d.enter(r).num
 		if k, err := s.DriverSRQ.PostRecv([]ib.RecvWR{wr}); k == 0 {
 			s.d.drop(r)
-			r.land(0)
+			r.storeData(0)
 			return n, err
 		}
 	}

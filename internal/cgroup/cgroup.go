@@ -26,20 +26,20 @@ func Read(root fs.FS) (l Limits) {
 	mounts := readMounts(root)
 	if p, ok := groups[""]; ok {
 		for dir := range dirs(mounts, "", p) {
-			lower(&l.Memory, root, dir, "memory.max")
-			lower(&l.Memory, root, dir, "memory.high") // above this limit the kernel throttles every thread
-			lower(&l.Tasks, root, dir, "pids.max")
+			lowerFromFile(&l.Memory, root, dir, "memory.max")
+			lowerFromFile(&l.Memory, root, dir, "memory.high") // above this limit the kernel throttles every thread
+			lowerFromFile(&l.Tasks, root, dir, "pids.max")
 		}
 	}
 	if p, ok := groups["memory"]; ok {
 		for dir := range dirs(mounts, "memory", p) {
-			lower(&l.Memory, root, dir, "memory.limit_in_bytes")
+			lowerFromFile(&l.Memory, root, dir, "memory.limit_in_bytes")
 			lowerHierarchical(&l.Memory, root, dir)
 		}
 	}
 	if p, ok := groups["pids"]; ok {
 		for dir := range dirs(mounts, "pids", p) {
-			lower(&l.Tasks, root, dir, "pids.max")
+			lowerFromFile(&l.Tasks, root, dir, "pids.max")
 		}
 	}
 	return l
@@ -113,8 +113,8 @@ func dirs(mounts []mount, controller, group string) func(yield func(string) bool
 		if !m.shows(controller) {
 			continue
 		}
-		rest, ok := within(m.root, group)
-		switch _, child := within(group, m.root); {
+		rest, ok := relativeGroup(m.root, group)
+		switch _, child := relativeGroup(group, m.root); {
 		case ok && (best == nil || len(rest) > len(below)):
 			best, below = m, rest
 		case !ok && !child && best == nil:
@@ -136,8 +136,8 @@ func dirs(mounts []mount, controller, group string) func(yield func(string) bool
 	}
 }
 
-// within returns the path of a group below a parent, or "" for the parent itself.
-func within(parent, group string) (rest string, ok bool) {
+// relativeGroup returns the path of a group below a parent, or "" for the parent itself.
+func relativeGroup(parent, group string) (rest string, ok bool) {
 	rest, ok = strings.CutPrefix(group, strings.TrimSuffix(parent, "/"))
 	switch {
 	case !ok || rest != "" && rest[0] != '/':
@@ -150,8 +150,8 @@ func within(parent, group string) (rest string, ok bool) {
 	return rest, true
 }
 
-// lower reduces a limit to the value in a file, if that value is lower.
-func lower(limit *uint64, root fs.FS, dir, file string) {
+// lowerFromFile reduces a limit to the value in a file, if that value is lower.
+func lowerFromFile(limit *uint64, root fs.FS, dir, file string) {
 	b, err := fs.ReadFile(root, path.Join(dir, file))
 	if err != nil {
 		return

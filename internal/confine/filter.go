@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// policy makes a filter from rules, and from calls that are allowed in addition.
-func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
+// newPolicy makes a filter from rules, and from calls that are allowed in addition.
+func newPolicy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 	info, err := arch.GetInfo("")
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
@@ -63,11 +63,11 @@ const threadPause = 10 * time.Millisecond
 func Process() error { return process(Service()) }
 
 func process(rules []Rule, more ...string) error {
-	p, err := policy(rules, more...)
+	p, err := newPolicy(rules, more...)
 	if err != nil {
 		return fmt.Errorf("confine the process: %w", err)
 	}
-	warm()
+	initLazyState()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	// Before Linux 5.16, a filter enables mitigations against speculation unless SPEC_ALLOW is set. The mitigations
@@ -102,7 +102,7 @@ func unavailable(err error) bool {
 func Threads() error { return onEach(Launcher(), launcherCalls...) }
 
 func onEach(rules []Rule, more ...string) error {
-	p, err := policy(rules, more...)
+	p, err := newPolicy(rules, more...)
 	var program []bpf.Instruction
 	if err == nil {
 		program, err = p.Assemble()
@@ -123,10 +123,10 @@ func onEach(rules []Rule, more ...string) error {
 	return nil
 }
 
-// warm makes the standard library initialise state that it determines at first use, and could not determine under
-// the filter. This state is the availability of IPv4 and IPv6, for which package net makes TCP sockets, and the
+// initLazyState makes the standard library initialise state that it determines at first use, and could not determine
+// under the filter. This state is the availability of IPv4 and IPv6, for which package net makes TCP sockets, and the
 // time zone.
-func warm() {
+func initLazyState() {
 	if c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}); err == nil {
 		c.Close()
 	}

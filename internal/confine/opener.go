@@ -53,7 +53,7 @@ type answer struct {
 func Opener(dirs ...string) error {
 	fail := func(err error) error { return fmt.Errorf("confine the thread that opens files: %w", err) }
 	o := &opener{asked: make(chan request)}
-	if err := o.know(dirs); err != nil {
+	if err := o.recordFileSystems(dirs); err != nil {
 		return fail(err)
 	}
 	ready := make(chan error)
@@ -61,12 +61,12 @@ func Opener(dirs ...string) error {
 	if err := <-ready; err != nil {
 		return fail(err)
 	}
-	reopen.Through(o.open)
+	reopen.SetOpener(o.open)
 	return nil
 }
 
-// know records the file systems of the directories and of memfds.
-func (o *opener) know(dirs []string) error {
+// recordFileSystems records the file systems of the directories and of memfds.
+func (o *opener) recordFileSystems(dirs []string) error {
 	memfd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("memfd_create: %w", err)

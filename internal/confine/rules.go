@@ -10,13 +10,13 @@ import (
 // Rule is a restriction of a filter.
 type Rule struct {
 	Name    string
-	Refuses string   // description of the refused calls, for users
-	calls   []string // names of system calls; names that the architecture does not have are ignored
-	except  []when   // exceptions: calls that are allowed
+	Refuses string            // description of the refused calls, for users
+	calls   []string          // names of system calls; names that the architecture does not have are ignored
+	except  []conditionalRule // exceptions: calls that are allowed
 }
 
-// when allows a system call if all conditions hold.
-type when struct {
+// conditionalRule allows a system call if all conditions hold.
+type conditionalRule struct {
 	call       string
 	conditions seccomp.ArgumentConditions
 }
@@ -75,9 +75,9 @@ const (
 	tmpfile  = unix.O_TMPFILE &^ unix.O_DIRECTORY
 )
 
-// common returns the rules of both filters. The filters also refuse a call that is neither in a rule nor in
+// commonRules returns the rules of both filters. The filters also refuse a call that is neither in a rule nor in
 // allowed.
-func common() []Rule {
+func commonRules() []Rule {
 	return []Rule{
 		{
 			Name: "ioctl", Refuses: "ioctl(2), except for a few requests of seccomp listeners, mappings, namespaces, sockets and pipes; so terminals and devices are excluded",
@@ -93,14 +93,14 @@ func common() []Rule {
 		{
 			Name: "processes", Refuses: "making a process; making a thread is allowed",
 			calls: []string{"fork", "vfork", "clone"},
-			except: []when{{"clone", seccomp.ArgumentConditions{
+			except: []conditionalRule{{"clone", seccomp.ArgumentConditions{
 				{Argument: 0, Operation: seccomp.BitsSet, Value: threadFlags},
 				{Argument: 0, Operation: seccomp.BitsNotSet, Value: spaceFlags}}}},
 		},
 		{
 			Name: "code", Refuses: "executable memory",
 			calls: []string{"mmap", "mprotect", "pkey_mprotect", "memfd_secret", "shmat", "remap_file_pages"},
-			except: []when{
+			except: []conditionalRule{
 				{"mmap", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsNotSet, Value: unix.PROT_EXEC}}},
 				{"mprotect", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsNotSet, Value: unix.PROT_EXEC}}},
 			},
@@ -143,7 +143,7 @@ func common() []Rule {
 		{
 			Name: "prctl", Refuses: "prctl(2), except for names, timers and orphans; so dropped privileges stay dropped",
 			calls: []string{"prctl"},
-			except: first("prctl", unix.PR_SET_NAME, unix.PR_SET_VMA, unix.PR_SET_TIMERSLACK, unix.PR_SET_NO_NEW_PRIVS,
+			except: firstArgIs("prctl", unix.PR_SET_NAME, unix.PR_SET_VMA, unix.PR_SET_TIMERSLACK, unix.PR_SET_NO_NEW_PRIVS,
 				unix.PR_SET_CHILD_SUBREAPER),
 		},
 		{
@@ -154,7 +154,7 @@ func common() []Rule {
 			Name:    "open",
 			Refuses: "openat(2) without O_NOFOLLOW and O_NOCTTY, except for directories and O_PATH; open(2) and creat(2)",
 			calls:   []string{"open", "creat", "openat"},
-			except: []when{
+			except: []conditionalRule{
 				{"openat", flagged(unix.O_PATH)},
 				{"openat", append(flagged(unix.O_DIRECTORY), unflagged(unix.O_ACCMODE|unix.O_CREAT|tmpfile)...)},
 				{"openat", append(flagged(unix.O_NOFOLLOW), flagged(unix.O_NOCTTY)...)},
@@ -163,8 +163,8 @@ func common() []Rule {
 	}
 }
 
-// cwd is AT_FDCWD in a register.
-const cwd = 1<<64 + unix.AT_FDCWD
+// atFDCWD is AT_FDCWD in a register.
+const atFDCWD = 1<<64 + unix.AT_FDCWD
 
 func flagged(flag uint64) seccomp.ArgumentConditions {
 	return seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsSet, Value: flag}}
@@ -174,37 +174,37 @@ func unflagged(flags uint64) seccomp.ArgumentConditions {
 	return seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsNotSet, Value: flags}}
 }
 
-func first(call string, values ...uint64) (list []when) {
+func firstArgIs(call string, values ...uint64) (list []conditionalRule) {
 	for _, v := range values {
-		list = append(list, when{call, seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: v}}})
+		list = append(list, conditionalRule{call, seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: v}}})
 	}
 	return list
 }
 
-func requests(numbers ...uint64) (list []when) {
+func requests(numbers ...uint64) (list []conditionalRule) {
 	for _, n := range numbers {
-		list = append(list, when{"ioctl", seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.Equal, Value: n}}})
+		list = append(list, conditionalRule{"ioctl", seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.Equal, Value: n}}})
 	}
 	return list
 }
 
 // Service returns the rules of a service's filter.
 func Service() []Rule {
-	return append(common(),
+	return append(commonRules(),
 		Rule{
 			Name: "sockets", Refuses: "sockets other than Unix, UDP and NETLINK_ROUTE; listening",
 			calls: []string{"socket", "listen"},
 			except: append(append(udp(unix.AF_INET), udp(unix.AF_INET6)...),
-				when{"socket", seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_UNIX}}},
-				when{"socket", seccomp.ArgumentConditions{
+				conditionalRule{"socket", seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_UNIX}}},
+				conditionalRule{"socket", seccomp.ArgumentConditions{
 					{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_NETLINK},
 					{Argument: 2, Operation: seccomp.Equal, Value: unix.NETLINK_ROUTE}}}),
 		},
 		Rule{
 			Name: "signals", Refuses: "signals to other processes; checking whether they exist is allowed",
 			calls: []string{"kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"},
-			except: append(first("tgkill", uint64(os.Getpid())),
-				when{"tgkill", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.Equal, Value: 0}}}),
+			except: append(firstArgIs("tgkill", uint64(os.Getpid())),
+				conditionalRule{"tgkill", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.Equal, Value: 0}}}),
 		},
 	)
 }
@@ -212,7 +212,7 @@ func Service() []Rule {
 // Launcher returns the rules of a launcher's filter. A launcher waits for its program, and passes signals on to the
 // program.
 func Launcher() []Rule {
-	rules := common()
+	rules := commonRules()
 	for i := range rules {
 		switch rules[i].Name {
 		case "ioctl":
@@ -221,9 +221,9 @@ func Launcher() []Rule {
 		case "open":
 			rules[i].Refuses += "; reading by a path from the working directory is allowed"
 			// The standard library reads files in this way.
-			rules[i].except = append(rules[i].except, when{"openat",
+			rules[i].except = append(rules[i].except, conditionalRule{"openat",
 				append(unflagged(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|tmpfile),
-					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: cwd})})
+					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: atFDCWD})})
 		}
 	}
 	return append(rules, Rule{Name: "sockets", Refuses: "making sockets",
@@ -234,9 +234,9 @@ func Launcher() []Rule {
 var launcherCalls = []string{"kill", "tgkill", "pidfd_send_signal", "wait4", "waitid"}
 
 // udp allows datagram sockets of an address family.
-func udp(family uint64) (list []when) {
+func udp(family uint64) (list []conditionalRule) {
 	for _, protocol := range []uint64{0, unix.IPPROTO_UDP} {
-		list = append(list, when{"socket", seccomp.ArgumentConditions{
+		list = append(list, conditionalRule{"socket", seccomp.ArgumentConditions{
 			{Argument: 0, Operation: seccomp.Equal, Value: family},
 			{Argument: 1, Operation: seccomp.BitsSet, Value: unix.SOCK_DGRAM},
 			{Argument: 1, Operation: seccomp.BitsNotSet, Value: typeMask &^ unix.SOCK_DGRAM},

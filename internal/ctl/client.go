@@ -238,7 +238,7 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 	}
 	if a.Error != "" && a.foreign() {
 		a.Error = fmt.Sprintf("the running service%s is older than this command (%s): %s", c.process(),
-			described(Build, Protocol), replaceService)
+			describeBuild(Build, Protocol), replaceService)
 		a.Errno = syscall.EPROTO
 	}
 	if err := a.err(); err != nil {

@@ -24,8 +24,8 @@ func (r *Request) Understood() bool {
 // Refuse returns the error for a request of another version. The error names the older end and the
 // remedy.
 func (r *Request) Refuse() error {
-	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), described(Build, Protocol))
-	command := fmt.Sprintf("this command (%s)", described(r.Build, r.Protocol))
+	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), describeBuild(Build, Protocol))
+	command := fmt.Sprintf("this command (%s)", describeBuild(r.Build, r.Protocol))
 	if r.Protocol < Protocol {
 		return fmt.Errorf("%s is newer than %s: use the newer verbena, or end the service with `verbena stop`: %w", service,
 			command, syscall.EPROTO)
@@ -36,8 +36,8 @@ func (r *Request) Refuse() error {
 // replaceService is the remedy for a service that is older than a command.
 const replaceService = "end it with `verbena stop`, and run this again"
 
-// described returns the text for a build.
-func described(build string, protocol int) string {
+// describeBuild returns the text for a build.
+func describeBuild(build string, protocol int) string {
 	if build == "" {
 		build = "of an unnamed version"
 	}

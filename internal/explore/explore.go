@@ -44,17 +44,17 @@ func (r Result) String() string {
 	return fmt.Sprintf("%d states, %d steps, %d ends, depth %d", r.States, r.Steps, r.Ends, r.Depth)
 }
 
-// broken is a violated rule, with the shortest path to a state that violates it.
-type broken struct {
+// violation is a violated rule, with the shortest path to a state that violates it.
+type violation struct {
 	Err error
 	Way []string
 }
 
-func (b *broken) Error() string {
+func (b *violation) Error() string {
 	return fmt.Sprintf("%v, after:\n\t%s", b.Err, strings.Join(b.Way, "\n\t"))
 }
 
-func (b *broken) Unwrap() error { return b.Err }
+func (b *violation) Unwrap() error { return b.Err }
 
 // Run visits all states, nearest first. Run returns a [broken] for the first state that violates a rule, and an error
 // if the number of states exceeds most.
@@ -79,7 +79,7 @@ func (s *System[S]) Run(most int) (r Result, err error) {
 		r.States++
 		r.Depth = max(r.Depth, depth)
 		if err := s.Check(x); err != nil {
-			return r, &broken{err, way(x)}
+			return r, &violation{err, way(x)}
 		}
 		if r.States > most {
 			return r, fmt.Errorf("more than %d states", most)
@@ -98,7 +98,7 @@ func (s *System[S]) Run(most int) (r Result, err error) {
 		if stuck {
 			r.Ends++
 			if err := s.End(x); err != nil {
-				return r, &broken{err, way(x)}
+				return r, &violation{err, way(x)}
 			}
 		}
 	}

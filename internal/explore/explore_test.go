@@ -70,7 +70,7 @@ func TestRun(t *testing.T) {
 	for name, c := range map[string]counters{"an increment was lost": {},
 		"a thread waits forever": {useLock: true, forgetIt: true}} {
 		_, err := c.explore()
-		var b *broken
+		var b *violation
 		if !errors.As(err, &b) || !strings.Contains(err.Error(), name) || len(b.Way) == 0 {
 			t.Errorf("explore: got %v, want %s", err, name)
 		}

@@ -25,10 +25,10 @@ const (
 	// firstPause and lastPause are the pauses between two checks.
 	firstPause = 10 * time.Millisecond
 	lastPause  = time.Second
-	// After a check that took more than longLook of processor time, the next check begins at the earliest after
-	// restFactor times that time. A user at a limit causes a check with each refusal.
-	longLook   = 10 * time.Millisecond
-	restFactor = 4
+	// After a check that took more than longCheck of processor time, the next check begins at the earliest after
+	// checkPauseFactor times that time. A user at a limit causes a check with each refusal.
+	longCheck        = 10 * time.Millisecond
+	checkPauseFactor = 4
 )
 
 // Keeper tracks the objects of all users. Keeper is safe for concurrent use. The nil Keeper tracks nothing.
@@ -48,8 +48,8 @@ func New(log *slog.Logger) *Keeper {
 	return &Keeper{log: log, of: map[*quota.User]*Kept{}}
 }
 
-// Of returns the Kept of a user, which is always the same value. The nil Keeper returns nil.
-func (k *Keeper) Of(u *quota.User) *Kept {
+// KeptOf returns the Kept of a user, which is always the same value. The nil Keeper returns nil.
+func (k *Keeper) KeptOf(u *quota.User) *Kept {
 	if k == nil {
 		return nil
 	}
@@ -64,7 +64,7 @@ func (k *Keeper) Of(u *quota.User) *Kept {
 }
 
 // Release ends the charges for the user's objects that no program has any more. (quota.Ledger.OnShort)
-func (k *Keeper) Release(u *quota.User) { k.Of(u).Release() }
+func (k *Keeper) Release(u *quota.User) { k.KeptOf(u).Release() }
 
 // Object is an object that a program may have. Object's methods may not sleep.
 type Object interface {
@@ -192,15 +192,15 @@ func (s *Kept) Keep(o Object, end func()) {
 	}
 	s.pause = firstPause
 	if s.timer == nil && s.noted <= fewNotes {
-		s.look()
+		s.check()
 	}
-	s.lookLater()
+	s.checkLater()
 }
 
-// lookLater schedules another check if objects remain.
+// checkLater schedules another check if objects remain.
 //
 //verbena:held mu
-func (s *Kept) lookLater() {
+func (s *Kept) checkLater() {
 	if len(s.left) == 0 || s.timer != nil {
 		return
 	}
@@ -211,8 +211,8 @@ func (s *Kept) lookLater() {
 			return
 		}
 		s.timer = nil
-		s.look()
-		s.lookLater()
+		s.check()
+		s.checkLater()
 	})
 	s.pause = min(2*s.pause, lastPause)
 }
@@ -260,24 +260,24 @@ func (s *Kept) Release() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lookSince(began)
+	s.checkSince(began)
 }
 
 //verbena:held mu
-func (s *Kept) look() {
+func (s *Kept) check() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s.lookSince(threadTime())
+	s.checkSince(threadTime())
 }
 
-// lookSince checks the objects. It sets the earliest time of the next check if the thread has used much processor
+// checkSince checks the objects. It sets the earliest time of the next check if the thread has used much processor
 // time since began.
 //
 //verbena:held mu
-func (s *Kept) lookSince(began time.Duration) {
+func (s *Kept) checkSince(began time.Duration) {
 	defer func() {
-		if took := threadTime() - began; took > longLook {
-			s.rested = time.Now().Add(restFactor * took)
+		if took := threadTime() - began; took > longCheck {
+			s.rested = time.Now().Add(checkPauseFactor * took)
 		}
 	}()
 	if len(s.left) == 0 || time.Now().Before(s.rested) {

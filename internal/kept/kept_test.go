@@ -60,7 +60,7 @@ func keeper(t *testing.T, n uint64) (*Kept, *quota.User) {
 	if err := u.Take(quota.Descriptors, n); err != nil {
 		t.Fatal(err)
 	}
-	return k.Of(u), u
+	return k.KeptOf(u), u
 }
 
 func keep(s *Kept, o Object) { s.Keep(o, func() { s.user.Give(quota.Descriptors, 1) }) }
@@ -335,12 +335,12 @@ func TestLongLook(t *testing.T) {
 	for _, tt := range []struct {
 		took time.Duration
 		rest bool
-	}{{0, false}, {2 * longLook, true}} {
+	}{{0, false}, {2 * longCheck, true}} {
 		s, _ := keeper(t, 1)
 		began := time.Now()
 		keep(s, &slow{took: tt.took})
 		s.mu.Lock()
-		if rested := s.rested.After(began.Add(restFactor * longLook)); rested != tt.rest {
+		if rested := s.rested.After(began.Add(checkPauseFactor * longCheck)); rested != tt.rest {
 			t.Errorf("check of %v: got a rest until %v for a start at %v, want a rest: %v", tt.took, s.rested, began, tt.rest)
 		}
 		s.mu.Unlock()
@@ -385,7 +385,7 @@ func TestKeeperClose(t *testing.T) {
 	if err := u.Take(quota.Descriptors, 3); err != nil {
 		t.Fatal(err)
 	}
-	s := k.Of(u)
+	s := k.KeptOf(u)
 	theirs, ours := descriptions[1].make(t)
 	defer unix.Close(theirs)
 	defer unix.Close(ours[0])
@@ -405,7 +405,7 @@ func TestKeeperClose(t *testing.T) {
 	if held := u.Held(quota.Descriptors); held != 0 || !o.closed || !late.closed {
 		t.Errorf("after Close: got %d charged descriptors and closed %v, %v, want 0, true, true", held, o.closed, late.closed)
 	}
-	if k.Of(quota.New(quota.Limits{}).User(1)).epoll != -1 {
+	if k.KeptOf(quota.New(quota.Limits{}).User(1)).epoll != -1 {
 		t.Error("epoll instance of a new user: got one, want none")
 	}
 	if n, err := s.Note(theirs); err != nil || n != (Note{}) {
@@ -423,7 +423,7 @@ func (o *object) Close() error {
 
 func TestNil(t *testing.T) {
 	var k *Keeper
-	s := k.Of(nil)
+	s := k.KeptOf(nil)
 	n, err := s.Note(-1)
 	if err != nil || n.InUse() {
 		t.Errorf("Note of a nil Kept: got %v and error %v, want the zero Note", n, err)
@@ -475,7 +475,7 @@ func BenchmarkLook(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			k := New(nil)
 			defer k.Close()
-			s := k.Of(quota.New(quota.Limits{}).User(1))
+			s := k.KeptOf(quota.New(quota.Limits{}).User(1))
 			for range n {
 				fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 				if err != nil {

@@ -44,10 +44,10 @@ var layers = []layer{
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
 }
 
-// never lists forbidden imports that the layers would allow, because packages above the midlayer must not depend on
-// a driver. A folder that ends in a slash means only the packages below it. but is a folder below from that is
-// exempt, or "".
-var never = []struct{ from, to, but string }{
+// forbiddenImports lists forbidden imports that the layers would allow, because packages above the midlayer must not
+// depend on a driver. A folder that ends in a slash means only the packages below it. but is a folder below from that
+// is exempt, or "".
+var forbiddenImports = []struct{ from, to, but string }{
 	{"uverbs", "driver", ""}, {"supervisor", "driver", ""}, {"remote", "driver", ""}, {"capture", "driver", ""}, {"ib",
 		"driver", ""},
 	{"ib", "link", ""}, {"supervisor", "link", ""}, {"remote", "link", ""}, {"rdmacm", "driver", ""}, {"rdmacm", "link",
@@ -55,8 +55,8 @@ var never = []struct{ from, to, but string }{
 	{"service", "driver/", "service/servicetest"},
 }
 
-// only lists folders that only certain packages may import. Other packages must not act as a user context.
-var only = []struct {
+// restrictedFolders lists folders that only certain packages may import. Other packages must not act as a user context.
+var restrictedFolders = []struct {
 	to   string
 	from []string
 }{
@@ -101,18 +101,18 @@ func Load(dir, overlay string) ([]Package, error) {
 	}
 }
 
-// below reports whether a package is in a folder or below it. A folder that ends in a slash excludes its own package.
-func below(pkg, folder string) bool {
+// isBelow reports whether a package is in a folder or below it. A folder that ends in a slash excludes its own package.
+func isBelow(pkg, folder string) bool {
 	rest, ok := strings.CutPrefix(pkg, folder)
 	return ok && (rest == "" || rest[0] == '/' || strings.HasSuffix(folder, "/"))
 }
 
-// place returns the layer of a package and its folder. The layer is -1 if the package has none.
-func place(pkg string) (int, string) {
+// layerOf returns the layer of a package and its folder. The layer is -1 if the package has none.
+func layerOf(pkg string) (int, string) {
 	at, folder := -1, ""
 	for i, l := range layers {
 		for _, f := range l.folders {
-			if below(pkg, f) && len(f) > len(folder) && (f != "driver" || pkg == f) {
+			if isBelow(pkg, f) && len(f) > len(folder) && (f != "driver" || pkg == f) {
 				at, folder = i, f
 			}
 		}
@@ -123,7 +123,7 @@ func place(pkg string) (int, string) {
 // Check returns a line for each import that violates a rule. The packages may be a part of the module.
 func Check(pkgs []Package) (bad []string) {
 	for _, p := range pkgs {
-		from, folder := place(p.ImportPath)
+		from, folder := layerOf(p.ImportPath)
 		if from < 0 {
 			bad = append(bad, fmt.Sprintf("%s is in no layer", p.ImportPath))
 			continue
@@ -131,26 +131,26 @@ func Check(pkgs []Package) (bad []string) {
 		for _, i := range p.Imports {
 			to, ok := strings.CutPrefix(i, module)
 			if !ok {
-				if external(i) && slices.ContainsFunc(core, func(f string) bool { return below(p.ImportPath, f) }) {
+				if external(i) && slices.ContainsFunc(core, func(f string) bool { return isBelow(p.ImportPath, f) }) {
 					bad = append(bad, fmt.Sprintf("%s imports %s: it may import the standard library and golang.org/x only",
 						p.ImportPath, i))
 				}
 				continue
 			}
-			at, other := place(to)
+			at, other := layerOf(to)
 			switch {
 			case at == from && other != folder:
 				bad = append(bad, fmt.Sprintf("%s imports %s, of the same layer", p.ImportPath, to))
 			case at < from:
 				bad = append(bad, fmt.Sprintf("%s imports %s, of a higher layer", p.ImportPath, to))
 			}
-			for _, o := range only {
-				if below(to, o.to) && !slices.ContainsFunc(o.from, func(f string) bool { return below(p.ImportPath, f) }) {
+			for _, o := range restrictedFolders {
+				if isBelow(to, o.to) && !slices.ContainsFunc(o.from, func(f string) bool { return isBelow(p.ImportPath, f) }) {
 					bad = append(bad, fmt.Sprintf("%s imports %s, which is for %s only", p.ImportPath, to, strings.Join(o.from, ", ")))
 				}
 			}
-			for _, n := range never {
-				if below(p.ImportPath, n.from) && below(to, n.to) && (n.but == "" || !below(p.ImportPath, n.but)) {
+			for _, n := range forbiddenImports {
+				if isBelow(p.ImportPath, n.from) && isBelow(to, n.to) && (n.but == "" || !isBelow(p.ImportPath, n.but)) {
 					bad = append(bad, fmt.Sprintf("%s imports %s: %s knows nothing of %s", p.ImportPath, to, n.from, n.to))
 				}
 			}
@@ -163,7 +163,7 @@ func Check(pkgs []Package) (bad []string) {
 func unused(pkgs []Package) (folders []string) {
 	used := map[string]bool{}
 	for _, p := range pkgs {
-		_, folder := place(p.ImportPath)
+		_, folder := layerOf(p.ImportPath)
 		used[folder] = true
 	}
 	for _, l := range layers {
@@ -179,17 +179,17 @@ func unused(pkgs []Package) (folders []string) {
 // external reports whether an import is neither of the standard library nor of golang.org/x.
 func external(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
-	return strings.Contains(first, ".") && !below(path, "golang.org/x")
+	return strings.Contains(first, ".") && !isBelow(path, "golang.org/x")
 }
 
-// draw returns the layers as a Markdown table: the folders, and the imports of each.
-func draw(pkgs []Package) string {
+// layerTable returns the layers as a Markdown table: the folders, and the imports of each.
+func layerTable(pkgs []Package) string {
 	imports := map[string][]string{}
 	for _, p := range pkgs {
-		_, from := place(p.ImportPath)
+		_, from := layerOf(p.ImportPath)
 		for _, i := range p.Imports {
 			if i, ok := strings.CutPrefix(i, module); ok {
-				if _, to := place(i); to != from && !slices.Contains(imports[from], to) {
+				if _, to := layerOf(i); to != from && !slices.Contains(imports[from], to) {
 					imports[from] = append(imports[from], to)
 				}
 			}
@@ -205,8 +205,8 @@ func draw(pkgs []Package) string {
 			}
 			to := imports[f]
 			slices.SortFunc(to, func(a, b string) int {
-				x, _ := place(a)
-				y, _ := place(b)
+				x, _ := layerOf(a)
+				y, _ := layerOf(b)
 				if x != y {
 					return x - y
 				}

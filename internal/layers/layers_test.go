@@ -108,5 +108,5 @@ func TestModule(t *testing.T) {
 	for _, f := range unused(pkgs) {
 		t.Errorf("folder %s: got no package, want one, or remove the folder from the layers", f)
 	}
-	gendoc.Check(t, "../../docs/results/layers.md", "layers", draw(pkgs))
+	gendoc.Check(t, "../../docs/results/layers.md", "layers", layerTable(pkgs))
 }

@@ -25,7 +25,7 @@ func Main(m goleak.TestingM) {
 	}
 	before := descriptors()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if left := leftOver(before, timeout); code == 0 && len(left) > 0 {
+		if left := unclosedDescriptors(before, timeout); code == 0 && len(left) > 0 {
 			fmt.Fprintf(os.Stderr, "leaktest: the tests leaked %d descriptors and mappings:\n%s\n", len(left),
 				strings.Join(left, "\n"))
 			code = 1
@@ -34,9 +34,9 @@ func Main(m goleak.TestingM) {
 	}))
 }
 
-// leftOver lists the open descriptors that were not open before. It returns when there are none, or after the
-// timeout.
-func leftOver(before map[string]string, wait time.Duration) []string {
+// unclosedDescriptors lists the open descriptors that were not open before. It returns when there are none, or after
+// the timeout.
+func unclosedDescriptors(before map[string]string, wait time.Duration) []string {
 	for deadline := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
 		now := descriptors()
 		maps.DeleteFunc(now, func(fd, _ string) bool { return before[fd] != "" })

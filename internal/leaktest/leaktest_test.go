@@ -9,18 +9,18 @@ import (
 
 func TestLeftOver(t *testing.T) {
 	before := descriptors()
-	if left := leftOver(before, 0); len(left) != 0 {
+	if left := unclosedDescriptors(before, 0); len(left) != 0 {
 		t.Errorf("leftOver: got %q, want nothing", left)
 	}
 	f, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left := leftOver(before, 20*time.Millisecond); len(left) != 1 || !strings.HasSuffix(left[0], " /dev/null") {
+	if left := unclosedDescriptors(before, 20*time.Millisecond); len(left) != 1 || !strings.HasSuffix(left[0], " /dev/null") {
 		t.Errorf("leftOver: got %q, want /dev/null", left)
 	}
 	time.AfterFunc(20*time.Millisecond, func() { f.Close() })
-	if left := leftOver(before, time.Minute); len(left) != 0 {
+	if left := unclosedDescriptors(before, time.Minute); len(left) != 0 {
 		t.Errorf("leftOver after the close: got %q, want nothing", left)
 	}
 }

@@ -78,7 +78,7 @@ const (
 	numNamespaces
 )
 
-var paths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", netNS: "ns/net"}
+var namespacePaths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", netNS: "ns/net"}
 
 // New returns the Authority of this process. New must be called before the process drops capabilities. Processes
 // with a user ID in managers manage the service. overflow is the user ID that represents several users, or -1.
@@ -90,7 +90,7 @@ func New(managers []int, overflow int) (*Authority, error) {
 		return nil, err
 	}
 	a.caps = sets.Permitted
-	for n, path := range paths {
+	for n, path := range namespacePaths {
 		var st unix.Stat_t
 		if err := unix.Stat("/proc/self/"+path, &st); err != nil {
 			return nil, fmt.Errorf("look up the service's own namespace: %w",
@@ -101,14 +101,14 @@ func New(managers []int, overflow int) (*Authority, error) {
 	return a, nil
 }
 
-// PrincipalOf returns the principal of a process by its directory in /proc, which may be a descriptor opened with O_PATH.
-// The caller provides the user IDs: the ID of a connection's opener, or the real and the effective ID of a thread.
-// The directory stays bound to the process. If the process has ended, Of returns an error, because the container is
-// then unknown.
+// PrincipalOf returns the principal of a process by its directory in /proc, which may be a descriptor opened with
+// O_PATH. The caller provides the user IDs: the ID of a connection's opener, or the real and the effective ID of a
+// thread. The directory stays bound to the process. If the process has ended, PrincipalOf returns an error, because the
+// container is then unknown.
 func (a *Authority) PrincipalOf(proc, real, effective int) (p Principal, err error) {
 	p = a.Unseen(real)
 	if effective != real {
-		p.Manager = a.named(effective)
+		p.Manager = a.isManager(effective)
 	}
 	if p.Account, err = a.account(proc, real); err != nil {
 		return Principal{}, fmt.Errorf("look up the namespaces of a process: %w", err)
@@ -117,7 +117,7 @@ func (a *Authority) PrincipalOf(proc, real, effective int) (p Principal, err err
 		return Principal{}, err
 	}
 	if !p.Manager && (effective == 0 || effective == a.uid) && effective != a.overflow {
-		p.Manager = p.Has(unix.CAP_SYS_ADMIN) || p.Has(unix.CAP_NET_ADMIN) && a.in(proc, netNS) ||
+		p.Manager = p.Has(unix.CAP_SYS_ADMIN) || p.Has(unix.CAP_NET_ADMIN) && a.inOwnNamespace(proc, netNS) ||
 			effective == a.uid && p.Account.Container == 0 && a.caps&^p.Caps == 0
 	}
 	return p, nil
@@ -127,7 +127,7 @@ func (a *Authority) PrincipalOf(proc, real, effective int) (p Principal, err err
 // process may have reused the number. The error wraps ENOENT if the process has ended.
 func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 	var st unix.Stat_t
-	path := "/proc/" + strconv.Itoa(pid) + "/" + paths[pidNS]
+	path := "/proc/" + strconv.Itoa(pid) + "/" + namespacePaths[pidNS]
 	err := unix.Stat(path, &st)
 	switch {
 	case err == unix.EACCES, err == nil && (file{st.Dev, st.Ino}) == a.own[pidNS]:
@@ -140,10 +140,12 @@ func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 
 // Unseen returns the principal of a user whose process is inaccessible.
 func (a *Authority) Unseen(uid int) Principal {
-	return Principal{Account: quota.ID{UID: a.ids.owner(uid)}, Manager: a.named(uid), Anonymous: uid == a.overflow}
+	return Principal{Account: quota.ID{UID: a.ids.owner(uid)}, Manager: a.isManager(uid), Anonymous: uid == a.overflow}
 }
 
-func (a *Authority) named(uid int) bool { return uid != a.overflow && slices.Contains(a.managers, uid) }
+func (a *Authority) isManager(uid int) bool {
+	return uid != a.overflow && slices.Contains(a.managers, uid)
+}
 
 // capabilities returns the effective capabilities of a process that count in the service's user namespace. After a
 // process has executed a set-uid program, or a program with file capabilities, it has no capabilities for the user
@@ -155,7 +157,7 @@ func (a *Authority) capabilities(proc, uid int) (uint64, error) {
 		return 0, nil
 	}
 	sets, err := privilege.ReadAt(proc)
-	if err == nil && !a.in(proc, userNS) {
+	if err == nil && !a.inOwnNamespace(proc, userNS) {
 		var same bool
 		if same, err = a.resembles(proc); !same {
 			sets.Effective = 0
@@ -170,10 +172,10 @@ func (a *Authority) capabilities(proc, uid int) (uint64, error) {
 	return sets.Effective, nil
 }
 
-// in reports whether a process is in the service's own namespace of a kind.
-func (a *Authority) in(proc int, n namespace) bool {
+// inOwnNamespace reports whether a process is in the service's own namespace of a kind.
+func (a *Authority) inOwnNamespace(proc int, n namespace) bool {
 	var st unix.Stat_t
-	return unix.Fstatat(proc, paths[n], &st, 0) == nil && (file{st.Dev, st.Ino}) == a.own[n]
+	return unix.Fstatat(proc, namespacePaths[n], &st, 0) == nil && (file{st.Dev, st.Ino}) == a.own[n]
 }
 
 // resembles reports whether a process with inaccessible namespaces seems to be in the same user and process ID
@@ -181,7 +183,7 @@ func (a *Authority) in(proc int, n namespace) bool {
 // therefore manage the service of an ordinary user.
 func (a *Authority) resembles(proc int) (bool, error) {
 	var st unix.Stat_t
-	if unix.Fstatat(proc, paths[userNS], &st, 0) != unix.EACCES {
+	if unix.Fstatat(proc, namespacePaths[userNS], &st, 0) != unix.EACCES {
 		return false, nil
 	}
 	theirs, err := privilege.File(proc, "uid_map")
@@ -235,7 +237,7 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 		return -1, 0, unlessForbidden(err)
 	}
 	for range maxDepth {
-		parent, pf, err := related(fd, unix.NS_GET_PARENT)
+		parent, pf, err := openRelatedNS(fd, unix.NS_GET_PARENT)
 		if err != nil { // the namespace is not below the service's own namespace
 			break
 		}
@@ -269,14 +271,14 @@ func (a *Authority) container(proc int) (inode uint64, err error) {
 		if err != nil || f == a.own[pidNS] {
 			break
 		}
-		if owner, of, oerr := related(fd, unix.NS_GET_USERNS); oerr == nil {
+		if owner, of, oerr := openRelatedNS(fd, unix.NS_GET_USERNS); oerr == nil {
 			if of == a.own[userNS] {
 				inode = f.ino
 			}
 			closeNS(owner)
 		}
 		var parent int
-		parent, f, err = related(fd, unix.NS_GET_PARENT)
+		parent, f, err = openRelatedNS(fd, unix.NS_GET_PARENT)
 		closeNS(fd)
 		fd = parent
 	}
@@ -286,15 +288,15 @@ func (a *Authority) container(proc int) (inode uint64, err error) {
 
 // openNS opens a namespace of a process. The link always leads to a file of the kernel.
 func openNS(proc int, n namespace) (int, file, error) {
-	fd, err := reopen.Link(proc, paths[n], unix.O_RDONLY)
+	fd, err := reopen.Link(proc, namespacePaths[n], unix.O_RDONLY)
 	if err != nil {
 		return -1, file{}, err
 	}
 	return identify(fd)
 }
 
-// related opens the namespace with a given relation to a namespace. (ioctl_ns(2))
-func related(fd int, request uint) (int, file, error) {
+// openRelatedNS opens the namespace with a given relation to a namespace. (ioctl_ns(2))
+func openRelatedNS(fd int, request uint) (int, file, error) {
 	r, err := unix.IoctlRetInt(fd, request)
 	if err != nil {
 		return -1, file{}, err

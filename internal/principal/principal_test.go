@@ -269,7 +269,7 @@ func parent(t *testing.T, path string) uint64 {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	fd, id, err := related(int(f.Fd()), unix.NS_GET_PARENT)
+	fd, id, err := openRelatedNS(int(f.Fd()), unix.NS_GET_PARENT)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +304,7 @@ func TestPIDNamespace(t *testing.T) {
 	}
 }
 
-// TestEndedProcess tests that Of returns an error for an ended process.
+// TestEndedProcess tests that PrincipalOf returns an error for an ended process.
 func TestEndedProcess(t *testing.T) {
 	a, err := New(nil, -1)
 	if err != nil {

@@ -200,13 +200,13 @@ func (l *Ledger) Account(id ID) *User {
 // ID returns the ID of the user. The nil User has the user ID -1.
 func (u *User) ID() ID {
 	if u == nil {
-		return All
+		return AllUsers
 	}
 	return u.id
 }
 
-// All represents all users together.
-var All = ID{UID: -1}
+// AllUsers represents all users together.
+var AllUsers = ID{UID: -1}
 
 // Take charges n of a kind to the user. On failure Take returns an *Error and charges nothing.
 func (u *User) Take(k Kind, n uint64) error {
@@ -291,7 +291,7 @@ func (l *Ledger) Usage() (users []Usage, total Usage) {
 	slices.SortFunc(users, func(a, b Usage) int {
 		return cmp.Or(a.User.UID-b.User.UID, cmp.Compare(a.User.Container, b.User.Container))
 	})
-	return users, Usage{User: All, Held: l.total}
+	return users, Usage{User: AllUsers, Held: l.total}
 }
 
 // Limits returns the limits of the ledger.

@@ -21,10 +21,10 @@ import (
 // flags contains the flags that a caller may choose.
 const flags = unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND
 
-var through atomic.Pointer[func(fd, how int) (int, error)]
+var openFunc atomic.Pointer[func(fd, how int) (int, error)]
 
-// Through makes File call the function open from now on.
-func Through(open func(fd, how int) (int, error)) { through.Store(&open) }
+// SetOpener makes File call the function open from now on.
+func SetOpener(open func(fd, how int) (int, error)) { openFunc.Store(&open) }
 
 // File reopens the file of a descriptor, which may be an O_PATH descriptor of any file that a program has named.
 // how is the access mode, optionally with O_NONBLOCK and O_APPEND for the new description. File returns EINVAL for
@@ -35,7 +35,7 @@ func File(fd, how int) (int, error) {
 		return -1, &os.PathError{Op: "reopen", Path: path(fd), Err: syscall.EINVAL}
 	}
 	open := Own
-	if f := through.Load(); f != nil {
+	if f := openFunc.Load(); f != nil {
 		open = *f
 	}
 	opened, err := open(fd, how|unix.O_NONBLOCK)
@@ -55,14 +55,14 @@ func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
 // Withhold prevents programs from reopening the file of a descriptor, if Own can still reopen it afterwards. A
 // process without capabilities may not open a file of mode 0, and this process needs CAP_DAC_OVERRIDE to open it.
 func Withhold(fd int) error {
-	if !overrides() {
+	if !overridesMode() {
 		return nil
 	}
 	return os.NewSyscallError("fchmod", unix.Fchmod(fd, 0))
 }
 
-// overrides reports whether this process can open files of mode 0.
-var overrides = sync.OnceValue(func() bool {
+// overridesMode reports whether this process can open files of mode 0.
+var overridesMode = sync.OnceValue(func() bool {
 	var p [2]int
 	if unix.Pipe2(p[:], unix.O_CLOEXEC) != nil {
 		return false

@@ -86,9 +86,9 @@ func TestFileDoesNotBlock(t *testing.T) {
 
 // TestThrough tests that Through replaces the open itself, but not the checks.
 func TestThrough(t *testing.T) {
-	defer through.Store(nil)
+	defer openFunc.Store(nil)
 	var asked []int
-	Through(func(fd, how int) (int, error) {
+	SetOpener(func(fd, how int) (int, error) {
 		asked = append(asked, fd, how)
 		return -1, unix.EACCES
 	})

@@ -26,8 +26,8 @@ type Queues struct {
 	of map[*quota.User]*Queue
 }
 
-// Of returns the queue of a user, which is always the same value.
-func (s *Queues) Of(u *quota.User) *Queue {
+// QueueOf returns the queue of a user, which is always the same value.
+func (s *Queues) QueueOf(u *quota.User) *Queue {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.of == nil {

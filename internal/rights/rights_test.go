@@ -133,7 +133,7 @@ func TestReceive(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := make([]byte, 8)
-		m, err := queues.Of(nil).Receive(raw, b, tt.most)
+		m, err := queues.QueueOf(nil).Receive(raw, b, tt.most)
 		if err != nil || m.N != 1 || b[0] != 'x' || len(m.Files) != tt.files || m.Surplus != tt.surplus ||
 			m.Control != (tt.sent > 0) {
 			t.Fatalf("Receive %+v: got %+v and error %v, want one byte", tt, m, err)
@@ -163,7 +163,7 @@ func TestReader(t *testing.T) {
 	closeAll(fds)
 	unix.Write(user, []byte("ef"))
 	unix.Shutdown(user, unix.SHUT_WR)
-	got, err := io.ReadAll(queues.Of(nil).Reader(raw))
+	got, err := io.ReadAll(queues.QueueOf(nil).Reader(raw))
 	if err != nil || string(got) != "abcdef" {
 		t.Errorf("stream: got %q and error %v, want abcdef", got, err)
 	}
@@ -196,7 +196,7 @@ func TestLingering(t *testing.T) {
 		sendFiles(t, user, "x", fd)
 		unix.Close(fd)
 		receivers.Go(func() {
-			if m, err := queues.Of(sender).Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
+			if m, err := queues.QueueOf(sender).Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
 				t.Errorf("Receive: got %+v and error %v, want 1 surplus descriptor", m, err)
 			}
 		})
@@ -224,7 +224,7 @@ func TestReceivingBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	var queues Queues
-	q := queues.Of(user)
+	q := queues.QueueOf(user)
 	var own []*os.File
 	var received sync.WaitGroup
 	var receive []func()
@@ -266,7 +266,7 @@ func TestReceivingBound(t *testing.T) {
 // close of descriptors.
 func TestClosedMeanwhile(t *testing.T) {
 	var queues Queues
-	q := queues.Of(nil)
+	q := queues.QueueOf(nil)
 	for range maxReceiving {
 		q.beginReceiving()
 	}
@@ -314,7 +314,7 @@ func TestSender(t *testing.T) {
 		t.Fatal(err)
 	}
 	sendFiles(t, user, "x", 0)
-	m, err := queues.Of(nil).Receive(raw, make([]byte, 1), 0)
+	m, err := queues.QueueOf(nil).Receive(raw, make([]byte, 1), 0)
 	if err != nil || m.Sender == nil || *m.Sender != (Sender{os.Getpid(), os.Getuid()}) || m.Surplus != 1 {
 		t.Errorf("Receive: got %+v and error %v, want this process as the sender", m, err)
 	}
@@ -328,8 +328,8 @@ func TestQueueBound(t *testing.T) {
 	ledger := quota.New(l)
 	var queues Queues
 	user := ledger.User(1)
-	q := queues.Of(user)
-	if queues.Of(user) != q || queues.Of(ledger.User(2)) == q {
+	q := queues.QueueOf(user)
+	if queues.QueueOf(user) != q || queues.QueueOf(ledger.User(2)) == q {
 		t.Fatal("queues of two users: got one queue, want two")
 	}
 	var mu sync.Mutex
@@ -414,7 +414,7 @@ func TestEnd(t *testing.T) {
 			unix.Close(fd)
 		}
 		began := time.Now()
-		queues.Of(ledger.User(1)).End(own)
+		queues.QueueOf(ledger.User(1)).End(own)
 		if d := time.Since(began); d > 5*time.Second {
 			t.Errorf("kind %d: duration of End: got %v, want at most 5s", kind, d)
 		}
@@ -437,7 +437,7 @@ func TestManyReceive(t *testing.T) {
 
 func manyReceive(t *testing.T) {
 	const sockets, messages = 400, 50
-	q := (&Queues{}).Of(nil)
+	q := (&Queues{}).QueueOf(nil)
 	var wg sync.WaitGroup
 	var users []int
 	for range sockets {

@@ -42,7 +42,7 @@ func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 	}
 	return func() {
 		received := func() bool {
-			if unread(fd) {
+			if hasUnread(fd) {
 				return false
 			}
 			unix.Close(fd)
@@ -75,8 +75,8 @@ func Duplicate(c syscall.Conn) (fd int, err error) {
 	return fd, err
 }
 
-// unread reports whether the other end is open and has not received all data. (SIOCOUTQ of unix(7))
-func unread(fd int) bool {
+// hasUnread reports whether the other end is open and has not received all data. (SIOCOUTQ of unix(7))
+func hasUnread(fd int) bool {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 	return err == nil && n > 0
 }

@@ -39,7 +39,7 @@ func TestSending(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			user := quota.New(limits).User(7)
 			var all Queues
-			q := all.Of(user)
+			q := all.QueueOf(user)
 			ends := testutil.UnixPair(t)
 			ours, theirs := ends[0], ends[1]
 			sent, err := q.Sending(ours, 3)
@@ -82,7 +82,7 @@ func sendingWaits(t *testing.T, ours syscall.Conn) {
 		t.Fatal(err)
 	}
 	time.AfterFunc(3*sendPause, func() { user.Give(quota.InFlight, 4) })
-	sent, err := all.Of(user).Sending(ours, 2)
+	sent, err := all.QueueOf(user).Sending(ours, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func sendingWaits(t *testing.T, ours syscall.Conn) {
 	}
 	began := time.Now()
 	var refusal *quota.Error
-	if _, err := all.Of(user).Sending(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) ||
+	if _, err := all.QueueOf(user).Sending(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) ||
 		refusal.Kind != quota.InFlight {
 		t.Errorf("Sending: got %v, want a refusal of %v", err, quota.InFlight)
 	}

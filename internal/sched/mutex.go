@@ -12,13 +12,13 @@ import (
 type Mutex struct{ mu sync.Mutex }
 
 const (
-	// The product of looks and pauses takes slightly longer than a critical section, about 20 us. Lock counts
-	// iterations instead of measuring time, because time may be virtual.
-	looks  = 400
-	pauses = 200
+	// The product of spinRounds and pausesPerRound takes slightly longer than a critical section, about 20 us. Lock
+	// counts iterations instead of measuring time, because time may be virtual.
+	spinRounds     = 400
+	pausesPerRound = 200
 )
 
-var alone = runtime.NumCPU() == 1
+var singleCPU = runtime.NumCPU() == 1
 
 // Lock locks m.
 func (m *Mutex) Lock() {
@@ -30,11 +30,11 @@ func (m *Mutex) Lock() {
 
 // look spins for a short time.
 func (m *Mutex) look() bool {
-	if alone {
+	if singleCPU {
 		return false
 	}
-	for range looks {
-		for range pauses {
+	for range spinRounds {
+		for range pausesPerRound {
 		}
 		if m.mu.TryLock() {
 			return true

@@ -2,9 +2,9 @@ package sched
 
 import "runtime"
 
-// before is GOMAXPROCS as set by the runtime, before Widen.
-var before = runtime.GOMAXPROCS(0)
+// initialProcs is GOMAXPROCS as set by the runtime, before Widen.
+var initialProcs = runtime.GOMAXPROCS(0)
 
 // Processors returns the number of processors that this process can keep busy, limited by its affinity, its control
 // group and GOMAXPROCS.
-func Processors() int { return before }
+func Processors() int { return initialProcs }

@@ -36,15 +36,15 @@ func Prompt(slice time.Duration) {
 	_ = unix.SchedSetAttr(0, attr, 0)
 }
 
-// parallel is the number of threads that may return from the kernel at about the same time. These are one or two
+// parallelThreads is the number of threads that may return from the kernel at about the same time. These are one or two
 // threads of each program, and one thread of each address of a device.
-const parallel = 32
+const parallelThreads = 32
 
 // Widen raises GOMAXPROCS, so that threads that wait in short system calls can keep their P of the Go scheduler.
 // With one P per core, the default, a waking thread may find that other waiting threads hold every P. The thread
 // then gets a P only from the runtime's monitor, which takes milliseconds on a busy machine.
 func Widen() {
-	runtime.GOMAXPROCS(max(parallel, 2*runtime.NumCPU()))
+	runtime.GOMAXPROCS(max(parallelThreads, 2*runtime.NumCPU()))
 }
 
 // Slices reports whether the kernel accepts a slice from Prompt. It may sleep.

@@ -198,7 +198,7 @@ func (f *File) Alloc(size int) (shared, error) {
 	if f.file == nil {
 		return fail(os.ErrClosed)
 	}
-	if int64(size) > scratch-largeChunk-f.next {
+	if int64(size) > scratchOffset-largeChunk-f.next {
 		return fail(syscall.ENOMEM)
 	}
 	length := (int64(size) + pageSize - 1) &^ (pageSize - 1)
@@ -400,7 +400,7 @@ func (f *File) Close() error {
 		f.chunk = nil
 		f.dropUnused(last)
 	}
-	f.keep.Keep(rest{f.file, f.next}, func() {
+	f.keep.Keep(closedFile{f.file, f.next}, func() {
 		f.user.Give(f.kind, left)
 		f.user.Give(quota.Descriptors, 1)
 	})
@@ -408,19 +408,19 @@ func (f *File) Close() error {
 	return nil
 }
 
-// rest is a file after Close, with pages below end.
-type rest struct {
+// closedFile is a file after Close, with pages below end.
+type closedFile struct {
 	*os.File
 	end int64
 }
 
 // InUse reports whether a program has the file. It returns false if the use is unknown, so that the user is not
 // charged forever.
-func (r rest) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAGAIN) }
+func (r closedFile) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAGAIN) }
 
 // Close frees the pages, because a program may still have a descriptor opened with O_PATH, which InUse does not
 // see.
-func (r rest) Close() error {
+func (r closedFile) Close() error {
 	if r.end > 0 && !r.InUse() {
 		punch(r.File, 0, r.end)
 	}

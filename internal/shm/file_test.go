@@ -494,7 +494,7 @@ func TestAllocOfNothing(t *testing.T) {
 	}
 	// Near the last offset, a request for most of the file would take all memory of the machine if Alloc did not
 	// refuse it.
-	f.next = scratch - largeChunk - pageSize
+	f.next = scratchOffset - largeChunk - pageSize
 	if _, err := f.Alloc(int(pageSize) + 1); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("Alloc beyond the last offset: got %v, want ENOMEM", err)
 	}
@@ -581,7 +581,7 @@ func TestCharged(t *testing.T) {
 		keeper := kept.New(nil)
 		defer keeper.Close()
 		user := quota.New(quota.Limits{}).User(1000)
-		f, err := Create("verbena-shm-test", quota.RingBytes, user, keeper.Of(user))
+		f, err := Create("verbena-shm-test", quota.RingBytes, user, keeper.KeptOf(user))
 		if err != nil {
 			t.Fatal(err)
 		}

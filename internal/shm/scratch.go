@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// scratch is the offset of a program's scratch writes, beyond all regions. The service never reads the scratch
-	// writes.
-	scratch = 1 << 60
-	// barred is the size at which each write(2) to a file fails.
-	barred = math.MaxInt64
+	// scratchOffset is the offset of a program's scratch writes, beyond all regions. The service never reads the
+	// scratch writes.
+	scratchOffset = 1 << 60
+	// barredSize is the size at which each write(2) to a file fails.
+	barredSize = math.MaxInt64
 	// duePages is the number of written pages at which Drop is due.
 	duePages = 8
 )
@@ -38,18 +38,18 @@ type Scratch struct {
 // to the scratch part.
 func (f *File) OpenScratch() (*os.File, *Scratch, error) {
 	s := &Scratch{}
-	s.dropped.Store(scratch)
+	s.dropped.Store(scratchOffset)
 	err := f.WithFD(func(fd int) error {
 		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		if err == nil {
 			s.file = os.NewFile(uintptr(own), f.name)
-			err = growTo(own, scratch)
+			err = growTo(own, scratchOffset)
 		}
 		return err
 	})
 	var p *os.File
 	if err == nil {
-		p, err = f.openAt(unix.O_RDWR, unix.O_APPEND, scratch)
+		p, err = f.openAt(unix.O_RDWR, unix.O_APPEND, scratchOffset)
 	}
 	if err != nil {
 		s.Close()
@@ -98,7 +98,7 @@ func (s *Scratch) Due() bool {
 func (s *Scratch) written() (end int64, due bool) {
 	_ = s.control(func(fd int) error {
 		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil || st.Size == barred {
+		if err := unix.Fstat(fd, &st); err != nil || st.Size == barredSize {
 			return err
 		}
 		end = st.Size
@@ -133,16 +133,16 @@ func (s *Scratch) Drop() {
 func (s *Scratch) Bar() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.control(func(fd int) error { return growTo(fd, barred) })
+	return s.control(func(fd int) error { return growTo(fd, barredSize) })
 }
 
 // Bar makes all later writes to a file fail, if the file has a scratch part of a service that has ended.
 func Bar(f *os.File) error {
 	fi, err := f.Stat()
-	if err != nil || fi.Size() < scratch {
+	if err != nil || fi.Size() < scratchOffset {
 		return err
 	}
-	return growTo(int(f.Fd()), barred)
+	return growTo(int(f.Fd()), barredSize)
 }
 
 // Close closes the descriptor, and does not wait for other calls. Close may be called again.

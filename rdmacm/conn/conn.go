@@ -98,8 +98,8 @@ const (
 	Refusal      // the time for which the rejected message may be repeated
 )
 
-// Do lists the actions that a transition requires.
-type Do struct {
+// Actions lists the actions that a transition requires.
+type Actions struct {
 	Send   msg.Attribute // message to send, or 0 for none
 	Reason msg.Reason    // reason of a REJ
 	Of     msg.Answered  // message that a REJ refers to
@@ -134,7 +134,7 @@ const (
 
 // Call makes the transition for an action of the owner. Call returns false, and changes nothing, if the state does
 // not allow it. retries is the number of retransmissions of messages that need a response: REQ, REP and DREQ.
-func (c *Conn) Call(call Call, retries uint8) (d Do, ok bool) {
+func (c *Conn) Call(call Call, retries uint8) (d Actions, ok bool) {
 	type step struct {
 		to   State
 		send msg.Attribute
@@ -144,33 +144,33 @@ func (c *Conn) Call(call Call, retries uint8) (d Do, ok bool) {
 	switch {
 	case call == SendREQ && c.State == Idle:
 		s = step{ReqSent, msg.AttrREQ, Response}
-	case call == SendREP && c.in(ReqRcvd, MRAReqSent):
+	case call == SendREP && c.inState(ReqRcvd, MRAReqSent):
 		s = step{RepSent, msg.AttrREP, Response}
-	case call == SendRTU && c.in(RepRcvd, MRARepSent):
+	case call == SendRTU && c.inState(RepRcvd, MRARepSent):
 		s = step{Established, msg.AttrRTU, Stop}
-	case call == SendREJ && c.in(ReqSent, MRAReqRcvd, ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd):
+	case call == SendREJ && c.inState(ReqSent, MRAReqRcvd, ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd):
 		s = step{Refused, msg.AttrREJ, Refusal}
 	case call == SendDREQ && c.State == Established:
 		s = step{DreqSent, msg.AttrDREQ, Response}
 	case call == SendDREP && c.State == DreqRcvd:
 		s = step{Timewait, msg.AttrDREP, TimewaitTime}
-	case call == Establish && c.in(RepSent, MRARepRcvd):
+	case call == Establish && c.inState(RepSent, MRARepRcvd):
 		c.State = Established
-		return Do{Event: RTUReceived, Timer: Stop}, true
+		return Actions{Event: RTUReceived, Timer: Stop}, true
 	case call == Drop:
 		return c.drop(retries), true
 	default:
-		return Do{}, false
+		return Actions{}, false
 	}
 	c.State, c.Left = s.to, retries
-	d = Do{Send: s.send, Timer: s.t}
+	d = Actions{Send: s.send, Timer: s.t}
 	if call == SendREJ {
 		d.Reason = msg.ReasonConsumer
 	}
 	return d, true
 }
 
-func (c *Conn) in(states ...State) bool {
+func (c *Conn) inState(states ...State) bool {
 	for _, s := range states {
 		if c.State == s {
 			return true
@@ -183,7 +183,7 @@ func (c *Conn) in(states ...State) bool {
 // first is set, these are the attributes for INIT, otherwise those for the connection to the peer.
 // (ib_cm_init_qp_attr)
 func (c *Conn) Attributes(first bool) bool {
-	return first && c.in(ReqSent, MRAReqRcvd) || c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd,
+	return first && c.inState(ReqSent, MRAReqRcvd) || c.inState(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd,
 		Established)
 }
 
@@ -200,60 +200,60 @@ func (c *Conn) Answers() msg.Answered {
 }
 
 // drop ends a connection after its owner has abandoned it, and notifies the peer.
-func (c *Conn) drop(retries uint8) Do {
+func (c *Conn) drop(retries uint8) Actions {
 	switch c.State {
 	case Idle:
-		return Do{Timer: Stop}
+		return Actions{Timer: Stop}
 	case ReqSent, MRAReqRcvd:
 		c.State = Refused
-		return Do{Send: msg.AttrREJ, Reason: msg.ReasonTimeout, Of: msg.OfREQ, Timer: Refusal}
+		return Actions{Send: msg.AttrREJ, Reason: msg.ReasonTimeout, Of: msg.OfREQ, Timer: Refusal}
 	case ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd:
 		of := c.Answers()
 		c.State = Refused
-		return Do{Send: msg.AttrREJ, Reason: msg.ReasonConsumer, Of: of, Timer: Refusal}
+		return Actions{Send: msg.AttrREJ, Reason: msg.ReasonConsumer, Of: of, Timer: Refusal}
 	case Established:
 		c.State, c.Left = DreqSent, retries
-		return Do{Send: msg.AttrDREQ, Timer: Response}
+		return Actions{Send: msg.AttrDREQ, Timer: Response}
 	case DreqRcvd:
 		c.State = Timewait
-		return Do{Send: msg.AttrDREP, Timer: TimewaitTime}
+		return Actions{Send: msg.AttrDREP, Timer: TimewaitTime}
 	}
-	return Do{} // DreqSent, Timewait and Refused do not change
+	return Actions{} // DreqSent, Timewait and Refused do not change
 }
 
 // Receive makes the transition for a message of the peer. For an MRA, of is the message that the MRA refers to. For
 // a REJ, reason is the reason of the rejection. The caller has found the connection by the communication IDs in the
 // message. A REQ may be new or a duplicate.
-func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Do {
+func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Actions {
 	switch m {
 	case msg.AttrREQ:
 		return c.receiveREQ()
 	case msg.AttrMRA:
 		switch {
-		case of == msg.OfREQ && c.in(ReqSent, MRAReqRcvd):
+		case of == msg.OfREQ && c.inState(ReqSent, MRAReqRcvd):
 			c.State = MRAReqRcvd
-			return Do{Timer: Service}
-		case of == msg.OfREP && c.in(RepSent, MRARepRcvd):
+			return Actions{Timer: Service}
+		case of == msg.OfREP && c.inState(RepSent, MRARepRcvd):
 			c.State = MRARepRcvd
-			return Do{Timer: Service}
+			return Actions{Timer: Service}
 		}
 	case msg.AttrREP:
 		switch c.State {
 		case ReqSent, MRAReqRcvd:
 			c.State = RepRcvd
-			return Do{Event: REPReceived, Timer: Stop}
+			return Actions{Event: REPReceived, Timer: Stop}
 		case RepRcvd: // the owner has not responded yet
 			c.State = MRARepSent
-			return Do{Send: msg.AttrMRA}
+			return Actions{Send: msg.AttrMRA}
 		case MRARepSent, Established: // the MRA or the RTU was lost
-			return Do{Repeat: true}
+			return Actions{Repeat: true}
 		case Refused:
-			return Do{Repeat: true, Timer: Refusal}
+			return Actions{Repeat: true, Timer: Refusal}
 		}
 	case msg.AttrRTU:
-		if c.in(RepSent, MRARepRcvd) {
+		if c.inState(RepSent, MRARepRcvd) {
 			c.State = Established
-			return Do{Event: RTUReceived, Timer: Stop}
+			return Actions{Event: RTUReceived, Timer: Stop}
 		}
 	case msg.AttrREJ:
 		return c.receiveREJ(reason)
@@ -261,75 +261,75 @@ func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Do {
 		switch c.State {
 		case RepRcvd, MRARepSent, RepSent, MRARepRcvd, Established, DreqSent:
 			c.State = DreqRcvd
-			return Do{Event: DREQReceived, Timer: Stop}
+			return Actions{Event: DREQReceived, Timer: Stop}
 		case Timewait:
-			return Do{Send: msg.AttrDREP}
+			return Actions{Send: msg.AttrDREP}
 		case Refused: // after the REP that it has received
 			c.State = Timewait
-			return Do{Send: msg.AttrDREP, Timer: TimewaitTime}
+			return Actions{Send: msg.AttrDREP, Timer: TimewaitTime}
 		}
 	case msg.AttrDREP:
-		if c.in(DreqSent, DreqRcvd) {
+		if c.inState(DreqSent, DreqRcvd) {
 			c.State = Timewait
-			return Do{Event: DREPReceived, Timer: TimewaitTime}
+			return Actions{Event: DREPReceived, Timer: TimewaitTime}
 		}
 	}
-	return Do{}
+	return Actions{}
 }
 
-func (c *Conn) receiveREQ() Do {
+func (c *Conn) receiveREQ() Actions {
 	switch c.State {
 	case Idle:
 		c.State = ReqRcvd
 	case ReqRcvd: // the owner has not responded yet
 		c.State = MRAReqSent
-		return Do{Send: msg.AttrMRA}
+		return Actions{Send: msg.AttrMRA}
 	case MRAReqSent, RepSent: // the response was lost, or is in flight
-		return Do{Repeat: true}
+		return Actions{Repeat: true}
 	case Refused:
-		return Do{Repeat: true, Timer: Refusal}
+		return Actions{Repeat: true, Timer: Refusal}
 	case Timewait: // the peer has not received the end, or starts again with old numbers
-		return Do{Send: msg.AttrREJ, Reason: msg.ReasonStaleConnection, Of: msg.OfREQ}
+		return Actions{Send: msg.AttrREJ, Reason: msg.ReasonStaleConnection, Of: msg.OfREQ}
 	}
-	return Do{}
+	return Actions{}
 }
 
-func (c *Conn) receiveREJ(reason msg.Reason) Do {
+func (c *Conn) receiveREJ(reason msg.Reason) Actions {
 	switch c.State {
 	case ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, ReqRcvd, MRAReqSent:
 		if reason != msg.ReasonStaleConnection {
 			c.State = Idle
-			return Do{Event: REJReceived, Timer: Stop}
+			return Actions{Event: REJReceived, Timer: Stop}
 		}
 	case RepRcvd, MRARepSent, Established, DreqSent:
 	default:
-		return Do{}
+		return Actions{}
 	}
 	c.State = Timewait
-	return Do{Event: REJReceived, Timer: TimewaitTime}
+	return Actions{Event: REJReceived, Timer: TimewaitTime}
 }
 
 // Timeout makes the transition for an expired timer.
-func (c *Conn) Timeout() Do {
-	if c.in(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent) && c.Left > 0 {
+func (c *Conn) Timeout() Actions {
+	if c.inState(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent) && c.Left > 0 {
 		c.Left--
-		return Do{Repeat: true, Timer: Response}
+		return Actions{Repeat: true, Timer: Response}
 	}
 	switch c.State {
 	case ReqSent, MRAReqRcvd:
 		c.State = Idle
-		return Do{Event: REQError}
+		return Actions{Event: REQError}
 	case RepSent, MRARepRcvd:
 		c.State = Idle
-		return Do{Event: REPError}
+		return Actions{Event: REPError}
 	case DreqSent:
 		c.State = Timewait
-		return Do{Event: DREQError, Timer: TimewaitTime}
+		return Actions{Event: DREQError, Timer: TimewaitTime}
 	case Timewait:
 		c.State = Idle
-		return Do{Event: TimewaitExit}
+		return Actions{Event: TimewaitExit}
 	case Refused:
 		c.State = Idle
 	}
-	return Do{}
+	return Actions{}
 }

@@ -68,7 +68,7 @@ var rules = [...]string{
 }
 
 // do executes the actions of a transition.
-func (w *world) do(i int, d Do) {
+func (w *world) do(i int, d Actions) {
 	s := &w.s[i]
 	to := &w.wire[1-i]
 	send := func(k kind) {
@@ -206,7 +206,7 @@ func network(i int) explore.Thread[world] {
 					steps = append(steps, explore.Step[world]{What: what, To: n})
 					return
 				}
-				var d Do
+				var d Actions
 				switch k {
 				case req:
 					if s.c.State == Idle {
@@ -289,12 +289,12 @@ func check(w world) error {
 		return errors.New(rules[w.wrong])
 	}
 	for i, s := range w.s {
-		waits := s.c.in(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent, Timewait, Refused)
+		waits := s.c.inState(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent, Timewait, Refused)
 		if waits != (s.timer != Keep) {
 			return fmt.Errorf("side %d: got state %v with timer %d, want a timer only in states that wait", i, s.c.State,
 				s.timer)
 		}
-		if s.dropped && s.c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, Established, ReqSent, MRAReqRcvd, RepSent,
+		if s.dropped && s.c.inState(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, Established, ReqSent, MRAReqRcvd, RepSent,
 			MRARepRcvd) {
 			return fmt.Errorf("side %d: got state %v without an owner, want a final state", i, s.c.State)
 		}

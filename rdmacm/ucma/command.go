@@ -102,8 +102,8 @@ type Tracer interface {
 	TraceCM(request, response string)
 }
 
-// idAt holds the offsets of the IDs in commands.
-var idAt = [ucm.NumCommands]int{
+// idOffsets holds the offsets of the IDs in commands.
+var idOffsets = [ucm.NumCommands]int{
 	ucm.CmdDestroyID: 8, ucm.CmdBindIP: 36, ucm.CmdResolveIP: 56, ucm.CmdQueryRoute: 8, ucm.CmdConnect: 272,
 	ucm.CmdAccept:     280,
 	ucm.CmdInitQPAttr: 8, ucm.CmdSetOption: 8, ucm.CmdJoinIPMcast: 44, ucm.CmdLeaveMcast: 8, ucm.CmdMigrateID: 8,
@@ -119,7 +119,7 @@ func (k *call) request(c ucm.Command) string {
 	case ucm.CmdGetEvent:
 		return "{}"
 	}
-	if at := idAt[c]; len(k.in) >= at+4 {
+	if at := idOffsets[c]; len(k.in) >= at+4 {
 		return fmt.Sprintf("{ID: %d}", binary.NativeEndian.Uint32(k.in[at:]))
 	}
 	return "{}"
@@ -491,14 +491,14 @@ func (k *call) connect() error {
 		return fmt.Errorf("the parameters are missing: %w", syscall.EINVAL)
 	}
 	p, data := param(&cmd.ConnParam)
-	if err := k.owns(c, p.QPN); err != nil {
+	if err := k.checkOwnsQP(c, p.QPN); err != nil {
 		return err
 	}
 	return c.cm.Connect(p, data)
 }
 
-// owns returns an error for the number of a queue pair that does not belong to the caller.
-func (k *call) owns(c *context, qpn uint32) error {
+// checkOwnsQP returns an error for the number of a queue pair that does not belong to the caller.
+func (k *call) checkOwnsQP(c *context, qpn uint32) error {
 	switch c.cm.Type() {
 	case ib.QPTypeRC, ib.QPTypeUC:
 		if dev := c.cm.View().Device; dev != nil && !k.c.MayConnect(dev, qpn&0xffffff) {
@@ -531,7 +531,7 @@ func (k *call) accept() error {
 	if cmd.ConnParam.Valid != 0 {
 		c, err := k.f.find(cmd.ID)
 		if err == nil {
-			err = k.owns(c, cmd.ConnParam.QPNum)
+			err = k.checkOwnsQP(c, cmd.ConnParam.QPNum)
 		}
 		if err != nil {
 			return err

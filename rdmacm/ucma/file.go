@@ -350,15 +350,15 @@ func (x *event) fill(id *rdmacm.ID, e *rdmacm.Event) {
 		return
 	}
 	p := ucm.ConnParam{
-		QPNum: e.Param.QPN, QKey: e.Param.QKey, SRQ: b2u(e.Param.SRQ), ResponderResources: e.Param.ResponderResources,
-		InitiatorDepth: e.Param.InitiatorDepth, FlowControl: b2u(e.Param.FlowControl), RetryCount: e.Param.RetryCount,
+		QPNum: e.Param.QPN, QKey: e.Param.QKey, SRQ: boolToUint8(e.Param.SRQ), ResponderResources: e.Param.ResponderResources,
+		InitiatorDepth: e.Param.InitiatorDepth, FlowControl: boolToUint8(e.Param.FlowControl), RetryCount: e.Param.RetryCount,
 		RNRRetryCount: e.Param.RNRRetryCount,
 	}
 	p.PrivateDataLen = uint8(copy(p.PrivateData[:], e.Data))
 	encode(x.resp.Param[:], &p)
 }
 
-func b2u(b bool) uint8 {
+func boolToUint8(b bool) uint8 {
 	if b {
 		return 1
 	}

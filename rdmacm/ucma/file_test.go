@@ -232,8 +232,8 @@ func TestOffsets(t *testing.T) {
 		ucm.CmdResolveAddr: ucm.ResolveAddr{}, ucm.CmdJoinMcast: ucm.JoinMcast{},
 	} {
 		f, _ := reflect.TypeOf(v).FieldByName("ID")
-		if int(f.Offset) != idAt[cmd] {
-			t.Errorf("%v: got the ID at offset %d, want %d", cmd, f.Offset, idAt[cmd])
+		if int(f.Offset) != idOffsets[cmd] {
+			t.Errorf("%v: got the ID at offset %d, want %d", cmd, f.Offset, idOffsets[cmd])
 		}
 	}
 	if f, _ := reflect.TypeFor[ucm.EventResp]().FieldByName("Reserved"); int(f.Offset) != ucm.MinEventResp {

@@ -150,8 +150,8 @@ func FuzzSession(f *testing.F) {
 					}
 				}
 				foreign := false
-				if cmd < ucm.NumCommands && idAt[cmd] != 0 && cmd != ucm.CmdMigrateID && len(body) >= idAt[cmd]+4 {
-					id := binary.NativeEndian.Uint32(body[idAt[cmd]:])
+				if cmd < ucm.NumCommands && idOffsets[cmd] != 0 && cmd != ucm.CmdMigrateID && len(body) >= idOffsets[cmd]+4 {
+					id := binary.NativeEndian.Uint32(body[idOffsets[cmd]:])
 					s.mu.Lock()
 					c, g := s.ids[id], s.groups[id]
 					foreign = c != nil && c.file != file || g != nil && g.ctx.file != file

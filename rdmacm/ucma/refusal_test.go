@@ -165,12 +165,12 @@ func TestShortCommands(t *testing.T) {
 			if commands[cmd] == nil || cmd == ucm.CmdCreateID || cmd == ucm.CmdGetEvent {
 				continue
 			}
-			for _, in := range []int{0, idAt[cmd], idAt[cmd] + 3, idAt[cmd] + 4} {
+			for _, in := range []int{0, idOffsets[cmd], idOffsets[cmd] + 3, idOffsets[cmd] + 4} {
 				p := &traced{program: a}
 				h := ucm.Hdr{Cmd: cmd, In: uint16(in)}
 				b := append(uapi.AppendTo(nil, &h), make([]byte, in)...)
-				if in > idAt[cmd] {
-					b[len(b)-in+idAt[cmd]] = 99
+				if in > idOffsets[cmd] {
+					b[len(b)-in+idOffsets[cmd]] = 99
 				}
 				copy(a.mem.b, b)
 				n, _, err := a.files[0].Write(p, commandAt, len(b))
@@ -178,7 +178,7 @@ func TestShortCommands(t *testing.T) {
 					t.Errorf("%v of %d bytes: got %d and error %v, want an error", cmd, in, n, err)
 				}
 				want := fmt.Sprintf("%v{}", cmd)
-				if in == idAt[cmd]+4 {
+				if in == idOffsets[cmd]+4 {
 					want = fmt.Sprintf("%v{ID: 99}", cmd)
 				}
 				if p.request != want {

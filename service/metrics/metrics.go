@@ -144,7 +144,7 @@ func (c *collector) Describe(chan<- *prometheus.Desc) {}
 func everybody(quota.ID) bool { return true }
 
 // onlyAll selects the total of all users.
-func onlyAll(id quota.ID) bool { return id == quota.All }
+func onlyAll(id quota.ID) bool { return id == quota.AllUsers }
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {

@@ -21,11 +21,11 @@ const completionPath = module + "/ib/completion"
 type contexts uint8
 
 const (
-	direct    contexts = 1 << iota // in CQ.Process, which sleeps if the function sleeps
-	callback                       // in the completion handler
-	worker                         // on a goroutine that may sleep
-	elsewhere                      // in an unknown context
-	unset                          // in the context of the zero Init, unless a later assignment changes it
+	ctxDirect   contexts = 1 << iota // in CQ.Process, which sleeps if the function sleeps
+	ctxCallback                      // in the completion handler
+	ctxWorker                        // on a goroutine that may sleep
+	ctxUnknown                       // in an unknown context
+	ctxUnset                         // in the context of the zero Init, unless a later assignment changes it
 )
 
 // post holds the positions of the arguments of a function that posts a work request. The receiver counts.
@@ -108,7 +108,7 @@ func (q *queueQuery) processDirect() {
 			}
 			made := q.processed(f, c)
 			for _, k := range q.p.completions {
-				if k.in&direct != 0 && intersect(k.made, made) && !slices.Contains(c.callees, k.f) {
+				if k.in&ctxDirect != 0 && intersect(k.made, made) && !slices.Contains(c.callees, k.f) {
 					c.callees = append(c.callees, k.f)
 				}
 			}
@@ -127,7 +127,7 @@ func (q *queueQuery) processed(f *function, c *call) map[*ssa.Call]bool {
 		v = common.Args[0]
 	}
 	q.made = map[*ssa.Call]bool{}
-	if in := q.ofCQ(v, nil); in == 0 || in&elsewhere != 0 {
+	if in := q.ofCQ(v, nil); in == 0 || in&ctxUnknown != 0 {
 		q.ofPackage(pkgOf(f.Function))
 	}
 	return q.made
@@ -145,7 +145,7 @@ func intersect(a, b map[*ssa.Call]bool) bool {
 // completionRoots returns the functions of work requests that may not sleep.
 func (p *Program) completionRoots() (roots []root) {
 	for _, k := range p.completions {
-		if k.in&worker == 0 && k.in&(callback|elsewhere) != 0 {
+		if k.in&ctxWorker == 0 && k.in&(ctxCallback|ctxUnknown) != 0 {
 			roots = append(roots, root{k.f, fmt.Sprintf("%s, which a completion calls in its handler,", name(k.f))})
 		}
 	}
@@ -236,13 +236,13 @@ func (q *queueQuery) ofPost(pkg *types.Package, name string, queue ssa.Value) co
 	} else {
 		in = q.ofQP(queue, name == postRecv)
 	}
-	if in != 0 && in&elsewhere == 0 {
+	if in != 0 && in&ctxUnknown == 0 {
 		return in
 	}
 	if of := q.ofPackage(pkg); of != 0 {
-		return in&^elsewhere | of
+		return in&^ctxUnknown | of
 	}
-	return in | elsewhere
+	return in | ctxUnknown
 }
 
 // ofPackage returns the contexts of all queues that a package creates.
@@ -258,7 +258,7 @@ func (q *queueQuery) ofPackage(pkg *types.Package) (in contexts) {
 			}
 		})
 	}
-	return in &^ elsewhere
+	return in &^ ctxUnknown
 }
 
 // madeBy returns the call of a given function that has returned a value.
@@ -282,7 +282,7 @@ func (q *queueQuery) ofQP(v ssa.Value, recv bool) (in contexts) {
 		switch {
 		case isNil(o.v):
 		case c == nil:
-			in |= elsewhere
+			in |= ctxUnknown
 		case fullName(c.Call.StaticCallee()) == createQP:
 			in |= q.ofCQ(c.Call.Args[0], o.at)
 		case recv:
@@ -306,7 +306,7 @@ func (q *queueQuery) ofCQ(v ssa.Value, at *frame) (in contexts) {
 		switch c := madeBy(o.v, newCQ); {
 		case isNil(o.v):
 		case c == nil:
-			in |= elsewhere
+			in |= ctxUnknown
 		default:
 			q.made[c] = true
 			in |= q.ofArgument(c.Call.Args[1], o.at)
@@ -318,8 +318,8 @@ func (q *queueQuery) ofCQ(v ssa.Value, at *frame) (in contexts) {
 // ofArgument returns the contexts of a queue created with an Init.
 func (q *queueQuery) ofArgument(v ssa.Value, at *frame) contexts {
 	in := q.ofInit(v, at)
-	if in&unset != 0 {
-		return in&^unset | direct
+	if in&ctxUnset != 0 {
+		return in&^ctxUnset | ctxDirect
 	}
 	return in
 }
@@ -327,14 +327,14 @@ func (q *queueQuery) ofArgument(v ssa.Value, at *frame) contexts {
 // ofInit returns the possible contexts of an Init.
 func (q *queueQuery) ofInit(v ssa.Value, at *frame) (in contexts) {
 	if q.nested > maxFrames {
-		return elsewhere
+		return ctxUnknown
 	}
 	q.nested++
 	defer func() { q.nested-- }()
 	for _, o := range q.p.traces.origins(v, at, isInitVariable) {
 		switch v := o.v.(type) {
 		case *ssa.Const:
-			in |= unset
+			in |= ctxUnset
 		case *ssa.UnOp:
 			for _, r := range q.p.traces.origins(v.X, o.at, nil) {
 				in |= q.ofVariable(r)
@@ -342,7 +342,7 @@ func (q *queueQuery) ofInit(v ssa.Value, at *frame) (in contexts) {
 		case *ssa.Field:
 			in |= q.ofField(fieldVar(v.X.Type(), v.Field))
 		default:
-			in |= elsewhere
+			in |= ctxUnknown
 		}
 	}
 	return in
@@ -377,7 +377,7 @@ func (q *queueQuery) ofVariable(r origin) contexts {
 	case *ssa.Global:
 		return q.ofStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
 	}
-	return elsewhere
+	return ctxUnknown
 }
 
 // contextField returns the index of the field Context of an Init.
@@ -416,9 +416,9 @@ func (q *queueQuery) ofStores(whole []ssa.Value, at *frame, is func(base origin)
 	}
 	switch {
 	case later != 0:
-		return in&^unset | later
+		return in&^ctxUnset | later
 	case in == 0:
-		return unset
+		return ctxUnset
 	}
 	return in
 }
@@ -461,7 +461,7 @@ func (q *queueQuery) ofConstant(v ssa.Value, at *frame) (in contexts) {
 		case n >= 0 && n < 3:
 			in |= 1 << n
 		default:
-			in |= elsewhere
+			in |= ctxUnknown
 		}
 	}
 	return in

@@ -136,10 +136,10 @@ const (
 	reads  // the function reads the time
 )
 
-// outside maps the functions of other packages to their kinds. The keys are names in the form of
+// externalFuncs maps the functions of other packages to their kinds. The keys are names in the form of
 // types.Func.FullName, and paths of packages. Functions in neither table are assumed to sleep. The author of a new
 // import must check the imported package and add it to a table.
-var outside = map[string]sleepiness{
+var externalFuncs = map[string]sleepiness{
 	"time.Sleep": sleeps, "time.AfterFunc": spawns, "time.Now": reads, "time.Since": reads, "time.Until": reads,
 	"runtime.Gosched": yields, "runtime.GC": sleeps, "runtime.AddCleanup": spawns, "runtime.SetFinalizer": spawns,
 	"(*sync.WaitGroup).Wait": sleeps, "(*sync.WaitGroup).Go": spawns, "(*sync.Cond).Wait": sleeps,
@@ -184,8 +184,8 @@ var outside = map[string]sleepiness{
 	"(io/fs.FileMode).IsRegular": never, "(io/fs.FileMode).Perm": never,
 }
 
-// quiet lists packages with functions that do not sleep, except the functions in outside.
-var quiet = map[string]bool{
+// nonSleepingPackages lists packages with functions that do not sleep, except the functions in externalFuncs.
+var nonSleepingPackages = map[string]bool{
 	"bytes": true, "cmp": true, "context": true, "container/heap": true, "container/list": true, "crypto/sha256": true,
 	"crypto/rand": true,
 	"encoding":    true, "encoding/base64": true, "encoding/binary": true, "encoding/hex": true, "encoding/json": true,
@@ -204,10 +204,10 @@ var quiet = map[string]bool{
 // outsideKind returns the kind of a function of another package, and reports whether the tables contain the
 // function.
 func outsideKind(f *types.Func) (kind sleepiness, known bool) {
-	if k, ok := outside[f.FullName()]; ok {
+	if k, ok := externalFuncs[f.FullName()]; ok {
 		return k, true
 	}
-	if f.Pkg() == nil || quiet[f.Pkg().Path()] || strings.HasPrefix(f.Pkg().Path(), "go/") {
+	if f.Pkg() == nil || nonSleepingPackages[f.Pkg().Path()] || strings.HasPrefix(f.Pkg().Path(), "go/") {
 		return never, true
 	}
 	if f.Pkg().Path() == "golang.org/x/sys/unix" && f.Signature().Recv() != nil { // these methods only set fields

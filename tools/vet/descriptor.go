@@ -76,7 +76,7 @@ func (w *flow) through(f *ssa.Function) {
 			switch at := at.(type) {
 			case *ssa.Store:
 				if w.values[at.Val] {
-					w.into(at.Addr)
+					w.markLocation(at.Addr)
 				}
 			case *ssa.Send:
 				if w.values[at.X] {
@@ -116,14 +116,14 @@ func (w *flow) through(f *ssa.Function) {
 			case ssa.CallInstruction:
 				w.call(at)
 			case ssa.Value:
-				w.derived(at)
+				w.markDerived(at)
 			}
 		}
 	}
 }
 
-// into marks the location in which an instruction stores a descriptor.
-func (w *flow) into(addr ssa.Value) {
+// markLocation marks the location in which an instruction stores a descriptor.
+func (w *flow) markLocation(addr ssa.Value) {
 	w.add(addr)
 	switch addr := addr.(type) {
 	case *ssa.FieldAddr:
@@ -131,18 +131,18 @@ func (w *flow) into(addr ssa.Value) {
 			w.fields[v], w.grown = true, true
 		}
 	case *ssa.IndexAddr:
-		w.into(addr.X)
+		w.markLocation(addr.X)
 	case *ssa.Slice:
-		w.into(addr.X)
+		w.markLocation(addr.X)
 	case *ssa.UnOp:
 		if addr.Op == token.MUL {
-			w.into(addr.X)
+			w.markLocation(addr.X)
 		}
 	}
 }
 
-// derived marks a value that is computed from a marked value.
-func (w *flow) derived(v ssa.Value) {
+// markDerived marks a value that is computed from a marked value.
+func (w *flow) markDerived(v ssa.Value) {
 	from := func(xs ...ssa.Value) {
 		for _, x := range xs {
 			if w.values[x] {
@@ -447,15 +447,15 @@ func functionArgs(common *ssa.CallCommon) (list []*ssa.Function) {
 		return nil
 	}
 	for _, a := range common.Args {
-		if g := bound(functionOf(a)); g != nil {
+		if g := boundMethod(functionOf(a)); g != nil {
 			list = append(list, g)
 		}
 	}
 	return list
 }
 
-// bound returns the method of a method value. For any other function bound returns the function itself.
-func bound(f *ssa.Function) *ssa.Function {
+// boundMethod returns the method of a method value. For any other function boundMethod returns the function itself.
+func boundMethod(f *ssa.Function) *ssa.Function {
 	if f == nil || !strings.HasPrefix(f.Synthetic, "bound method wrapper") {
 		return f
 	}

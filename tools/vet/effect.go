@@ -134,7 +134,7 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				for _, u := range c.passedUnder() {
 					if sleep.of[u.f] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
 						why := &cause{pos: c.pos, what: "calls " + name(u.f), next: u.f}
-						mark(u.by, u.f.without(u.held), why, p.endsInVagueWait(sleep, u.f), false)
+						mark(u.by, u.f.locksHeldThroughout(u.held), why, p.endsInVagueWait(sleep, u.f), false)
 					}
 				}
 				if len(held) == 0 {
@@ -142,7 +142,7 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				}
 				for _, g := range c.callees {
 					if sleep.of[g] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
-						mark(f, g.without(held), &cause{pos: c.pos, what: "calls " + name(g), next: g},
+						mark(f, g.locksHeldThroughout(held), &cause{pos: c.pos, what: "calls " + name(g), next: g},
 							p.endsInVagueWait(sleep, g), c.static != nil && hotplug[c.static.FullName()])
 					}
 				}
@@ -172,9 +172,9 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 	}
 }
 
-// under is a function that a call passes to another function, together with the locks with which the other function
-// calls it.
-type under struct {
+// passedWithLocks is a function that a call passes to another function, together with the locks with which the other
+// function calls it.
+type passedWithLocks struct {
 	f    *function
 	by   *function
 	held lockSet
@@ -182,14 +182,14 @@ type under struct {
 
 // passedUnder returns the functions that a call passes to its callees, with the locks that the callees hold when
 // they call these functions.
-func (c *call) passedUnder() (list []under) {
+func (c *call) passedUnder() (list []passedWithLocks) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
 			if a.f == nil || !g.runs[a.param] {
 				continue
 			}
 			if held := g.heldCalling(a.param, 0); len(held) > 0 {
-				list = append(list, under{a.f, g, held})
+				list = append(list, passedWithLocks{a.f, g, held})
 			}
 		}
 	}
@@ -211,7 +211,7 @@ func (f *function) heldCalling(param, depth int) lockSet {
 			if a.from != param || depth > maxFrames {
 				continue
 			}
-			for _, g := range c.here() {
+			for _, g := range c.ownCallees() {
 				if g.runs[a.param] {
 					maps.Copy(held, f.locks.may[c.at])
 					maps.Copy(held, g.heldCalling(a.param, depth+1))
@@ -222,10 +222,10 @@ func (f *function) heldCalling(param, depth int) lockSet {
 	return held
 }
 
-// without returns the locks that remain held during the whole execution of a function that is called with some
-// locks held. The function may release the locks that its directive requires from its callers. The function itself
+// locksHeldThroughout returns the locks that remain held during the whole execution of a function that is called with
+// some locks held. The function may release the locks that its directive requires from its callers. The function itself
 // is checked for operations with these locks.
-func (f *function) without(held lockSet) lockSet {
+func (f *function) locksHeldThroughout(held lockSet) lockSet {
 	left := held
 	for l := range held {
 		if f.locks.entered.has(l) != nil || slices.ContainsFunc(f.held, l.overlaps) {

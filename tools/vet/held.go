@@ -24,7 +24,7 @@ func (p *Program) entryLocks() locksAtEntry {
 	callers := map[*function][]caller{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			for _, g := range c.here() {
+			for _, g := range c.ownCallees() {
 				callers[g] = append(callers[g], caller{f, c})
 			}
 		}
@@ -71,7 +71,7 @@ func (p *Program) checkHeld() (reports []Report) {
 	called := map[*function]bool{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			for _, g := range c.here() {
+			for _, g := range c.ownCallees() {
 				called[g] = true
 				for _, to := range g.unwrapped() {
 					if !f.wrapper() {
@@ -113,7 +113,7 @@ func (f *function) unwrapped() (list []*function) {
 		if c.static == nil {
 			continue // the wrapper of an interface's method
 		}
-		for _, g := range c.here() {
+		for _, g := range c.ownCallees() {
 			list = append(list, g.unwrapped()...)
 		}
 	}

@@ -191,7 +191,7 @@ func parameterOf(f *ssa.Function, v ssa.Value) int {
 			return -(slices.Index(f.Parent().Params, k) + 1)
 		}
 		if a, ok := b.(*ssa.Alloc); ok { // the parameter is captured by a closure
-			return -spilled(f.Parent(), a)
+			return -spilledParameter(f.Parent(), a)
 		}
 	case *ssa.UnOp:
 		if v.Op == token.MUL {
@@ -199,7 +199,7 @@ func parameterOf(f *ssa.Function, v ssa.Value) int {
 			case *ssa.FreeVar:
 				return parameterOf(f, x)
 			case *ssa.Alloc:
-				return spilled(f, x)
+				return spilledParameter(f, x)
 			}
 		}
 	case *ssa.ChangeType:
@@ -208,8 +208,9 @@ func parameterOf(f *ssa.Function, v ssa.Value) int {
 	return 0
 }
 
-// spilled returns the number, counted from 1, of the parameter that is the only value stored in a variable, or 0.
-func spilled(f *ssa.Function, a *ssa.Alloc) int {
+// spilledParameter returns the number, counted from 1, of the parameter that is the only value stored in a variable, or
+// 0.
+func spilledParameter(f *ssa.Function, a *ssa.Alloc) int {
 	n := 0
 	for _, r := range *a.Referrers() {
 		if s, ok := r.(*ssa.Store); ok && s.Addr == a {
@@ -255,7 +256,7 @@ func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.F
 		return nil // the callers resolve the parameter
 	}
 	pkg := pkgOf(f.Function)
-	for _, fn := range p.taken(pkg) {
+	for _, fn := range p.functionValues(pkg) {
 		if types.Identical(fn.Signature, common.Signature()) {
 			list = append(list, fn)
 		}
@@ -263,9 +264,9 @@ func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.F
 	return list
 }
 
-// taken returns the functions that a package uses as values, because it passes them to another package or stores
-// them behind pointers.
-func (p *Program) taken(pkg *types.Package) []*ssa.Function {
+// functionValues returns the functions that a package uses as values, because it passes them to another package or
+// stores them behind pointers.
+func (p *Program) functionValues(pkg *types.Package) []*ssa.Function {
 	if pkg == nil {
 		return nil
 	}

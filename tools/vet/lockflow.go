@@ -279,7 +279,7 @@ func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstructio
 			}
 			return
 		}
-		if list := c.here(); len(list) == 1 && !c.spawns && (at.Common().StaticCallee() != nil || c.locker()) {
+		if list := c.ownCallees(); len(list) == 1 && !c.spawns && (at.Common().StaticCallee() != nil || c.locker()) {
 			p.stepInto(list[0], s, let)
 		}
 	}

@@ -36,12 +36,12 @@ func (p *Program) leads(f *function, v ssa.Value, left int) place {
 	case *ssa.Parameter:
 		return f.binds[slices.Index(f.Params, v)]
 	case *ssa.FreeVar:
-		outer, b := p.bound(f, v)
+		outer, b := p.boundValue(f, v)
 		return p.leads(outer, b, left-1)
 	case *ssa.UnOp:
 		return p.pointee(f, v.X, left-1)
 	case *ssa.Phi:
-		return p.only(v.Edges, func(ssa.Value) *function { return f }, left-1)
+		return p.onlyPlace(v.Edges, func(ssa.Value) *function { return f }, left-1)
 	case *ssa.ChangeType:
 		return p.leads(f, v.X, left-1)
 	case *ssa.ChangeInterface:
@@ -58,8 +58,8 @@ func (p *Program) leads(f *function, v ssa.Value, left int) place {
 	return place{}
 }
 
-// bound returns the value to which a closure's variable is bound, and the function that creates the closure.
-func (p *Program) bound(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
+// boundValue returns the value to which a closure's variable is bound, and the function that creates the closure.
+func (p *Program) boundValue(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
 	if b := boundTo(v); b != nil {
 		if f.outer != nil {
 			return f.outer, b
@@ -77,11 +77,11 @@ func (p *Program) pointee(f *function, addr ssa.Value, left int) place {
 	at := p.leads(f, addr, left)
 	switch v := at.addr.(type) {
 	case *ssa.Alloc:
-		return p.only(p.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
+		return p.onlyPlace(p.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
 	case *ssa.Global:
-		return p.only(p.traces.variable[v], p.parentOf, left)
+		return p.onlyPlace(p.traces.variable[v], p.parentOf, left)
 	case *ssa.FieldAddr:
-		return p.only(p.traces.fields[fieldVar(v.X.Type(), v.Field)], p.parentOf, left)
+		return p.onlyPlace(p.traces.fields[fieldVar(v.X.Type(), v.Field)], p.parentOf, left)
 	}
 	return place{}
 }
@@ -89,8 +89,8 @@ func (p *Program) pointee(f *function, addr ssa.Value, left int) place {
 // parentOf returns the function that contains a value. The result has no bindings of parameters.
 func (p *Program) parentOf(v ssa.Value) *function { return p.funcs[v.Parent()] }
 
-// only returns the place to which all values point, if there is exactly one such place.
-func (p *Program) only(list []ssa.Value, in func(ssa.Value) *function, left int) (one place) {
+// onlyPlace returns the place to which all values point, if there is exactly one such place.
+func (p *Program) onlyPlace(list []ssa.Value, in func(ssa.Value) *function, left int) (one place) {
 	key := ""
 	for _, v := range list {
 		if isNil(v) {
@@ -112,10 +112,10 @@ func (p *Program) returned(f *function, v *ssa.Call, left int) place {
 		return p.leads(f, v.Call.Args[0], left)
 	}
 	c := p.traces.calls[v]
-	if c == nil || len(c.here()) != 1 {
+	if c == nil || len(c.ownCallees()) != 1 {
 		return place{}
 	}
-	g := c.origin(c.here())[0]
+	g := c.origin(c.ownCallees())[0]
 	g = &function{Function: g.Function, outer: g.outer, binds: p.bindsOf(f, c, g)}
 	var results []ssa.Value
 	for _, b := range g.Blocks {
@@ -123,7 +123,7 @@ func (p *Program) returned(f *function, v *ssa.Call, left int) place {
 			results = append(results, r.Results[0])
 		}
 	}
-	return p.only(results, func(ssa.Value) *function { return g }, left)
+	return p.onlyPlace(results, func(ssa.Value) *function { return g }, left)
 }
 
 // bindsOf returns the targets of the arguments of a call, keyed by the index of the callee's parameter.

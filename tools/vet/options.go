@@ -33,7 +33,7 @@ func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in conte
 	if at == nil || at.in != a.Parent() {
 		return 0, false
 	}
-	in = direct // the zero value
+	in = ctxDirect // the zero value
 	var options []origin
 	stored := 0
 	for _, r := range *a.Referrers() {
@@ -92,7 +92,7 @@ func (q *queueQuery) ofLiteral(v ssa.Value, field int, at *frame) (in contexts, 
 	if !ok {
 		return 0, false
 	}
-	in = direct
+	in = ctxDirect
 	for _, r := range *a.Referrers() {
 		if f, ok := r.(*ssa.FieldAddr); ok && f.Field == field {
 			for _, s := range storesTo(f) {

@@ -93,8 +93,8 @@ type call struct {
 	stream  *types.Func   // the function of another package that reads or writes a stream (stream.go)
 }
 
-// here returns the functions that the call itself calls.
-func (c *call) here() []*function {
+// ownCallees returns the functions that the call itself calls.
+func (c *call) ownCallees() []*function {
 	if c.through != nil {
 		return c.through
 	}

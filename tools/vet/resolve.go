@@ -26,7 +26,7 @@ func (p *Program) refine() {
 				}
 			case c.byValue() && len(c.callees) > 1:
 				if list := p.traces.functions(common.Value); list != nil {
-					c.keep(func(g *function) bool { return slices.Contains(list, g.Function) })
+					c.filterCallees(func(g *function) bool { return slices.Contains(list, g.Function) })
 				}
 			case c.byValue() && len(c.callees) == 0:
 				p.addWrapped(c, common)
@@ -41,9 +41,9 @@ func (c *call) byValue() bool {
 	return !common.IsInvoke() && common.StaticCallee() == nil && c.through == nil && c.param == 0
 }
 
-// keep removes the unwanted callees from the callees of this call itself. The callees that other functions call are
-// not removed.
-func (c *call) keep(wanted func(*function) bool) {
+// filterCallees removes the unwanted callees from the callees of this call itself. The callees that other functions
+// call are not removed.
+func (c *call) filterCallees(wanted func(*function) bool) {
 	own := slices.DeleteFunc(slices.Clone(c.callees[:c.own]), func(g *function) bool { return !wanted(g) })
 	c.callees, c.own = append(own, c.callees[c.own:]...), len(own)
 }
@@ -207,7 +207,7 @@ func (p *Program) foreignMethod(c *call) *types.Func {
 			continue
 		}
 		by, is := calleeObject(k).(*types.Func)
-		if !is || p.ours(by.Pkg()) || by.Pkg() != nil && quiet[by.Pkg().Path()] {
+		if !is || p.ours(by.Pkg()) || by.Pkg() != nil && nonSleepingPackages[by.Pkg().Path()] {
 			continue
 		}
 		obj, _, _ := types.LookupFieldOrMethod(o.v.Type(), false, c.iface.Pkg(), c.iface.Name())

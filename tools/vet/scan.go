@@ -37,7 +37,7 @@ func (p *Program) scan(f *function, known map[ssa.CallInstruction][]*ssa.Functio
 			}
 		}
 	}
-	for _, l := range append(spins(f.Function), waits(f.Function, known)...) {
+	for _, l := range append(spinLoops(f.Function), waitLoops(f.Function, known)...) {
 		f.ops = append(f.ops, op{at: l.at, pos: l.pos, kind: opSleep, what: "spins " + l.on})
 	}
 }

@@ -104,12 +104,12 @@ func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 			}
 			v = x.X
 		case *ssa.FreeVar:
-			f, v = p.bound(f, x)
+			f, v = p.boundValue(f, x)
 			if f == nil {
 				return nil, 0
 			}
 		case *ssa.Alloc: // the variable may be a captured parameter
-			n := spilled(f.Function, x)
+			n := spilledParameter(f.Function, x)
 			if n == 0 {
 				return nil, 0
 			}
@@ -169,7 +169,7 @@ func (p *Program) choose(f *function, c *call) {
 	if !slices.ContainsFunc(c.callees, is) {
 		return
 	}
-	c.keep(is)
+	c.filterCallees(is)
 	if len(c.library) > 0 { // the chosen callee is a function of the program, not of the library
 		c.library = nil
 		f.ops = slices.DeleteFunc(f.ops, func(o op) bool { return o.at == c.at && o.kind == opSleep })
@@ -182,7 +182,7 @@ func (s *specialiser) target(f *function, c *call, g *function) *function {
 	if g.binds != nil || g.outer != nil { // a copy is not specialised again
 		return g
 	}
-	outer := f.around(g)
+	outer := f.enclosingCopy(g)
 	if len(g.needs) == 0 && outer == nil {
 		return g
 	}
@@ -210,9 +210,9 @@ func (s *specialiser) target(f *function, c *call, g *function) *function {
 	return s.made[key]
 }
 
-// around returns the copy that contains a closure: f or an enclosing function. If neither is a copy, around returns
-// nil.
-func (f *function) around(g *function) *function {
+// enclosingCopy returns the copy that contains a closure: f or an enclosing function. If neither is a copy,
+// enclosingCopy returns nil.
+func (f *function) enclosingCopy(g *function) *function {
 	for x := f; x != nil; x = x.outer {
 		if g.Parent() == x.Function && (x.binds != nil || x.outer != nil) {
 			return x

@@ -15,9 +15,9 @@ type loop struct {
 	on  string
 }
 
-// spins finds loops that only read the time or yield the processor. Such a loop ends only when another goroutine
+// spinLoops finds loops that only read the time or yield the processor. Such a loop ends only when another goroutine
 // changes memory, or when time has passed.
-func spins(f *ssa.Function) (list []loop) {
+func spinLoops(f *ssa.Function) (list []loop) {
 	for _, scc := range components(f) {
 		in := map[*ssa.BasicBlock]bool{}
 		for _, b := range scc {

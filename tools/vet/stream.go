@@ -31,7 +31,7 @@ func streams(f *types.Func) bool {
 	if f.Pkg() == nil || !slices.Contains(streamPackages, f.Pkg().Path()) || makesStream(f) {
 		return false
 	}
-	if kind, ok := outside[f.FullName()]; ok && kind != sleeps {
+	if kind, ok := externalFuncs[f.FullName()]; ok && kind != sleeps {
 		return false
 	}
 	sig := f.Signature()
@@ -219,7 +219,7 @@ func (q *streamQuery) origin(o origin) {
 			q.method(v.Type())
 		}
 	case *ssa.Global:
-		if !q.quietVariable(v) {
+		if !q.nonSleepingVariable(v) {
 			q.value(v)
 		}
 	case *ssa.Call:
@@ -235,8 +235,8 @@ func (q *streamQuery) origin(o origin) {
 	}
 }
 
-// quietVariable reports whether a variable of another package holds a stream that does not sleep.
-func (q *streamQuery) quietVariable(v *ssa.Global) bool {
+// nonSleepingVariable reports whether a variable of another package holds a stream that does not sleep.
+func (q *streamQuery) nonSleepingVariable(v *ssa.Global) bool {
 	return v.Object() != nil && slices.Contains(nonSleepingStreams, v.Object().Pkg().Path()+"."+v.Name())
 }
 

@@ -269,7 +269,7 @@ func (t *tokens) called(f *function, at ssa.CallInstruction) int {
 // callees returns the functions that a call calls itself, and that may use the channel.
 func (t *tokens) callees(at ssa.Instruction) []*function {
 	if c := t.p.traces.calls[at]; c != nil {
-		return slices.DeleteFunc(slices.Clone(c.here()), func(g *function) bool {
+		return slices.DeleteFunc(slices.Clone(c.ownCallees()), func(g *function) bool {
 			_, known := t.of[g]
 			return !known && !t.touches(g)
 		})

@@ -61,7 +61,7 @@ func newTracer(p *Program) *tracer {
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			t.calls[c.at] = c
-			for _, g := range c.here() {
+			for _, g := range c.ownCallees() {
 				t.callers[g.Function] = append(t.callers[g.Function], caller{f, c})
 			}
 		}
@@ -365,13 +365,13 @@ func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
 		return
 	}
 	k := s.calls[c]
-	if k == nil || len(k.here()) == 0 || len(k.library) > 0 {
+	if k == nil || len(k.ownCallees()) == 0 || len(k.library) > 0 {
 		s.leaf(v, at)
 	}
 	if k == nil {
 		return
 	}
-	for _, g := range k.here() {
+	for _, g := range k.ownCallees() {
 		fn := g.Function
 		static := c.Call.StaticCallee()
 		if static != nil && static != fn || len(fn.Params) > 0 && argument(k, fn, 0) == nil ||

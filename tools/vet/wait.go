@@ -16,8 +16,8 @@ import (
 // counter, does not wait either. A function that calls itself with its own arguments is a loop from the call to its
 // entry. A poll that returns no completion only reads, so a cycle of empty polls waits.
 
-// waits finds the waiting loops of a function.
-func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
+// waitLoops finds the waiting loops of a function.
+func waitLoops(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
 	pure := purity{}
 	loops := []*waiting{}
 	for _, body := range naturalLoops(f) {
@@ -30,7 +30,7 @@ func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list
 		w.pure, w.known = pure, known
 		w.places = w.observedPlaces()
 		for _, s := range w.cycles() {
-			if at, ok := w.ends(s); ok && !yielding(s) {
+			if at, ok := w.waitBranch(s); ok && !isSpinLoop(s) {
 				list = append(list, loop{at, w.posIn(s, at), "until another goroutine has done something"})
 			}
 		}
@@ -38,8 +38,8 @@ func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list
 	return list
 }
 
-// yielding reports whether spins reports a loop with these blocks.
-func yielding(s blockSet) bool {
+// isSpinLoop reports whether spinLoops reports a loop with these blocks.
+func isSpinLoop(s blockSet) bool {
 	for b := range s {
 		for _, at := range b.Instrs {
 			if c, ok := at.(*ssa.Call); ok {
@@ -153,7 +153,7 @@ func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
 		case *ssa.Call:
 			c.ours = c.ours || !w.harmless(at)
 		}
-		if w.looks(at) {
+		if w.readsShared(at) {
 			c.seen = append(c.seen, at)
 		}
 		for _, o := range at.Operands(nil) {
@@ -237,11 +237,11 @@ func polls(at *ssa.Call) bool {
 	return o != nil && (o.FullName() == "(*"+ibPath+".CQ).Poll" || o.FullName() == "("+ibPath+".DriverCQ).Poll")
 }
 
-// looks reports whether an instruction reads memory that other goroutines can change.
-func (w *waiting) looks(at ssa.Instruction) bool {
+// readsShared reports whether an instruction reads memory that other goroutines can change.
+func (w *waiting) readsShared(at ssa.Instruction) bool {
 	switch at := at.(type) {
 	case *ssa.UnOp:
-		return at.Op == token.MUL && shared(at.X)
+		return at.Op == token.MUL && mayBeShared(at.X)
 	case *ssa.Select:
 		return !at.Blocking
 	case *ssa.Call:
@@ -279,8 +279,8 @@ func isChan(t types.Type) bool {
 	return ok
 }
 
-// shared reports whether other goroutines may have an address.
-func shared(addr ssa.Value) bool {
+// mayBeShared reports whether other goroutines may have an address.
+func mayBeShared(addr ssa.Value) bool {
 	a, ok := addr.(*ssa.Alloc)
 	return !ok || a.Heap
 }
@@ -317,12 +317,12 @@ func (w *waiting) invariantPlace(addr ssa.Value) bool {
 
 // harmless reports whether an instruction makes no progress and cannot change the condition of the loop.
 func (w *waiting) harmless(at ssa.Instruction) bool {
-	if w.looks(at) {
+	if w.readsShared(at) {
 		return true
 	}
 	switch at := at.(type) {
 	case *ssa.Store:
-		return !shared(at.Addr) || w.elsewhere(at.Addr)
+		return !mayBeShared(at.Addr) || w.isUnrelated(at.Addr)
 	case *ssa.Defer: // RunDefers runs only these calls
 		fn := at.Call.StaticCallee()
 		return fn != nil && (lockCall(fn) != noLockCall || w.pure.of(fn))
@@ -336,8 +336,8 @@ func (w *waiting) harmless(at ssa.Instruction) bool {
 	return true
 }
 
-// elsewhere reports whether an address is that of a field or variable that the conditions of the loop do not read.
-func (w *waiting) elsewhere(addr ssa.Value) bool {
+// isUnrelated reports whether an address is that of a field or variable that the conditions of the loop do not read.
+func (w *waiting) isUnrelated(addr ssa.Value) bool {
 	place := variableAt(addr)
 	return place != nil && !w.places[place] && w.places != nil
 }
@@ -348,7 +348,7 @@ func (w *waiting) harmlessCall(at *ssa.Call) bool {
 	}
 	switch atomicCall(at) {
 	case "Store", "Add", "And", "Or", "Swap":
-		return w.elsewhere(at.Call.Args[0])
+		return w.isUnrelated(at.Call.Args[0])
 	case "CompareAndSwap":
 		return false
 	}
@@ -427,7 +427,7 @@ func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 			}
 		}
 	}
-	switch succeeds(cond.Cond) {
+	switch successBranch(cond.Cond) {
 	case 1:
 		return b.Succs[1:]
 	case -1:
@@ -436,19 +436,19 @@ func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	return b.Succs
 }
 
-// succeeds returns 1 if a CompareAndSwap, Swap or TryLock has changed memory when the condition is true. It returns
-// -1 if the call has changed memory when the condition is false, and otherwise 0.
-func succeeds(cond ssa.Value) int {
+// successBranch returns 1 if a CompareAndSwap, Swap or TryLock has changed memory when the condition is true. It
+// returns -1 if the call has changed memory when the condition is false, and otherwise 0.
+func successBranch(cond ssa.Value) int {
 	switch v := cond.(type) {
 	case *ssa.UnOp:
 		if v.Op == token.NOT {
-			return -succeeds(v.X)
+			return -successBranch(v.X)
 		}
 	case *ssa.BinOp:
-		if n := polled(v); n != 0 {
+		if n := polledBranch(v); n != 0 {
 			return n
 		}
-		return swapped(v)
+		return swapBranch(v)
 	case *ssa.Call:
 		if fn := v.Call.StaticCallee(); fn != nil && lockCall(fn) == tryCalled {
 			return 1
@@ -483,9 +483,9 @@ func countsPolled(v ssa.Value) bool {
 	return false
 }
 
-// polled returns the same result as succeeds for a comparison of the number of polled completions with a value that is
-// at least 0.
-func polled(v *ssa.BinOp) int {
+// polledBranch returns the same result as successBranch for a comparison of the number of polled completions with a
+// value that is at least 0.
+func polledBranch(v *ssa.BinOp) int {
 	if !countsPolled(v.X) {
 		return 0
 	}
@@ -517,8 +517,8 @@ func polled(v *ssa.BinOp) int {
 	return 0
 }
 
-// swapped returns the same result as succeeds for a comparison of the result of Swap with a constant.
-func swapped(v *ssa.BinOp) int {
+// swapBranch returns the same result as successBranch for a comparison of the result of Swap with a constant.
+func swapBranch(v *ssa.BinOp) int {
 	c, ok := v.X.(*ssa.Call)
 	with, is := v.Y.(*ssa.Const)
 	if !ok || !is || atomicCall(c) != "Swap" {
@@ -537,9 +537,9 @@ func swapped(v *ssa.BinOp) int {
 	return 0
 }
 
-// ends returns the branch on which a cycle waits for other goroutines. A cycle that a variable of the loop ends
+// waitBranch returns the branch on which a cycle waits for other goroutines. A cycle that a variable of the loop ends
 // does not wait.
-func (w *waiting) ends(s blockSet) (ssa.Instruction, bool) {
+func (w *waiting) waitBranch(s blockSet) (ssa.Instruction, bool) {
 	var at ssa.Instruction
 	exits := false
 	for _, b := range sortedBlocks(s) {

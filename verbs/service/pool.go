@@ -152,7 +152,7 @@ func (p *pool) put(x piece) {
 	if x.of.used--; !p.closed {
 		p.free[len(x.mem)] = append(p.free[len(x.mem)], x)
 	} else if x.of.used == 0 {
-		forget(x.of.mem)
+		zeroMemory(x.of.mem)
 	}
 }
 
@@ -166,7 +166,7 @@ func (p *pool) close() {
 	p.closed = true
 	for _, m := range p.all {
 		if m.used == 0 || detach(m.mem) != nil {
-			forget(m.mem)
+			zeroMemory(m.mem)
 		}
 	}
 	p.free = nil

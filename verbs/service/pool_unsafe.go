@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func start(mem []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(mem)) }
+func sliceStart(mem []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(mem)) }
 
-// forget replaces the contents of the memory with zeros. The memory remains readable and writable, because the program
-// may have retained a slice.
-func forget(mem []byte) {
-	_, _ = unix.MmapPtr(-1, 0, start(mem), uintptr(len(mem)), unix.PROT_READ|unix.PROT_WRITE,
+// zeroMemory replaces the contents of the memory with zeros. The memory remains readable and writable, because the
+// program may have retained a slice.
+func zeroMemory(mem []byte) {
+	_, _ = unix.MmapPtr(-1, 0, sliceStart(mem), uintptr(len(mem)), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE|unix.MAP_FIXED)
 }
 
@@ -23,7 +23,7 @@ func detach(mem []byte) error {
 		return err
 	}
 	copy(unsafe.Slice((*byte)(p), len(mem)), mem)
-	if _, err := unix.MremapPtr(p, uintptr(len(mem)), start(mem), uintptr(len(mem)),
+	if _, err := unix.MremapPtr(p, uintptr(len(mem)), sliceStart(mem), uintptr(len(mem)),
 		unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED); err != nil {
 		_ = unix.MunmapPtr(p, uintptr(len(mem)))
 		return err

@@ -24,18 +24,18 @@ const (
 // driver holds the driver-private data of a command: the request, and the buffer for the response.
 type driver struct{ in, out []byte }
 
-// named adds the name of the command to a plain errno. Errors of package uverbs in this process already contain the
+// withName adds the name of the command to a plain errno. Errors of package uverbs in this process already contain the
 // name.
-func named(c fmt.Stringer, err error) error {
+func withName(c fmt.Stringer, err error) error {
 	if _, bare := err.(syscall.Errno); bare {
 		return fmt.Errorf("%v: %w", c, err)
 	}
 	return err
 }
 
-// plain issues a plain command. The request must start with the address of the response. mem is the memory that the
+// runPlain issues a plain command. The request must start with the address of the response. mem is the memory that the
 // command registers, or nil.
-func plain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []byte) (resp Resp, err error) {
+func runPlain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []byte) (resp Resp, err error) {
 	s := d.T.Scratch()
 	defer s.Free()
 	b := uapi.AppendTo(s.Mem[:hdrSize], req)
@@ -47,15 +47,15 @@ func plain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []
 	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4), OutWords: uint16((len(out) + 3) / 4)}
 	uapi.Encode(b, &hdr)
 	if err := d.T.Write(s, len(b), mem); err != nil {
-		return resp, named(c, err)
+		return resp, withName(c, err)
 	}
 	resp, _ = uapi.Decode[Resp](out)
 	copy(dr.out, out[n:])
 	return resp, nil
 }
 
-// silent issues a plain command without a response.
-func silent[Req any](d *Device, c uapi.Command, req Req, dr driver) error {
+// runSilent issues a plain command without a response.
+func runSilent[Req any](d *Device, c uapi.Command, req Req, dr driver) error {
 	s := d.T.Scratch()
 	defer s.Free()
 	n := hdrSize + uapi.Encode(s.Mem[hdrSize:], &req)
@@ -63,13 +63,13 @@ func silent[Req any](d *Device, c uapi.Command, req Req, dr driver) error {
 	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4)}
 	uapi.Encode(b, &hdr)
 	if err := d.T.Write(s, len(b), nil); err != nil {
-		return named(c, err)
+		return withName(c, err)
 	}
 	return nil
 }
 
-// extended issues an extended command without driver-private data.
-func extended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Resp, err error) {
+// runExtended issues an extended command without driver-private data.
+func runExtended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Resp, err error) {
 	s := d.T.Scratch()
 	defer s.Free()
 	b := uapi.AppendTo(s.Mem[:exHdrSize], req)
@@ -86,7 +86,7 @@ func extended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Resp, 
 	uapi.Encode(b, &hdr)
 	uapi.Encode(b[hdrSize:], &ex)
 	if err := d.T.Write(s, len(b), nil); err != nil {
-		return resp, named(c, err)
+		return resp, withName(c, err)
 	}
 	resp, _ = uapi.Decode[Resp](out)
 	return resp, nil
@@ -94,7 +94,7 @@ func extended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Resp, 
 
 // GetContext creates the context, and returns the file of its asynchronous events. (ibv_cmd_get_context)
 func (d *Device) GetContext() (*transport.Events, uapi.GetContextResp, error) {
-	r, err := plain[uapi.GetContextResp](d, uapi.CmdGetContext, &uapi.GetContext{}, driver{}, nil)
+	r, err := runPlain[uapi.GetContextResp](d, uapi.CmdGetContext, &uapi.GetContext{}, driver{}, nil)
 	if err != nil {
 		return nil, r, err
 	}
@@ -105,17 +105,17 @@ func (d *Device) GetContext() (*transport.Events, uapi.GetContextResp, error) {
 // QueryDevice returns the attributes of the device. If a kernel lacks the extended command, the additional fields are
 // zero. (ibv_cmd_query_device_any)
 func (d *Device) QueryDevice() (uapi.ExQueryDeviceResp, error) {
-	r, err := extended[uapi.ExQueryDeviceResp](d, uapi.ExCmdQueryDevice, &uapi.ExQueryDevice{})
+	r, err := runExtended[uapi.ExQueryDeviceResp](d, uapi.ExCmdQueryDevice, &uapi.ExQueryDevice{})
 	if err == nil {
 		return r, nil
 	}
-	base, err := plain[uapi.QueryDeviceResp](d, uapi.CmdQueryDevice, &uapi.QueryDevice{}, driver{}, nil)
+	base, err := runPlain[uapi.QueryDeviceResp](d, uapi.CmdQueryDevice, &uapi.QueryDevice{}, driver{}, nil)
 	return uapi.ExQueryDeviceResp{Base: base, DeviceCapFlagsEx: uapi.DeviceCapFlags(base.DeviceCapFlags)}, err
 }
 
 // QueryPort returns the state of a port. (ibv_cmd_query_port)
 func (d *Device) QueryPort(port uint8) (uapi.QueryPortResp, error) {
-	return plain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driver{}, nil)
+	return runPlain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driver{}, nil)
 }
 
 // maxGIDs is the maximum number of entries that GIDTable returns.
@@ -162,40 +162,40 @@ func (d *Device) ioctl(s *transport.Scratch, o uapi.ObjectID, m uapi.MethodID, i
 
 // AllocPD allocates a protection domain. (ibv_cmd_alloc_pd)
 func (d *Device) AllocPD() (handle uint32, err error) {
-	r, err := plain[uapi.AllocPDResp](d, uapi.CmdAllocPD, &uapi.AllocPD{}, driver{}, nil)
+	r, err := runPlain[uapi.AllocPDResp](d, uapi.CmdAllocPD, &uapi.AllocPD{}, driver{}, nil)
 	return r.PDHandle, err
 }
 
 // DeallocPD frees a protection domain.
 func (d *Device) DeallocPD(handle uint32) error {
-	return silent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driver{})
+	return runSilent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driver{})
 }
 
 // RegMR registers mem. In work requests the first byte of mem has the address iova. (ibv_cmd_reg_mr)
 func (d *Device) RegMR(pd uint32, mem []byte, iova uint64, access uapi.AccessFlags) (uapi.RegMRResp, error) {
-	return plain[uapi.RegMRResp](d, uapi.CmdRegMR, &uapi.RegMR{
+	return runPlain[uapi.RegMRResp](d, uapi.CmdRegMR, &uapi.RegMR{
 		Start: transport.AddressOf(mem), Length: uint64(len(mem)), HCAVA: iova, PDHandle: pd, AccessFlags: access,
 	}, driver{}, mem)
 }
 
 // DeregMR ends a registration.
 func (d *Device) DeregMR(handle uint32) error {
-	return silent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: handle}, driver{})
+	return runSilent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: handle}, driver{})
 }
 
 // AllocMW allocates a memory window. (ibv_cmd_alloc_mw)
 func (d *Device) AllocMW(pd uint32, t uapi.MWType) (uapi.AllocMWResp, error) {
-	return plain[uapi.AllocMWResp](d, uapi.CmdAllocMW, &uapi.AllocMW{PDHandle: pd, MWType: t}, driver{}, nil)
+	return runPlain[uapi.AllocMWResp](d, uapi.CmdAllocMW, &uapi.AllocMW{PDHandle: pd, MWType: t}, driver{}, nil)
 }
 
 // DeallocMW frees a memory window.
 func (d *Device) DeallocMW(handle uint32) error {
-	return silent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: handle}, driver{})
+	return runSilent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: handle}, driver{})
 }
 
 // CreateChannel creates a completion channel. (ibv_create_comp_channel)
 func (d *Device) CreateChannel() (*transport.Events, error) {
-	r, err := plain[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, &uapi.CreateCompChannel{}, driver{}, nil)
+	r, err := runPlain[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, &uapi.CreateCompChannel{}, driver{}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -204,12 +204,12 @@ func (d *Device) CreateChannel() (*transport.Events, error) {
 
 // CreateCQ creates a completion queue. out receives the driver-private response. (ibv_cmd_create_cq)
 func (d *Device) CreateCQ(req uapi.CreateCQ, out []byte) (uapi.CreateCQResp, error) {
-	return plain[uapi.CreateCQResp](d, uapi.CmdCreateCQ, &req, driver{out: out}, nil)
+	return runPlain[uapi.CreateCQResp](d, uapi.CmdCreateCQ, &req, driver{out: out}, nil)
 }
 
 // ResizeCQ changes the capacity of a completion queue. (ibv_cmd_resize_cq)
 func (d *Device) ResizeCQ(handle, entries uint32, out []byte) (uapi.ResizeCQResp, error) {
-	return plain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries}, driver{out: out},
+	return runPlain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries}, driver{out: out},
 		nil)
 }
 
@@ -219,75 +219,75 @@ func (d *Device) ReqNotifyCQ(handle uint32, solicitedOnly bool) error {
 	if solicitedOnly {
 		req.SolicitedOnly = 1
 	}
-	return silent(d, uapi.CmdReqNotifyCQ, req, driver{})
+	return runSilent(d, uapi.CmdReqNotifyCQ, req, driver{})
 }
 
 // DestroyCQ destroys a completion queue.
 func (d *Device) DestroyCQ(handle uint32) error {
-	_, err := plain[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, &uapi.DestroyCQ{CQHandle: handle}, driver{}, nil)
+	_, err := runPlain[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, &uapi.DestroyCQ{CQHandle: handle}, driver{}, nil)
 	return err
 }
 
 // CreateQP creates a queue pair. out receives the driver-private response. (ibv_cmd_create_qp)
 func (d *Device) CreateQP(req uapi.CreateQP, out []byte) (uapi.CreateQPResp, error) {
-	return plain[uapi.CreateQPResp](d, uapi.CmdCreateQP, &req, driver{out: out}, nil)
+	return runPlain[uapi.CreateQPResp](d, uapi.CmdCreateQP, &req, driver{out: out}, nil)
 }
 
 // ModifyQP changes a queue pair. (ibv_cmd_modify_qp)
 func (d *Device) ModifyQP(req uapi.ModifyQP) error {
-	return silent(d, uapi.CmdModifyQP, req, driver{})
+	return runSilent(d, uapi.CmdModifyQP, req, driver{})
 }
 
 // QueryQP returns the attributes of a queue pair. (ibv_cmd_query_qp)
 func (d *Device) QueryQP(handle uint32, mask uapi.QPAttrMask) (uapi.QueryQPResp, error) {
-	return plain[uapi.QueryQPResp](d, uapi.CmdQueryQP, &uapi.QueryQP{QPHandle: handle, AttrMask: mask}, driver{}, nil)
+	return runPlain[uapi.QueryQPResp](d, uapi.CmdQueryQP, &uapi.QueryQP{QPHandle: handle, AttrMask: mask}, driver{}, nil)
 }
 
 // DestroyQP destroys a queue pair.
 func (d *Device) DestroyQP(handle uint32) error {
-	_, err := plain[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, &uapi.DestroyQP{QPHandle: handle}, driver{}, nil)
+	_, err := runPlain[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, &uapi.DestroyQP{QPHandle: handle}, driver{}, nil)
 	return err
 }
 
 // CreateSRQ creates a shared receive queue. out receives the driver-private response. (ibv_cmd_create_srq)
 func (d *Device) CreateSRQ(req uapi.CreateSRQ, out []byte) (uapi.CreateSRQResp, error) {
-	return plain[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, &req, driver{out: out}, nil)
+	return runPlain[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, &req, driver{out: out}, nil)
 }
 
 // ModifySRQ changes a shared receive queue. in is the driver-private request. (ibv_cmd_modify_srq)
 func (d *Device) ModifySRQ(req uapi.ModifySRQ, in []byte) error {
-	return silent(d, uapi.CmdModifySRQ, req, driver{in: in})
+	return runSilent(d, uapi.CmdModifySRQ, req, driver{in: in})
 }
 
 // QuerySRQ returns the attributes of a shared receive queue. (ibv_cmd_query_srq)
 func (d *Device) QuerySRQ(handle uint32) (uapi.QuerySRQResp, error) {
-	return plain[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, &uapi.QuerySRQ{SRQHandle: handle}, driver{}, nil)
+	return runPlain[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, &uapi.QuerySRQ{SRQHandle: handle}, driver{}, nil)
 }
 
 // DestroySRQ destroys a shared receive queue.
 func (d *Device) DestroySRQ(handle uint32) error {
-	_, err := plain[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, &uapi.DestroySRQ{SRQHandle: handle}, driver{}, nil)
+	_, err := runPlain[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, &uapi.DestroySRQ{SRQHandle: handle}, driver{}, nil)
 	return err
 }
 
 // CreateAH creates an address handle. out receives the driver-private response. (ibv_cmd_create_ah)
 func (d *Device) CreateAH(pd uint32, attr uapi.AHAttr, out []byte) (handle uint32, err error) {
-	r, err := plain[uapi.CreateAHResp](d, uapi.CmdCreateAH, &uapi.CreateAH{PDHandle: pd, Attr: attr}, driver{out: out},
+	r, err := runPlain[uapi.CreateAHResp](d, uapi.CmdCreateAH, &uapi.CreateAH{PDHandle: pd, Attr: attr}, driver{out: out},
 		nil)
 	return r.AHHandle, err
 }
 
 // DestroyAH destroys an address handle.
 func (d *Device) DestroyAH(handle uint32) error {
-	return silent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: handle}, driver{})
+	return runSilent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: handle}, driver{})
 }
 
 // Attach adds a queue pair to a multicast group. (ibv_cmd_attach_mcast)
 func (d *Device) Attach(qp uint32, gid [16]byte) error {
-	return silent(d, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp}, driver{})
+	return runSilent(d, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp}, driver{})
 }
 
 // Detach removes a queue pair from a multicast group.
 func (d *Device) Detach(qp uint32, gid [16]byte) error {
-	return silent(d, uapi.CmdDetachMcast, uapi.DetachMcast{GID: gid, QPHandle: qp}, driver{})
+	return runSilent(d, uapi.CmdDetachMcast, uapi.DetachMcast{GID: gid, QPHandle: qp}, driver{})
 }

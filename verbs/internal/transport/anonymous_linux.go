@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anonymous holds unused memory of this process, indexed by the logarithm of its size.
-var anonymous struct {
+// anonymousPool holds unused memory of this process, indexed by the logarithm of its size.
+var anonymousPool struct {
 	sync.Mutex
 	free [64][][]byte
 }
@@ -20,7 +20,7 @@ const minShift = 12 // a page
 // is reused for the same size.
 func Anonymous(size int) (Memory, error) {
 	shift := max(minShift, bits.Len(uint(size-1)))
-	a := &anonymous
+	a := &anonymousPool
 	a.Lock()
 	if n := len(a.free[shift]); n > 0 {
 		b := a.free[shift][n-1]
@@ -36,16 +36,16 @@ func Anonymous(size int) (Memory, error) {
 	return memoryOf(b, shift), nil
 }
 
-// lazily is the size in bytes from which freed pages are released to the kernel. Smaller memory is zeroed.
-const lazily = 64 << 10
+// releaseSize is the size in bytes from which freed pages are released to the kernel. Smaller memory is zeroed.
+const releaseSize = 64 << 10
 
 func memoryOf(b []byte, shift int) Memory {
 	return Memory{Mem: b, Free: func() {
-		if len(b) < lazily || unix.Madvise(b, unix.MADV_DONTNEED) != nil {
+		if len(b) < releaseSize || unix.Madvise(b, unix.MADV_DONTNEED) != nil {
 			clear(b)
 		}
-		anonymous.Lock()
-		defer anonymous.Unlock()
-		anonymous.free[shift] = append(anonymous.free[shift], b)
+		anonymousPool.Lock()
+		defer anonymousPool.Unlock()
+		anonymousPool.free[shift] = append(anonymousPool.free[shift], b)
 	}}
 }

@@ -119,7 +119,7 @@ func (e *Events) watch(ctx context.Context) {
 	}
 	if e.watched != nil && !e.stop() {
 		<-e.woken
-		_ = e.f.SetReadDeadline(never)
+		_ = e.f.SetReadDeadline(noDeadline)
 	}
 	if e.watched = ctx.Done(); e.watched == nil {
 		return
@@ -128,7 +128,7 @@ func (e *Events) watch(ctx context.Context) {
 	e.woken = woken
 	e.stop = context.AfterFunc(ctx, func() {
 		defer close(woken)
-		_ = e.f.SetReadDeadline(past)
+		_ = e.f.SetReadDeadline(pastDeadline)
 	})
 }
 

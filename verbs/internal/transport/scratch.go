@@ -72,6 +72,6 @@ func (a *Arena) Close() {
 }
 
 var (
-	past  = time.Unix(1, 0)
-	never = time.Time{}
+	pastDeadline = time.Unix(1, 0)
+	noDeadline   = time.Time{}
 )
