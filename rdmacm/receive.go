@@ -368,7 +368,8 @@ func (m *Manager) receiveREJ(a *agent, r *received, x *msg.REJ) {
 			c = nil
 		}
 	case x.Of == msg.OfREQ && x.LocalCommID == 0:
-		if c = m.lookUpConnection(a, r, x.RemoteCommID, 0); c != nil && c.State != conn.ReqSent && c.State != conn.MRAReqRcvd {
+		c = m.lookUpConnection(a, r, x.RemoteCommID, 0)
+		if c != nil && c.State != conn.ReqSent && c.State != conn.MRAReqRcvd {
 			c = nil
 		}
 	default:

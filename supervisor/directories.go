@@ -38,7 +38,9 @@ type virtualChild struct {
 
 // locate returns the places for a set of entries.
 func (t *tree) locate(all entries) *baseDirectories {
-	p := &baseDirectories{inside: make(map[inode]string), above: make(map[inode]string), names: make(map[string][]virtualChild)}
+	p := &baseDirectories{
+		inside: make(map[inode]string), above: make(map[inode]string), names: make(map[string][]virtualChild),
+	}
 	for path, e := range all {
 		if e.dir {
 			if i, ok := directoryAt(t.real(path)); ok {

@@ -65,7 +65,8 @@ func (c *Copies) end() {
 	}
 }
 
-// increment increments the count and reports whether it is within the limit. decrement decrements the count in either case.
+// increment increments the count and reports whether it is within the limit. decrement decrements the count in either
+// case.
 func (c *Copies) increment() bool {
 	n := c.going.Add(1)
 	room := n <= c.most

@@ -190,7 +190,9 @@ func (k *checker) unregistered() {
 // stillInside reports the calls on the device that are in progress when Unregister, with frame f, is about to return.
 func (k *checker) stillInside(f *frame) {
 	d := f.dev
-	calls := k.callsInside(f.th.id, func(x *frame) bool { return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d })
+	calls := k.callsInside(f.th.id, func(x *frame) bool {
+		return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d
+	})
 	maps.DeleteFunc(calls, func(_ int64, x *frame) bool {
 		// the use after destruction is reported instead
 		return x.obj != nil && (x.obj.abandoned.Load() || x.obj.destroyed.Load() != nil)

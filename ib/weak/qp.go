@@ -208,7 +208,8 @@ func (q *qp) request(wr *ib.SendWR) *request {
 	r := &request{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends,
 		wr: *wr}
 	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
-	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && q.sendCQ != nil && q.d.has(LateRead), q.peerMayAccess())
+	late := stores && q.sendCQ != nil && q.d.has(LateRead)
+	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, late, q.peerMayAccess())
 	if len(r.targets) > 0 && !r.signaled {
 		r.hidden = true
 		r.wr.Flags |= ib.SendSignaled

@@ -176,14 +176,18 @@ func unflagged(flags uint64) seccomp.ArgumentConditions {
 
 func firstArgIs(call string, values ...uint64) (list []conditionalRule) {
 	for _, v := range values {
-		list = append(list, conditionalRule{call, seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: v}}})
+		list = append(list, conditionalRule{
+			call, seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: v}},
+		})
 	}
 	return list
 }
 
 func requests(numbers ...uint64) (list []conditionalRule) {
 	for _, n := range numbers {
-		list = append(list, conditionalRule{"ioctl", seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.Equal, Value: n}}})
+		list = append(list, conditionalRule{
+			"ioctl", seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.Equal, Value: n}},
+		})
 	}
 	return list
 }

@@ -36,35 +36,35 @@ const (
 // by nil. A name with a package stands only for a method or a field of that package.
 var passing = map[string]bool{
 	// the identity of a process or a thread
-	"alive": true, "has": true, "runs": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false,
+	"alive": true, "has": true, "processExists": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false,
 	"gone": false, "Left": false,
-	"inOwnUserNamespace": true, "elsewhere": false, "sharesFiles": true,
+	"inOwnUserNamespace": true, "hasOtherRoot": false, "sharesFiles": true,
 	// the identity of a file
-	"isFile": true, "sameFileAt": true, "named": true, "isProcPath": true, "isDirectory": true, "isVirtual": true,
+	"isFile": true, "sameFileAt": true, "isOpenFile": true, "isProcPath": true, "isDirectory": true, "isVirtual": true,
 	"mayBeVirtual": true, "isVerbs": true,
 	// Rights.
-	"manages": true, "sees": true, "allows": true, "maySearch": true, "Own": true, "MayConnect": true,
+	"manages": true, "isManager": true, "sees": true, "allows": true, "maySearch": true, "Own": true, "MayConnect": true,
 	"MayBindLowPorts": true, "NetRaw": true,
-	"mayControl": true, "Contains": true, "covers": true, "Understood": true, "answers": true,
+	"mayControl": true, "Contains": true, "covers": true, "Understood": true, "isListening": true,
 	"Anonymous": false, "isOverflow": false, "mapsAll": true,
 	"fileCapability": true, "bindCapability": true, "rawCapability": true,
-	"principal.Owns": true, "principal.Sees": true, "principal.Has": true, "principal.in": true,
+	"principal.Owns": true, "principal.Sees": true, "principal.Has": true, "principal.inOwnNamespace": true,
 	"principal.resembles": true, "principal.Manager": true, "principal.Anonymous": false,
 	// Bounds.
-	"limitsLeave": true, "up": true, "inUseLocked": false, "InUse": false, "beyondCommands": false, "validPort": true,
+	"limitsLeave": true, "increment": true, "inUseLocked": false, "InUse": false, "beyondCommands": false, "validPort": true,
 	"rights.beginReceiving": true,
 }
 
 // errorChecks lists the checks that return only an error. Checks that charge a quota are bounds.
 var errorChecks = map[string]string{
-	"prove": identityKind, "stillTrapped": identityKind, "descends": identityKind,
-	"IsProcMem": identityKind, "IsProcMaps": identityKind, "isProc": identityKind, "ordinary": identityKind,
-	"owns":      identityKind,
-	"authorize": identityKind, "trusts": identityKind, "trusted": identityKind, "ownDirectory": identityKind,
+	"checkTrapped": identityKind, "stillTrapped": identityKind, "descends": identityKind,
+	"IsProcMem": identityKind, "IsProcMaps": identityKind, "isProc": identityKind, "checkOrdinaryFile": identityKind,
+	"checkOwnsQP": identityKind,
+	"authorize":   identityKind, "trusts": identityKind, "trusted": identityKind, "ownDirectory": identityKind,
 	"Check": boundKind,
 	"check": boundKind, "checkAccess": identityKind, "checkOffset": identityKind, "checkQP": identityKind,
 	"checkModify": identityKind,
-	"Take":        boundKind, "take": boundKind,
+	"Take":        boundKind, "take": boundKind, "chargeQuota": boundKind,
 }
 
 // refusing matches errors that refuse an operation without an errno, in package supervisor and others.
@@ -72,7 +72,7 @@ var refusing = regexp.MustCompile(`^(err|Err)[A-Z]`)
 
 // limiting matches the names of limits.
 var limiting = regexp.MustCompile(
-	`^(max|Max|most|limit|Limit|least)|(Limit|Max|Most|Bound)$|^(PerUser|Total|total|size|Size)$`)
+	`^(max|Max|most|limit|Limit|least)|(Limit|Max|Most|Bound)$|^(PerUser|Total|total|totalLen|size|Size)$`)
 
 // aUser matches the names of variables and fields that hold a user.
 var aUser = regexp.MustCompile(

@@ -654,7 +654,7 @@ var mutants = []listed{
 		"	case ReqRcvd: // the owner has not responded yet\n		c.State = MRAReqSent\n		return Actions{Send: msg.AttrMRA}\n", ""},
 	{"a repeated RTU reports a second establishment", "rdmacm/conn/conn.go",
 		"		if c.inState(RepSent, MRARepRcvd) {\n			c.State = Established\n			return Actions{Event: RTUReceived, Timer: Stop}",
-		"		if c.in(RepSent, MRARepRcvd, Established) {\n			c.State = Established\n			return Actions{Event: RTUReceived, Timer: Stop}"},
+		"		if c.inState(RepSent, MRARepRcvd, Established) {\n			c.State = Established\n			return Actions{Event: RTUReceived, Timer: Stop}"},
 	{"the end of an owner does not disconnect", "rdmacm/conn/conn.go",
 		"		c.State, c.Left = DreqSent, retries\n		return Actions{Send: msg.AttrDREQ, Timer: Response}", "		return Actions{}"},
 	{"a REJ does not end an established connection", "rdmacm/conn/conn.go",

@@ -12,5 +12,6 @@ var doorbellValue uint64 = 1
 // ring wakes the service with a system call that does not block. The call therefore needs no support from the Go
 // scheduler. ring fails only if the service has not read the counter for a very large number of rings.
 func ring(fd int) {
-	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&doorbellValue)), unsafe.Sizeof(doorbellValue))
+	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&doorbellValue)),
+		unsafe.Sizeof(doorbellValue))
 }

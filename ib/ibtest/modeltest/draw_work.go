@@ -373,7 +373,7 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 				s.to.off -= addr % 8
 			}
 		}
-	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.one(d.plan.long) { // mostly at most the length of the receive
+	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.one(d.plan.long) { // mostly at most the receive length
 		if q.Type == ib.QPTypeUD {
 			room = max(0, room-model.GRHLen)
 		}

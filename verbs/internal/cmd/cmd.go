@@ -209,7 +209,8 @@ func (d *Device) CreateCQ(req uapi.CreateCQ, out []byte) (uapi.CreateCQResp, err
 
 // ResizeCQ changes the capacity of a completion queue. (ibv_cmd_resize_cq)
 func (d *Device) ResizeCQ(handle, entries uint32, out []byte) (uapi.ResizeCQResp, error) {
-	return runPlain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries}, driver{out: out},
+	return runPlain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries},
+		driver{out: out},
 		nil)
 }
 
