@@ -96,12 +96,14 @@ func TestAccountOfSubordinateID(t *testing.T) {
 		{"in a user namespace of the subordinate ID", []string{"unshare", "-U"}, user},
 	} {
 		dir, _ := running(t, as(sub), tt.argv...)
-		if p, err := a.PrincipalOf(dir, sub, sub); err != nil || p.Account.UID != tt.want || p.Account.Container != 0 || p.Manager {
+		p, err := a.PrincipalOf(dir, sub, sub)
+		if err != nil || p.Account.UID != tt.want || p.Account.Container != 0 || p.Manager {
 			t.Errorf("principal %s: got %+v and error %v, want user %d", tt.what, p, err, tt.want)
 		}
 	}
 	dir, _ := running(t, nil, "unshare", "-p", "-f", "setpriv", "--reuid", "700007", "--clear-groups")
-	if p, err := a.PrincipalOf(dir, sub, sub); err != nil || p.Account.UID != sub || p.Account.Container == 0 {
+	p, err := a.PrincipalOf(dir, sub, sub)
+		if err != nil || p.Account.UID != sub || p.Account.Container == 0 {
 		t.Errorf("principal in a container: got %+v and error %v, want user %d of the container", p, err, sub)
 	}
 }

@@ -51,7 +51,8 @@ var passing = map[string]bool{
 	"principal.Owns": true, "principal.Sees": true, "principal.Has": true, "principal.inOwnNamespace": true,
 	"principal.resembles": true, "principal.Manager": true, "principal.Anonymous": false,
 	// Bounds.
-	"limitsLeave": true, "increment": true, "inUseLocked": false, "InUse": false, "beyondCommands": false, "validPort": true,
+	"limitsLeave": true, "increment": true, "inUseLocked": false, "InUse": false, "beyondCommands": false,
+	"validPort":             true,
 	"rights.beginReceiving": true,
 }
 

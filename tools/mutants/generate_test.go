@@ -35,12 +35,12 @@ const maxThings = 7
 
 type file struct{ uid, n int }
 
-func (f *file) prove() error { return nil }
+func (f *file) checkTrapped() error { return nil }
 
 func (f *file) alive() bool { return true }
 
 func (f *file) use(uid int, short bool) error {
-	if err := f.prove(); err != nil {
+	if err := f.checkTrapped(); err != nil {
 		return err
 	}
 	if f.uid != uid || !f.alive() {
@@ -95,7 +95,7 @@ func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 		t.Fatal(err)
 	}
 	want := []string{
-		"p/p.go:file.use:identity:1 func() error { _ = f.prove(); return nil }()",
+		"p/p.go:file.use:identity:1 func() error { _ = f.checkTrapped(); return nil }()",
 		"p/p.go:file.use:user:1 (f.uid != uid && false)",
 		"p/p.go:file.use:identity:2 (f.alive() || true)",
 		"p/p.go:file.use:bound:1 (f.n >= maxThings && false)",
