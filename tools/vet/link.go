@@ -107,6 +107,7 @@ func functionOperands(at ssa.Instruction) (list []*ssa.Function) {
 // them. Thus a function with function parameters does not connect each of its callers with the arguments of the
 // other callers.
 func (p *Program) passFunctions() {
+	p.releaseCaptured()
 	for changed := true; changed; {
 		changed = false
 		for _, f := range p.order {
@@ -132,13 +133,11 @@ func (p *Program) passFunctions() {
 					}
 				}
 			}
-			// A closure can call a parameter of the enclosing function.
-			if f.Parent() != nil {
-				if outer := p.funcs[f.Parent()]; outer != nil && !outer.onlySpawns(f) {
-					for _, c := range f.calls {
-						if c.param < 0 && !c.spawns && !outer.runs[-c.param] {
-							outer.runs[-c.param], changed = true, true
-						}
+			// A closure that runs only during the enclosing function can call a parameter of the enclosing function.
+			if outer := p.funcs[f.Parent()]; outer != nil {
+				for _, c := range f.calls {
+					if c.param < 0 && !c.spawns && !outer.runs[-c.param] {
+						outer.runs[-c.param], changed = true, true
 					}
 				}
 			}
@@ -156,8 +155,7 @@ func (p *Program) passFunctions() {
 				}
 			}
 			switch outer := p.funcs[f.Parent()]; {
-			// The function that passes the argument does not call it.
-			case c.spawns, c.param < 0 && (outer == nil || outer.onlySpawns(f)):
+			case c.spawns: // the function that passes the argument does not call it
 			case c.param > 0 && !f.wild[c.param], c.param < 0 && !outer.wild[-c.param]:
 				c.through, c.callees, c.own = c.callees, nil, 0
 			}
@@ -165,18 +163,165 @@ func (p *Program) passFunctions() {
 	}
 }
 
-// onlySpawns reports whether a closure of the function always runs on a new goroutine.
-func (f *function) onlySpawns(g *function) bool {
-	is := false
-	for _, c := range f.calls {
-		if slices.Contains(c.callees, g) {
-			if !c.spawns {
-				return false
-			}
-			is = true
+// releaseCaptured treats a captured parameter as any other value, except in a closure that the enclosing function runs
+// before it returns. The callers of the enclosing function do not run any other closure.
+func (p *Program) releaseCaptured() {
+	calls := map[ssa.Instruction]*call{}
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			calls[c.at] = c
 		}
 	}
-	return is
+	for _, f := range p.order {
+		var how use
+		for _, c := range f.calls {
+			if c.param >= 0 {
+				continue
+			}
+			if how == 0 {
+				how = p.usesOf(f.Function, calls)
+			}
+			if how&(usedHere|usedLater) != usedHere {
+				c.param = 0
+			}
+		}
+	}
+}
+
+// use is a set of the ways in which a program uses a function value.
+type use uint8
+
+const (
+	usedHere    use = 1 << iota // called before the function that has created the value returns
+	usedSpawned                 // called on a new goroutine
+	usedLater                   // stored or returned, so that any function may call it
+)
+
+// usesOf returns the uses of all closures of a function literal.
+func (p *Program) usesOf(fn *ssa.Function, calls map[ssa.Instruction]*call) (how use) {
+	if fn.Parent() == nil || p.funcs[fn.Parent()] == nil {
+		return usedLater
+	}
+	for _, b := range fn.Parent().Blocks {
+		for _, at := range b.Instrs {
+			if m, ok := at.(*ssa.MakeClosure); ok && m.Fn == fn {
+				how |= (&uses{p: p, calls: calls}).of(m)
+			}
+		}
+	}
+	return how
+}
+
+// uses finds the uses of function values.
+type uses struct {
+	p     *Program
+	calls map[ssa.Instruction]*call
+	stack []ssa.Value // the values with a search in progress
+	seen  map[ssa.Value]bool
+	how   use
+}
+
+const maxUses = 8 // maximum depth of closures that capture closures
+
+// of returns the uses of a function value.
+func (u *uses) of(v ssa.Value) use {
+	switch {
+	case slices.Contains(u.stack, v):
+		return 0 // a recursive closure
+	case len(u.stack) == maxUses:
+		return usedLater
+	}
+	inner := &uses{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), v), seen: map[ssa.Value]bool{}}
+	inner.visit(v)
+	return inner.how
+}
+
+// visit adds the uses of a function value, or of a variable that holds the value.
+func (u *uses) visit(v ssa.Value) {
+	if u.seen[v] {
+		return
+	}
+	u.seen[v] = true
+	if v.Referrers() == nil {
+		u.how |= usedLater
+		return
+	}
+	for _, at := range *v.Referrers() {
+		switch at := at.(type) {
+		case *ssa.DebugRef, *ssa.BinOp: // a comparison with nil
+		case *ssa.ChangeType:
+			u.visit(at)
+		case *ssa.Phi:
+			u.visit(at)
+		case *ssa.UnOp:
+			u.visit(at)
+		case *ssa.Store:
+			if a, ok := at.Addr.(*ssa.Alloc); ok {
+				u.visit(a)
+			} else if at.Addr != v {
+				u.how |= usedLater
+			}
+		case *ssa.MakeClosure:
+			u.captured(at, v)
+		case ssa.CallInstruction:
+			u.call(at, v)
+		default:
+			u.how |= usedLater
+		}
+	}
+}
+
+// captured adds the uses of a value by a closure that captures it.
+func (u *uses) captured(m *ssa.MakeClosure, v ssa.Value) {
+	fn := m.Fn.(*ssa.Function)
+	how := u.of(m)
+	inner := &uses{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), m), seen: u.seen}
+	for i, b := range m.Bindings {
+		if b == v && i < len(fn.FreeVars) {
+			inner.visit(fn.FreeVars[i])
+		}
+	}
+	if inner.how&usedHere != 0 { // the closure calls the value in its own context
+		inner.how = inner.how&^usedHere | how
+	}
+	u.how |= inner.how
+}
+
+// call adds the uses of a value by a call of the value, or by a call with the value as an argument.
+func (u *uses) call(at ssa.CallInstruction, v ssa.Value) {
+	c := u.calls[at]
+	if c == nil {
+		u.how |= usedLater
+		return
+	}
+	args := at.Common().Args
+	inner := &uses{p: u.p, calls: u.calls, stack: u.stack, seen: u.seen}
+	if at.Common().Value == v {
+		inner.how |= usedHere
+	}
+	switch {
+	case !slices.Contains(args, v):
+	case c.static != nil && !u.p.ours(c.static.Pkg()):
+		inner.how |= usedHere // the tables contain the functions of other packages that start a goroutine
+	case len(c.callees) == 0 || len(c.library) > 0:
+		inner.how |= usedLater
+	}
+	for _, g := range c.callees {
+		first := len(g.Params) - len(args) // 1 for the receiver of an interface method
+		for i, a := range args {
+			switch {
+			case a != v:
+			case first < 0 || first > 1:
+				inner.how |= usedLater
+			default:
+				inner.visit(g.Params[first+i])
+			}
+		}
+	}
+	if c.spawns && inner.how&usedHere != 0 {
+		inner.how = inner.how&^usedHere | usedSpawned
+	}
+	u.how |= inner.how
 }
 
 // parameterOf returns the number of the parameter that a value denotes, counted from 1. A negative number denotes a
