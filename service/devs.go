@@ -49,6 +49,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 			l.hw.Silence()
 		}
 		if r.Unreachable {
+			//verbena:allow nosleep the hardware has a device at that time, so no probe holds its lock
 			l.outage.begin(l.hw, r.Outage)
 		}
 	}
