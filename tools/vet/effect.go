@@ -48,7 +48,7 @@ func (p *Program) callers(check string) map[*function][]caller {
 	m := map[*function][]caller{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			if c.spawns || c.agreed && check == NoSleep || c.atomic && check == Copy {
+			if c.spawns || c.agreed && check == NoSleep || check == Copy && (c.atomic || p.copiesOwn(f, c.static)) {
 				continue
 			}
 			for _, g := range c.callees {

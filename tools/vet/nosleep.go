@@ -3,6 +3,8 @@ package vet
 import (
 	"fmt"
 	"go/token"
+	"go/types"
+	"strings"
 
 	"golang.org/x/tools/go/ssa"
 )
@@ -91,7 +93,7 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 			}
 		}
 		for _, c := range f.calls {
-			if c.spawns || c.atomic {
+			if c.spawns || c.atomic || p.copiesOwn(f, c.static) {
 				continue
 			}
 			for _, g := range c.callees {
@@ -102,6 +104,59 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 		}
 	}
 	return reports
+}
+
+// copiesOwn reports whether a call is a verb that may sleep, of a package with no memory except that of its own process.
+// Such a call does not wait for the memory of another process.
+func (p *Program) copiesOwn(f *function, callee *types.Func) bool {
+	pkg := pkgOf(f.Function)
+	if callee == nil || pkg == nil || pkg.Path() == ibPath || !sleepingVerbs[callee.FullName()] {
+		return false
+	}
+	if p.foreigners == nil {
+		p.foreigners = p.foreignMemory()
+	}
+	return !p.foreigners[pkg]
+}
+
+// foreignMemory returns the packages that have memory of other processes: values of copyInterface, except a converted
+// ownMemory, and values of its other implementations.
+func (p *Program) foreignMemory() map[*types.Package]bool {
+	foreign := map[*types.Package]bool{}
+	i := strings.LastIndex(copyInterface, ".")
+	k := p.prog.ImportedPackage(copyInterface[:i])
+	if k == nil {
+		return foreign
+	}
+	it, ok := k.Pkg.Scope().Lookup(copyInterface[i+1:]).Type().Underlying().(*types.Interface)
+	if !ok {
+		return foreign
+	}
+	for _, f := range p.order {
+		pkg := pkgOf(f.Function)
+		look := func(v ssa.Value) {
+			if m, ok := v.(*ssa.MakeInterface); ok && isNamed(m.X.Type(), ownMemory) {
+				return
+			}
+			if types.Implements(v.Type(), it) && !isNamed(v.Type(), ownMemory) {
+				foreign[pkg] = true
+			}
+		}
+		for _, v := range f.Params {
+			look(v)
+		}
+		for _, v := range f.FreeVars {
+			look(v)
+		}
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				if v, ok := at.(ssa.Value); ok {
+					look(v)
+				}
+			}
+		}
+	}
+	return foreign
 }
 
 func (p *Program) checkSerial() (reports []Report) {

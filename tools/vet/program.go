@@ -27,8 +27,9 @@ type Program struct {
 	traces      *tracer
 	handlers    map[*types.Var]string // see isHandler
 	completions []completion
-	own         map[string]bool // the paths of the checked packages
-	main        map[string]bool // the files of the module itself
+	foreigners  map[*types.Package]bool // see foreignMemory
+	own         map[string]bool         // the paths of the checked packages
+	main        map[string]bool         // the files of the module itself
 	escapes     escapes
 	all         []*Escape
 	funcs       map[*ssa.Function]*function

@@ -182,7 +182,7 @@ func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
 		if k, w, ok := p.fact(obj); ok {
 			kind, why = k, ", which may sleep: "+w
 		}
-		if w, ok := p.copyFact(obj); ok {
+		if w, ok := p.copyFact(obj); ok && !p.copiesOwn(f, obj) {
 			f.op(c.at, opCopy, "calls "+short(obj)+", which copies: "+w)
 		}
 	}
