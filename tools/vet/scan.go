@@ -53,7 +53,10 @@ func (f *function) op(at ssa.Instruction, kind opKind, what string) {
 // scanCall finds the effects of a call.
 func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Function) {
 	common := at.Common()
-	if _, ok := common.Value.(*ssa.Builtin); ok {
+	if b, ok := common.Value.(*ssa.Builtin); ok {
+		if _, spawns := at.(*ssa.Go); !spawns && (b.Name() == "print" || b.Name() == "println") {
+			f.op(at, opSleep, "writes to standard error by "+b.Name())
+		}
 		return
 	}
 	c := &call{at: at, pos: posOf(at)}
