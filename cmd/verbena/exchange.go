@@ -62,7 +62,9 @@ type exchangeSide func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*
 
 // exchange runs this side, or both sides with --embedded. exchange returns the client's result, or the server's on
 // a server.
-func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server exchangeSide) (*measure.Result,
+func (f *exchangeFlags) exchange(
+	c *cli, command string, local measure.Local, client, server exchangeSide,
+) (*measure.Result,
 	error) {
 	if f.Embedded && f.Addr.IsValid() {
 		return nil, fmt.Errorf("%s: --embedded runs both ends on a device that no other process can reach: omit --addr",
@@ -314,7 +316,8 @@ func printPerf(w io.Writer, r *measure.Result) {
 		t := &x.p.Times
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%v\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", x.name, x.qps, x.depth,
 			x.p.Messages,
-			x.p.Elapsed.Round(time.Millisecond), bandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, microseconds(t.Min), microseconds(t.P50), microseconds(
+			x.p.Elapsed.Round(time.Millisecond), bandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, microseconds(t.Min),
+			microseconds(t.P50), microseconds(
 				t.P90), microseconds(t.P99),
 			microseconds(t.P999), microseconds(t.Max))
 	}

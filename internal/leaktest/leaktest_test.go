@@ -16,7 +16,8 @@ func TestLeftOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left := unclosedDescriptors(before, 20*time.Millisecond); len(left) != 1 || !strings.HasSuffix(left[0], " /dev/null") {
+	left := unclosedDescriptors(before, 20*time.Millisecond)
+	if len(left) != 1 || !strings.HasSuffix(left[0], " /dev/null") {
 		t.Errorf("leftOver: got %q, want /dev/null", left)
 	}
 	time.AfterFunc(20*time.Millisecond, func() { f.Close() })

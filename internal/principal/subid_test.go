@@ -103,7 +103,7 @@ func TestAccountOfSubordinateID(t *testing.T) {
 	}
 	dir, _ := running(t, nil, "unshare", "-p", "-f", "setpriv", "--reuid", "700007", "--clear-groups")
 	p, err := a.PrincipalOf(dir, sub, sub)
-		if err != nil || p.Account.UID != sub || p.Account.Container == 0 {
+	if err != nil || p.Account.UID != sub || p.Account.Container == 0 {
 		t.Errorf("principal in a container: got %+v and error %v, want user %d of the container", p, err, sub)
 	}
 }

@@ -183,7 +183,8 @@ func (c *Conn) inState(states ...State) bool {
 // first is set, these are the attributes for INIT, otherwise those for the connection to the peer.
 // (ib_cm_init_qp_attr)
 func (c *Conn) Attributes(first bool) bool {
-	return first && c.inState(ReqSent, MRAReqRcvd) || c.inState(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd,
+	return first && c.inState(ReqSent, MRAReqRcvd) || c.inState(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent,
+		MRARepRcvd,
 		Established)
 }
 

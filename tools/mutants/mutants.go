@@ -678,7 +678,8 @@ var mutants = []listed{
 	{"a refusal is not repeated", "rdmacm/conn/conn.go",
 		"	case Refused:\n		return Actions{Repeat: true, Timer: Refusal}\n", ""},
 	{"the service time of an MRA is ignored", "rdmacm/conn/conn.go",
-		"			c.State = MRARepRcvd\n			return Actions{Timer: Service}", "			c.State = MRARepRcvd\n			return Actions{Timer: Stop}"},
+		"			c.State = MRARepRcvd\n			return Actions{Timer: Service}",
+		"			c.State = MRARepRcvd\n			return Actions{Timer: Stop}"},
 	// scenario
 	{"any exit code is accepted", "scenario/result.go", "*res.Exit == want, ", "true, "},
 	{"a program killed at the limit counts as ended", "scenario/result.go", "case res.Exit == nil || res.Killed:",

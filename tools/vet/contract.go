@@ -49,7 +49,7 @@ var sleepingVerbs = func() map[string]bool {
 // sleepMarks contains the functions of package ib by which a function states to checked mode that it may sleep. The
 // marks also cover functions beyond the table of verbs, such as Device.OnEvent.
 var sleepMarks = map[string]bool{
-	"(*" + ibPath + ".Device).sleeps": true, "(*" + ibPath + ".object).sleeps": true,
+	"(*" + ibPath + ".Device).enterSleeping": true, "(*" + ibPath + ".object).enterSleeping": true,
 }
 
 // driverInterfaces lists the interfaces of package ib that a driver implements, for verbs and for user contexts.

@@ -106,7 +106,7 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 	return reports
 }
 
-// copiesOwn reports whether a call is a verb that may sleep, of a package with no memory except that of its own process.
+// copiesOwn reports whether a call is a verb that may sleep, of a package that has only the memory of its own process.
 // Such a call does not wait for the memory of another process.
 func (p *Program) copiesOwn(f *function, callee *types.Func) bool {
 	pkg := pkgOf(f.Function)
