@@ -33,7 +33,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			doc := strings.Join(strings.Fields(f.Doc.Text()), " ")
 			sleeps := strings.Contains(doc, " may sleep")
 			never := strings.Contains(doc, "may not sleep") && !sleeps
-			watched := calls(f.Body, "sleeps", "changes", "destroys", "registers", "destroyIn", "unregisterIn",
+			watched := calls(f.Body, "enterSleeping", "enterChange", "enterDestroy", "registers", "destroyIn", "unregisterIn",
 				"unregisterClientIn")
 			switch {
 			case f.Name.Name == "String": // the name is sufficient
