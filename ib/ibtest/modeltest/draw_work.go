@@ -562,7 +562,32 @@ func (d *drawer) bind(q *model.QP, s *send) *send {
 		b.variant = uint8(w.RKey)
 	}
 	s.bind = b
+	if w.Kind == ib.MWType2 && len(d.todo) == 0 && !d.x.episodes && d.one(2) {
+		d.rebind(q, b)
+	}
 	return s
+}
+
+// rebind plans a second life of a type 2 window: its invalidation, a bind with other options, and accesses by the peer.
+func (d *drawer) rebind(q *model.QP, first *bind) {
+	b := *first
+	b.variant += uint8(1 + d.IntN(100))
+	b.access ^= ib.AccessZeroBased
+	post := func(on *model.QP, s send) {
+		s.id, s.flags = d.wrID(), ib.SendSignaled
+		d.plan1(postSend{on.ID, []send{s}})
+	}
+	post(q, send{op: ib.WRLocalInv, inv: target{key: b.mw}})
+	post(q, send{op: ib.WRBindMW, bind: &b})
+	p := d.x.m.QPs[d.x.objs[q.ID].peer]
+	if p == nil || b.len == 0 {
+		return
+	}
+	for _, op := range []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead} {
+		n := min(b.len, 1+d.Uint64N(64))
+		post(p, send{op: op, to: target{key: b.mw, off: d.Uint64N(b.len - n + 1)},
+			list: d.elements(p.PD, n, int(p.Cap.MaxSendSGE), ib.AccessLocalWrite)})
+	}
 }
 
 // receives draws receives for a queue pair or a shared queue.
