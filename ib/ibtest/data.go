@@ -601,6 +601,29 @@ func testDatagram(e *env) {
 			e.Errorf("datagram of %d bytes arrived changed", n)
 		}
 	}
+	const n = 100
+	var header []byte
+	for _, k := range []int{0, 1, 20, 39, 40, 41, 60} { // a boundary between elements in and near the header
+		if k > 0 && e.recvSGE < 2 {
+			break
+		}
+		fill(p.buf[0].b[:n], k)
+		clear(p.buf[1].b)
+		sgl := []ib.SGE{p.buf[1].sge(k, grhLen+n-k)}
+		if k > 0 {
+			sgl = append([]ib.SGE{p.buf[1].sge(0, k)}, sgl...)
+		}
+		e.postRecv(p.qps[1], ib.RecvWR{ID: 8, SGList: sgl})
+		p.post(0, p.datagram(8, ah, n))
+		e.waitOne(p.cqs[0], 8, ib.WCSuccess)
+		e.waitOne(p.cqs[1], 8, ib.WCSuccess)
+		if k == 0 {
+			header = bytes.Clone(p.buf[1].b[:grhLen])
+		}
+		if !bytes.Equal(p.buf[1].b[:grhLen], header) || !bytes.Equal(p.buf[1].b[grhLen:][:n], p.buf[0].b[:n]) {
+			e.Errorf("datagram of %d bytes, received in elements of %d bytes and the rest: it arrived changed", n, k)
+		}
+	}
 	wr := p.datagram(9, ah, 4)
 	wr.Opcode, wr.Imm = ib.WRSendWithImm, 0xabcd
 	p.recv(1, 9, 0, bufLen)

@@ -2,12 +2,14 @@ package ibtest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 	"verbena/ib/check"
@@ -30,6 +32,16 @@ var rightsChecks = []ruleTest{
 		name: "Data/VisibleAtCompletion",
 		rule: "when a receive completes, all that the peer wrote before is in memory; a completed read has its data",
 		test: testVisible,
+	},
+	{
+		name: "Data/VisibleElsewhere",
+		rule: "a thread that polls while another one posts finds the data of a message with its completion",
+		test: testVisibleElsewhere, plain: true,
+	},
+	{
+		name: "Data/AtomicsTogether",
+		rule: "additions to one word by threads with several queue pairs are all counted, and each returns another value",
+		test: testAtomicsTogether, plain: true,
 	},
 	{
 		name: "Data/NothingAfterDestroy",
@@ -183,6 +195,93 @@ func testVisible(e *env) {
 			e.Fatal("the receive of a message has completed, and the data are not there")
 		}
 		e.waitOne(messages.cqs[0], 3, ib.WCSuccess)
+	}
+}
+
+// testVisibleElsewhere polls on a second thread, which meets the driver's copy of a long message.
+func testVisibleElsewhere(e *env) {
+	n := int(min(1<<20, uint64(e.port.MaxMsgSize)))
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	from, to := e.buffer(p.pd, n, allAccess), e.buffer(p.pd, n, allAccess)
+	for i := range 40 * e.cfg.load {
+		from.b[0], from.b[n-1] = byte(i), byte(i)
+		e.postRecv(p.qps[1], ib.RecvWR{ID: uint64(i), SGList: to.sgl(0, n)})
+		var begun atomic.Bool
+		polled := make(chan byte, 1)
+		go func() {
+			defer close(polled)
+			wc := make([]ib.WC, 1)
+			for end := time.Now().Add(e.cfg.timeout); time.Now().Before(end); runtime.Gosched() {
+				begun.Store(true)
+				if k, err := p.cqs[1].Poll(wc); k > 0 || err != nil {
+					polled <- to.b[n-1]
+					return
+				}
+			}
+		}()
+		for !begun.Load() {
+			runtime.Gosched()
+		}
+		p.post(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(0, n)})
+		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		last, ok := <-polled
+		if !ok {
+			e.Fatalf("message %d of %d bytes: got no receive, want one", i, n)
+		}
+		if last != byte(i) {
+			e.Fatalf("message %d of %d bytes: the receive has completed, and the data are not there", i, n)
+		}
+	}
+}
+
+// testAtomicsTogether adds 1 to a word on several queue pairs and threads.
+func testAtomicsTogether(e *env) {
+	if e.deviceAttr().AtomicCap == ib.AtomicNone {
+		e.Skip("the driver has no atomics: AtomicCap is none")
+	}
+	const threads = 3
+	pd := e.pd()
+	word := e.buffer(pd, 8, allAccess)
+	each := 2000 * e.cfg.load
+	old := make([][]uint64, threads)
+	var wg sync.WaitGroup
+	for t := range threads {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		wg.Go(func() {
+			wr := ib.SendWR{Opcode: ib.WRAtomicFetchAdd, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+				RemoteAddr: word.addr, RKey: word.mr.RKey(), CompareAdd: 1}
+			wc := make([]ib.WC, 1)
+			for range each {
+				if n, err := p.qps[0].PostSend(wr); n != 1 {
+					e.Errorf("post an atomic: %v", err)
+					return
+				}
+				for w := e.newWait(); ; {
+					n, err := p.cqs[0].Poll(wc)
+					if err != nil || n > 0 && wc[0].Status != ib.WCSuccess || n == 0 && w.over() {
+						e.Errorf("completion of an atomic: got %d with %q, %v, want 1 with success", n, wc[0].Status, err)
+						return
+					}
+					if n > 0 {
+						break
+					}
+				}
+				old[t] = append(old[t], binary.NativeEndian.Uint64(p.buf[0].b))
+			}
+		})
+	}
+	wg.Wait()
+	seen := make([]bool, threads*each)
+	for _, list := range old {
+		for _, v := range list {
+			if v >= uint64(len(seen)) || seen[v] {
+				e.Fatalf("atomics of %d threads: got value %d twice or out of range, want each up to %d once", threads, v, len(seen))
+			}
+			seen[v] = true
+		}
+	}
+	if got := binary.NativeEndian.Uint64(word.b); got != uint64(threads*each) && !e.Failed() {
+		e.Errorf("sum of %d additions of %d threads: got %d", threads*each, threads, got)
 	}
 }
 
