@@ -89,16 +89,18 @@ type Device struct {
 	groups   groups
 	atomics  atomics
 
-	pds     tally
-	cqs     tally
-	qps     table[QP] // by the low bits of the number
-	mrs     table[mr] // by key >> 8
-	mws     table[mw] // likewise
-	ahs     table[ah]
-	srqs    table[srq]      // by the low bits of the number
-	keys    *keyGenerations // of mrs and mws; the hardware's, as are the next two
-	qpKeys  *keyGenerations
-	srqKeys *keyGenerations
+	pds tally
+	cqs tally
+	// limits of each user context; the tables have more room, so that a program at its limits leaves some for others
+	mostQPs, mostSRQs uint32
+	qps               table[QP] // by the low bits of the number
+	mrs               table[mr] // by key >> 8
+	mws               table[mw] // likewise
+	ahs               table[ah]
+	srqs              table[srq]      // by the low bits of the number
+	keys              *keyGenerations // of mrs and mws; the hardware's, as are the next two
+	qpKeys            *keyGenerations
+	srqKeys           *keyGenerations
 
 	hw         *Hardware
 	stopped    atomic.Bool // the hardware carries nothing out any more
@@ -177,12 +179,11 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.direct.Store(!hw.travels.Load())
 	d.pds.most, d.cqs.most = maxPD, maxCQ
 	d.qps.init(minQPSlot, maxQPSlot)
-	d.qps.atMost(maxQP)
+	d.mostQPs, d.mostSRQs = maxQP, maxSRQ
 	d.mrs.init(1, firstMW)
 	d.mws.init(firstMW, tableMax)
 	d.ahs.init(1, maxAH+1)
 	d.srqs.init(1, maxQPSlot)
-	d.srqs.atMost(maxSRQ)
 	d.qps.skip(hw.numbers.qps)
 	d.mrs.skip(hw.numbers.mrs)
 	d.mws.skip(hw.numbers.mws)
@@ -306,7 +307,7 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMRSize:    ^uint64(0),
 		PageSizeCap:  0xfffff000,
 		VendorID:     vendorID,
-		MaxQP:        int(d.qps.most),
+		MaxQP:        int(d.mostQPs),
 		MaxQPWR:      int(d.limits.wr),
 		DeviceCapFlags: uapi.DeviceBadPKeyCntr | uapi.DeviceBadQKeyCntr | uapi.DeviceUDAVPortEnforce | uapi.DevicePortActiveEvent |
 			uapi.DeviceSysImageGUID | uapi.DeviceRCRNRNAKGen | uapi.DeviceSRQResize | ib.DeviceCapMemWindow |
@@ -327,7 +328,7 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMcastGrp:       maxMcastGrp,
 		MaxMcastQPAttach:  maxMcastQPAttach,
 		MaxTotalMcastAtch: maxTotMcastQP,
-		MaxSRQ:            int(d.srqs.most),
+		MaxSRQ:            int(d.mostSRQs),
 		MaxSRQWR:          int(d.limits.wr),
 		MaxSRQSGE:         maxSGE,
 		MaxPKeys:          1,
@@ -389,6 +390,8 @@ type userContext struct {
 	dir     directory
 	atomics atomics
 	lane    lane
+	qps     tally
+	srqs    tally
 }
 
 // libraryFault reports a fault of the program's library. It may not sleep.
@@ -402,6 +405,7 @@ func (c *userContext) libraryFault(fault ib.LibraryFault) {
 func (o ops) AllocUserContext(u *ib.Udata) error {
 	d := o.dev
 	c := &userContext{UserContext: u.Context}
+	c.qps.most, c.srqs.most = d.mostQPs, d.mostSRQs
 	if err := c.dir.open(c.shared()); err != nil {
 		return fmt.Errorf("directory of queue pairs: %w", err)
 	}

@@ -18,8 +18,8 @@ const (
 	qpSlotBits = 17
 	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
 	maxQPSlot  = 1 << qpSlotBits
-	// maxQP is the limit of the kernel's rxe. The table has more slots, so that slots are reused later. The quotas of a
-	// shared service leave some queue pairs for each user.
+	// maxQP is the limit of each user context, and that of the kernel's rxe for a device. The table has more slots, so that
+	// a program at its limit leaves some for others, and slots are reused later.
 	maxQP = 1<<16 - minQPSlot
 )
 
@@ -156,6 +156,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	if qp.ctx != nil {
 		if err := qp.ctx.dir.add(qp); err != nil {
 			d.qps.drop(slot)
+			qp.uncount()
 			qp.freeRings()
 			return nil, err
 		}
@@ -415,6 +416,9 @@ func (qp *QP) Destroy() error {
 	qp.posting.Unlock()
 	qp.sending.Unlock()
 	qp.dev.qps.drop(qp.num & (maxQPSlot - 1))
+	if qp.num != roce.QPNGSI {
+		qp.uncount()
+	}
 	return nil
 }
 

@@ -58,10 +58,15 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 	if s.ring, err = s.newRing(a.MaxWR); err != nil {
 		return nil, err
 	}
+	if s.ctx != nil && !s.ctx.srqs.add() {
+		s.ring.Free()
+		return nil, fmt.Errorf("the program has %d shared receive queues: %w", s.ctx.srqs.most, syscall.ENOMEM)
+	}
 	slot, ok := d.srqs.reserve()
 	if !ok {
+		s.uncount()
 		s.ring.Free()
-		return nil, fmt.Errorf("%d shared receive queues exist: %w", d.srqs.most, syscall.ENOMEM)
+		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxQPSlot-1, syscall.ENOMEM)
 	}
 	s.num = numberOf(d.srqKeys.take(slot, uint8(d.random())), slot)
 	a.MaxWR = uint32(s.ring.Capacity())
@@ -71,6 +76,13 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 	}
 	d.srqs.set(slot, s)
 	return s, nil
+}
+
+// uncount ends the count of a queue in its context.
+func (s *srq) uncount() {
+	if s.ctx != nil {
+		s.ctx.srqs.remove()
+	}
 }
 
 func (s *srq) newRing(entries uint32) (*ring.Ring, error) {
@@ -298,6 +310,7 @@ func (s *srq) Destroy() error {
 	s.ring.Free()
 	s.ring = nil
 	s.dev.srqs.drop(slot)
+	s.uncount()
 	return nil
 }
 

@@ -15,7 +15,6 @@ type table[T any] struct {
 	mu      sync.Mutex
 	first   uint32 // lowest number
 	limit   uint32 // numbers are below this
-	most    uint32 // limit of the numbers in use; 0: as many as there are
 	start   uint32 // the number that is given out first, counted from first; they go up, and around
 	fresh   uint32 // how many were ever used
 	freed   []uint32
@@ -34,9 +33,6 @@ type tableChunk[T any] [1 << chunkBits]atomic.Pointer[T]
 // init sets the range of numbers, first to limit-1; limit is at most tableMax.
 func (t *table[T]) init(first, limit uint32) { t.first, t.limit = first, limit }
 
-// atMost limits the numbers in use to n. The range stays larger, which delays the reuse of numbers.
-func (t *table[T]) atMost(n uint32) { t.most = n }
-
 // skip has the first n numbers given out last.
 func (t *table[T]) skip(n uint32) { t.start = n % (t.limit - t.first) }
 
@@ -54,12 +50,8 @@ func (t *table[T]) used() uint32 {
 func (t *table[T]) reserve() (uint32, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	free := len(t.freed) - t.head
-	if t.most != 0 && t.fresh-uint32(free) >= t.most {
-		return 0, false
-	}
 	// Reuse late: only when as many are free as a quarter of those ever used.
-	if t.fresh == t.limit-t.first && free > 0 || free > 64 && free > int(t.fresh)/4 {
+	if free := len(t.freed) - t.head; t.fresh == t.limit-t.first && free > 0 || free > 64 && free > int(t.fresh)/4 {
 		n := t.freed[t.head]
 		if t.head++; t.head == len(t.freed) {
 			t.freed, t.head = t.freed[:0], 0
