@@ -18,8 +18,8 @@ const (
 	qpSlotBits = 17
 	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
 	maxQPSlot  = 1 << qpSlotBits
-	// maxQP is the limit of each user context, and that of the kernel's rxe for a device. The table has more slots, so that
-	// a program at its limit leaves some for others, and slots are reused later.
+	// maxQP is the limit of each user context, and that of the kernel's rxe for a device. The table has more slots, so
+	// that a program at its limit leaves some for others, and slots are reused later.
 	maxQP = 1<<16 - minQPSlot
 )
 
