@@ -316,6 +316,7 @@ func (d *Disk) finish(why error) {
 		if r := &d.requests[tag]; r.busy {
 			d.stats.Failed++
 			r.busy = false
+			//verbena:allow nosleep the channel has room for the one result of a busy request
 			r.result <- d.end
 		}
 	}
@@ -464,6 +465,7 @@ func (d *Disk) answered(l *link, a response) error {
 	case r.req.op == opSync:
 		d.synced = max(d.synced, r.covers)
 	}
+	//verbena:allow nosleep the channel has room for the one result of a busy request
 	r.result <- a.status.err()
 	if l.oldest == int(a.tag) {
 		l.oldest = -1
