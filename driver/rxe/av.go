@@ -111,10 +111,11 @@ func (v *vector) path(d *Device, av *uapi.RXEAV) *path {
 
 // ah is an address handle.
 type ah struct {
-	dev  *Device
-	pd   *pd
-	num  uint32
-	path atomic.Pointer[path]
+	dev    *Device
+	pd     *pd
+	num    uint32
+	counts *objectCounts
+	path   atomic.Pointer[path]
 }
 
 // maxAH is RXE_MAX_AH.
@@ -127,11 +128,16 @@ func (o ops) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 	if err != nil {
 		return nil, err
 	}
+	h := &ah{dev: d, pd: domain(in), counts: d.counts(d.context(u))}
+	if err := h.counts.add(countAH); err != nil {
+		return nil, err
+	}
 	n, ok := d.ahs.reserve()
 	if !ok {
-		return nil, fmt.Errorf("%d address handles exist: %w", maxAH, syscall.ENOMEM)
+		h.counts.remove(countAH)
+		return nil, fmt.Errorf("%d address handles exist: %w", tableMax-1, syscall.ENOMEM)
 	}
-	h := &ah{dev: d, pd: domain(in), num: n}
+	h.num = n
 	h.path.Store(p)
 	d.ahs.set(n, h)
 	if u != nil {
@@ -163,5 +169,6 @@ func (h *ah) Query() (ib.AHAttr, error) { return h.path.Load().attr, nil }
 // Destroy implements ib.DriverAH.
 func (h *ah) Destroy() error {
 	h.dev.ahs.drop(h.num)
+	h.counts.remove(countAH)
 	return nil
 }

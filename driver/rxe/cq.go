@@ -45,9 +45,9 @@ func (o ops) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ
 	if err != nil {
 		return nil, err
 	}
-	if !d.cqs.add() {
+	if err := d.counts(c.ctx).add(countCQ); err != nil {
 		r.Free()
-		return nil, fmt.Errorf("%d completion queues exist: %w", d.cqs.most, syscall.ENOMEM)
+		return nil, err
 	}
 	c.ring = r
 	obj.SetEntries(r.Capacity())
@@ -280,6 +280,6 @@ func (c *cq) Destroy() error {
 	defer c.mu.Unlock()
 	c.lost = true
 	c.ring.Free()
-	c.dev.cqs.remove()
+	c.dev.counts(c.ctx).remove(countCQ)
 	return nil
 }

@@ -89,18 +89,16 @@ type Device struct {
 	groups   groups
 	atomics  atomics
 
-	pds tally
-	cqs tally
-	// limits of each user context; the tables have more room, so that a program at its limits leaves some for others
-	mostQPs, mostSRQs uint32
-	qps               table[QP] // by the low bits of the number
-	mrs               table[mr] // by key >> 8
-	mws               table[mw] // likewise
-	ahs               table[ah]
-	srqs              table[srq]      // by the low bits of the number
-	keys              *keyGenerations // of mrs and mws; the hardware's, as are the next two
-	qpKeys            *keyGenerations
-	srqKeys           *keyGenerations
+	most    [numCounted]uint32 // limits of objects, constant
+	own     objectCounts       // objects of the consumers in this process
+	qps     table[QP]          // by the low bits of the number
+	mrs     table[mr]          // by key >> 8
+	mws     table[mw]          // likewise
+	ahs     table[ah]
+	srqs    table[srq]      // by the low bits of the number
+	keys    *keyGenerations // of mrs and mws; the hardware's, as are the next two
+	qpKeys  *keyGenerations
+	srqKeys *keyGenerations
 
 	hw         *Hardware
 	stopped    atomic.Bool // the hardware carries nothing out any more
@@ -177,12 +175,14 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.obj = ib.NewDevice(cfg.Name, ops{d}, cfg.Logf)
 	d.contexts.m = map[ib.UserContext]*userContext{}
 	d.direct.Store(!hw.travels.Load())
-	d.pds.most, d.cqs.most = maxPD, maxCQ
+	for k, l := range countLimits {
+		d.most[k] = l.most
+	}
+	d.own.most = &d.most
 	d.qps.init(minQPSlot, maxQPSlot)
-	d.mostQPs, d.mostSRQs = maxQP, maxSRQ
 	d.mrs.init(1, firstMW)
 	d.mws.init(firstMW, tableMax)
-	d.ahs.init(1, maxAH+1)
+	d.ahs.init(1, tableMax)
 	d.srqs.init(1, maxQPSlot)
 	d.qps.skip(hw.numbers.qps)
 	d.mrs.skip(hw.numbers.mrs)
@@ -307,7 +307,7 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxMRSize:    ^uint64(0),
 		PageSizeCap:  0xfffff000,
 		VendorID:     vendorID,
-		MaxQP:        int(d.mostQPs),
+		MaxQP:        int(d.most[countQP]),
 		MaxQPWR:      int(d.limits.wr),
 		DeviceCapFlags: uapi.DeviceBadPKeyCntr | uapi.DeviceBadQKeyCntr | uapi.DeviceUDAVPortEnforce | uapi.DevicePortActiveEvent |
 			uapi.DeviceSysImageGUID | uapi.DeviceRCRNRNAKGen | uapi.DeviceSRQResize | ib.DeviceCapMemWindow |
@@ -315,20 +315,20 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxSendSGE:        maxSGE,
 		MaxRecvSGE:        maxSGE,
 		MaxSGERd:          maxSGE,
-		MaxCQ:             int(d.cqs.most),
+		MaxCQ:             int(d.most[countCQ]),
 		MaxCQE:            d.limits.cqe,
 		MaxMR:             maxMR,
 		MaxMW:             maxMW,
-		MaxPD:             int(d.pds.most),
+		MaxPD:             int(d.most[countPD]),
 		MaxQPRdAtom:       maxRdAtomic,
 		MaxResRdAtom:      maxRdAtomic * maxQP,
 		MaxQPInitRdAtom:   maxRdAtomic,
 		AtomicCap:         ib.AtomicHCA,
-		MaxAH:             maxAH,
+		MaxAH:             int(d.most[countAH]),
 		MaxMcastGrp:       maxMcastGrp,
 		MaxMcastQPAttach:  maxMcastQPAttach,
 		MaxTotalMcastAtch: maxTotMcastQP,
-		MaxSRQ:            int(d.mostSRQs),
+		MaxSRQ:            int(d.most[countSRQ]),
 		MaxSRQWR:          int(d.limits.wr),
 		MaxSRQSGE:         maxSGE,
 		MaxPKeys:          1,
@@ -390,8 +390,7 @@ type userContext struct {
 	dir     directory
 	atomics atomics
 	lane    lane
-	qps     tally
-	srqs    tally
+	counts  objectCounts
 }
 
 // libraryFault reports a fault of the program's library. It may not sleep.
@@ -405,7 +404,7 @@ func (c *userContext) libraryFault(fault ib.LibraryFault) {
 func (o ops) AllocUserContext(u *ib.Udata) error {
 	d := o.dev
 	c := &userContext{UserContext: u.Context}
-	c.qps.most, c.srqs.most = d.mostQPs, d.mostSRQs
+	c.counts.most = &d.most
 	if err := c.dir.open(c.shared()); err != nil {
 		return fmt.Errorf("directory of queue pairs: %w", err)
 	}

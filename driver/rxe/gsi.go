@@ -36,13 +36,6 @@ func checkGSI(d *Device, init *ib.DriverQPInit, u *ib.Udata) error {
 	return nil
 }
 
-// uncount ends the count of a queue pair in its context.
-func (qp *QP) uncount() {
-	if qp.ctx != nil {
-		qp.ctx.qps.remove()
-	}
-}
-
 // number gives a new queue pair its number, and its slot in the table.
 func number(d *Device, qp *QP) error {
 	if qp.typ == ib.QPTypeGSI {
@@ -52,12 +45,8 @@ func number(d *Device, qp *QP) error {
 		qp.num, qp.attr.Port = roce.QPNGSI, 1
 		return nil
 	}
-	if qp.ctx != nil && !qp.ctx.qps.add() {
-		return fmt.Errorf("the program has %d queue pairs: %w", qp.ctx.qps.most, syscall.ENOMEM)
-	}
 	slot, ok := d.qps.reserve()
 	if !ok {
-		qp.uncount()
 		return fmt.Errorf("%d queue pairs exist: %w", maxQPSlot-minQPSlot, syscall.ENOMEM)
 	}
 	qp.num = numberOf(d.qpKeys.take(slot, uint8(d.random())), slot)

@@ -13,22 +13,26 @@ import (
 )
 
 // pd is a protection domain. Its identity is all that matters.
-type pd struct{ dev *Device }
+type pd struct {
+	dev    *Device
+	counts *objectCounts
+}
 
 // maxPD is RXE_MAX_PD.
 const maxPD = 1 << 20
 
 // AllocPD implements ib.Driver.
-func (o ops) AllocPD(*ib.Udata) (ib.DriverPD, error) {
-	if !o.dev.pds.add() {
-		return nil, fmt.Errorf("%d protection domains exist: %w", o.dev.pds.most, syscall.ENOMEM)
+func (o ops) AllocPD(u *ib.Udata) (ib.DriverPD, error) {
+	p := &pd{dev: o.dev, counts: o.dev.counts(o.dev.context(u))}
+	if err := p.counts.add(countPD); err != nil {
+		return nil, err
 	}
-	return &pd{dev: o.dev}, nil
+	return p, nil
 }
 
 // Dealloc implements ib.DriverPD.
 func (p *pd) Dealloc() error {
-	p.dev.pds.remove()
+	p.counts.remove(countPD)
 	return nil
 }
 

@@ -18,8 +18,7 @@ const (
 	qpSlotBits = 17
 	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
 	maxQPSlot  = 1 << qpSlotBits
-	// maxQP is the limit of each user context, and that of the kernel's rxe for a device. The table has more slots, so
-	// that a program at its limit leaves some for others, and slots are reused later.
+	// maxQP is the limit of the kernel's rxe. The table has more slots: see objectCounts.
 	maxQP = 1<<16 - minQPSlot
 )
 
@@ -37,8 +36,9 @@ type QP struct {
 	num    uint32
 	typ    ib.QPType
 	pd     *pd
-	ctx    *userContext // nil for a consumer in this process
-	listed int          // index in its directory; under directory.mu
+	ctx    *userContext  // nil for a consumer in this process
+	counts *objectCounts // those of the program that has created it
+	listed int           // index in its directory; under directory.mu
 	sendCQ *cq
 	recvCQ *cq
 	sigAll bool
@@ -107,6 +107,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		dev: d, obj: obj, typ: init.Type, pd: domain(init.PD), ctx: d.context(u),
 		sigAll: init.SigAll, pathMTU: roce.MTU256,
 	}
+	qp.counts = d.counts(qp.ctx)
 	qp.sendCQ, _ = ib.As[*cq](init.SendCQ)
 	qp.recvCQ, _ = ib.As[*cq](init.RecvCQ)
 	qp.srq, _ = ib.As[*srq](init.SRQ)
@@ -142,7 +143,12 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	if err := qp.makeRings(c, u); err != nil {
 		return nil, err
 	}
+	if err := qp.counts.add(countQP); err != nil {
+		qp.freeRings()
+		return nil, err
+	}
 	if err := number(d, qp); err != nil {
+		qp.counts.remove(countQP)
 		qp.freeRings()
 		return nil, err
 	}
@@ -156,7 +162,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	if qp.ctx != nil {
 		if err := qp.ctx.dir.add(qp); err != nil {
 			d.qps.drop(slot)
-			qp.uncount()
+			qp.counts.remove(countQP)
 			qp.freeRings()
 			return nil, err
 		}
@@ -416,9 +422,7 @@ func (qp *QP) Destroy() error {
 	qp.posting.Unlock()
 	qp.sending.Unlock()
 	qp.dev.qps.drop(qp.num & (maxQPSlot - 1))
-	if qp.num != roce.QPNGSI {
-		qp.uncount()
-	}
+	qp.counts.remove(countQP)
 	return nil
 }
 

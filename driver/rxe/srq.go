@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// maxSRQ is the limit of shared receive queues. Their numbers are as those of queue pairs, but without 0.
+// maxSRQ is the limit of a program (see objectCounts). The numbers are as those of queue pairs, but without 0.
 const maxSRQ = 1<<16 - 2
 
 // srq is a shared receive queue: a ring from which queue pairs take receives, each for the message that it is about to
@@ -58,13 +58,13 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 	if s.ring, err = s.newRing(a.MaxWR); err != nil {
 		return nil, err
 	}
-	if s.ctx != nil && !s.ctx.srqs.add() {
+	if err := d.counts(s.ctx).add(countSRQ); err != nil {
 		s.ring.Free()
-		return nil, fmt.Errorf("the program has %d shared receive queues: %w", s.ctx.srqs.most, syscall.ENOMEM)
+		return nil, err
 	}
 	slot, ok := d.srqs.reserve()
 	if !ok {
-		s.uncount()
+		d.counts(s.ctx).remove(countSRQ)
 		s.ring.Free()
 		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxQPSlot-1, syscall.ENOMEM)
 	}
@@ -76,13 +76,6 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 	}
 	d.srqs.set(slot, s)
 	return s, nil
-}
-
-// uncount ends the count of a queue in its context.
-func (s *srq) uncount() {
-	if s.ctx != nil {
-		s.ctx.srqs.remove()
-	}
 }
 
 func (s *srq) newRing(entries uint32) (*ring.Ring, error) {
@@ -310,7 +303,7 @@ func (s *srq) Destroy() error {
 	s.ring.Free()
 	s.ring = nil
 	s.dev.srqs.drop(slot)
-	s.uncount()
+	s.dev.counts(s.ctx).remove(countSRQ)
 	return nil
 }
 

@@ -137,25 +137,3 @@ func (t *table[T]) drop(n uint32) {
 	}
 	t.freed = append(t.freed, n)
 }
-
-// tally counts the objects of a kind that has no table, up to a limit.
-type tally struct {
-	most uint32
-	now  atomic.Uint32
-}
-
-// add counts one more object. It returns false at the limit.
-func (t *tally) add() bool {
-	for {
-		n := t.now.Load()
-		if n >= t.most {
-			return false
-		}
-		if t.now.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-// remove counts one object less.
-func (t *tally) remove() { t.now.Add(^uint32(0)) }
