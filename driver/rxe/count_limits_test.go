@@ -8,9 +8,8 @@ import (
 	"verbena/ib"
 )
 
-// TestCountLimits tests that a program, or the consumers in this process, have as many objects of a kind as the device
-// reports, and no more, that the end of an object makes room for another one, and that a program at its limits leaves
-// objects for the others.
+// TestCountLimits tests that each program can create as many objects of a kind as the device reports, and no more. The
+// end of an object makes room for another one. Programs at their limits leave objects for other programs.
 func TestCountLimits(t *testing.T) {
 	const most = 5
 	small := ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}

@@ -83,8 +83,13 @@ func main() {
 
 // do runs the tests. It returns an error if some fail.
 func (o *options) do(out io.Writer) error {
-	if o.first == 0 {
+	switch {
+	case o.first == 0:
 		return errors.New("seed 0 does not pause")
+	case o.within > 0 && o.run == "":
+		return errors.New("-within needs -run, the test that runs the suite (ibtest.Run)")
+	case o.within > 0 && o.weak != "":
+		return errors.New("-within tests drivers, -weak tests consumers: use one of them")
 	}
 	dir, err := os.MkdirTemp("", "schedule")
 	if err != nil {
@@ -101,7 +106,7 @@ func (o *options) do(out io.Writer) error {
 	}
 	if o.within > 0 {
 		for _, p := range tested {
-			if err := o.searchPackage(out, p, dir, file); err != nil {
+			if err := o.searchDriver(out, p, dir, file); err != nil {
 				return err
 			}
 		}
@@ -115,14 +120,10 @@ func (o *options) do(out io.Writer) error {
 		o.seeds, o.first)
 	for i, p := range tested {
 		binary := filepath.Join(dir, fmt.Sprintf("%d.test", i))
-		args := []string{"test", "-c", "-overlay=" + file, "-o", binary}
-		if o.race {
-			args = append(args, "-race")
-		}
-		if text, err := exec.Command("go", append(args, p.ImportPath)...).CombinedOutput(); err != nil {
-			return fmt.Errorf("compile the tests of %s: %w\n%s", p.ImportPath, err, text)
-		}
-		if _, err := os.Stat(binary); err != nil {
+		switch found, err := compile(p, binary, file, o.race); {
+		case err != nil:
+			return err
+		case !found:
 			continue // no tests
 		}
 		if err := o.seedsOf(out, p, binary); err != nil {
@@ -131,6 +132,28 @@ func (o *options) do(out io.Writer) error {
 	}
 	return nil
 }
+
+// compile compiles the tests of a package. An empty overlay means none. It returns false if the package has no tests.
+func compile(p listed, binary, overlay string, race bool) (bool, error) {
+	args := []string{"test", "-c", "-o", binary}
+	if overlay != "" {
+		args = append(args, "-overlay="+overlay)
+	}
+	c := exec.Command("go")
+	if race {
+		args = append(args, "-race")
+		c.Env = append(os.Environ(), "CGO_ENABLED=1") // the race detector needs cgo
+	}
+	c.Args = append(append(c.Args, args...), p.ImportPath)
+	if text, err := c.CombinedOutput(); err != nil {
+		return false, fmt.Errorf("compile the tests of %s: %w\n%s", p.ImportPath, err, text)
+	}
+	_, err := os.Stat(binary)
+	return err == nil, nil
+}
+
+// noTests reports whether no test of a binary matched its pattern.
+func noTests(output []byte) bool { return bytes.Contains(output, []byte("warning: no tests to run")) }
 
 // rewrite writes the overlay to a folder. It returns the overlay file and the number of places with a pause.
 func (o *options) rewrite(dir string) (file string, places int, err error) {
@@ -208,7 +231,7 @@ func (o *options) seedsOf(out io.Writer, p listed, binary string) error {
 			out.Write(text)
 			return fmt.Errorf("%s: seed %d: %w; run it again: -seeds 1 -seed %d", p.ImportPath, seed, err, seed)
 		}
-		if bytes.Contains(text, []byte("warning: no tests to run")) {
+		if noTests(text) {
 			return fmt.Errorf("%s: no tests match", p.ImportPath)
 		}
 	}

@@ -29,10 +29,12 @@ const (
 
 // test is one run of a test binary.
 type test struct {
-	what   string
-	binary string
-	args   []string
-	seed   uint64 // of the pauses; 0: none
+	what    string
+	binary  string
+	pattern string
+	args    []string
+	pauses  uint64 // seed of the pauses; 0: none
+	seeds   int    // seeds of the group Model; 0: the run is another one
 }
 
 // search holds the state of a search.
@@ -42,26 +44,25 @@ type search struct {
 	plain, raced string // test binaries
 
 	mu     sync.Mutex
-	n      int // started runs
-	seeds  int // seeds of Model in finished runs
-	paused int // finished runs with pauses
+	n      int  // started runs
+	suite  bool // the suite has passed
+	seeds  int  // seeds of Model in finished runs
+	paused int  // finished runs with pauses
 	failed []error
 }
 
-// within searches for faults of a package until the time limit. file is the overlay with pauses.
-func (o *options) searchPackage(out io.Writer, p listed, dir, file string) error {
+// searchDriver searches for faults of a driver until the time limit. overlay adds the pauses.
+func (o *options) searchDriver(out io.Writer, p listed, dir, overlay string) error {
 	s := &search{o: o, p: p, plain: filepath.Join(dir, "plain.test"), raced: filepath.Join(dir, "raced.test")}
 	for _, b := range []struct {
-		name string
-		args []string
-	}{{s.plain, nil}, {s.raced, []string{"-race", "-overlay=" + file}}} {
-		args := append([]string{"test", "-c", "-o", b.name}, b.args...)
-		c := exec.Command("go", append(args, p.ImportPath)...)
-		if len(b.args) > 0 {
-			c.Env = append(os.Environ(), "CGO_ENABLED=1") // the race detector needs cgo
-		}
-		if text, err := c.CombinedOutput(); err != nil {
-			return fmt.Errorf("compile the tests of %s: %w\n%s", p.ImportPath, err, text)
+		binary, overlay string
+		race            bool
+	}{{s.plain, o.overlay, false}, {s.raced, overlay, true}} {
+		switch found, err := compile(p, b.binary, b.overlay, b.race); {
+		case err != nil:
+			return err
+		case !found:
+			return fmt.Errorf("%s: no tests", p.ImportPath)
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), o.within)
@@ -79,8 +80,11 @@ func (o *options) searchPackage(out io.Writer, p listed, dir, file string) error
 		})
 	}
 	wg.Wait()
-	if len(s.failed) > 0 {
+	switch {
+	case len(s.failed) > 0:
 		return errors.Join(s.failed...)
+	case !s.suite:
+		return fmt.Errorf("%s: the suite did not end within %v: use a longer -within", p.ImportPath, o.within)
 	}
 	fmt.Fprintf(out, "ok %s: the suite, %d more seeds of Model, and %d runs with pauses and the race detector in %v\n",
 		p.ImportPath, s.seeds, s.paused, o.within)
@@ -98,37 +102,47 @@ func (s *search) next() (test, bool) {
 	s.n++
 	switch {
 	case i == 0:
-		return test{what: "suite", binary: s.plain, args: []string{"-test.run=" + s.o.run}}, true
+		return test{what: "the suite", binary: s.plain, pattern: s.o.run}, true
 	case i%2 == 1:
 		seed := s.o.first + uint64(i/2)
-		return test{fmt.Sprintf("pauses of seed %d", seed), s.raced,
-			[]string{"-test.run=" + s.o.run + concurrent, "-ibtest.load=1"}, seed}, true
+		return test{what: fmt.Sprintf("pauses of seed %d", seed), binary: s.raced, pattern: s.o.run + concurrent,
+			args: []string{"-ibtest.load=1"}, pauses: seed}, true
 	}
 	first := firstBlock + (i/2-1)*blockSeeds
-	return test{what: fmt.Sprintf("seeds of Model from %d", first), binary: s.plain,
-		args: []string{"-test.run=" + s.o.run + "/^Model$", fmt.Sprintf("-ibtest.seed=%d", first),
-			fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)}}, true
+	return test{what: fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), binary: s.plain,
+		pattern: s.o.run + "/^Model$", seeds: blockSeeds,
+		args: []string{fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)}}, true
 }
 
 // run runs a test until it ends or the search does.
 func (s *search) run(ctx context.Context, out io.Writer, t test) {
-	args := append(t.args, "-test.timeout="+s.o.timeout)
+	args := append(t.args, "-test.run="+t.pattern, "-test.timeout="+s.o.timeout)
 	c := exec.CommandContext(ctx, t.binary, append(args, strings.Fields(s.o.args)...)...)
 	c.Dir = s.p.Dir
-	if c.Env = os.Environ(); t.seed != 0 {
-		c.Env = append(c.Env, fmt.Sprintf("%s=%d", seedVariable, t.seed))
+	if c.Env = os.Environ(); t.pauses != 0 {
+		c.Env = append(c.Env, fmt.Sprintf("%s=%d", seedVariable, t.pauses))
 	}
 	text, err := c.CombinedOutput()
+	if err == nil && noTests(text) {
+		err = fmt.Errorf("no test matches %q", s.o.run)
+	}
+	s.ended(t, err, ctx.Err() != nil, text, out)
+}
+
+// ended records the end of a test, which the end of the search may have killed.
+func (s *search) ended(t test, err error, killed bool, text []byte, out io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case ctx.Err() != nil: // killed
+	case err != nil && killed:
 	case err != nil:
 		out.Write(text)
 		s.failed = append(s.failed, fmt.Errorf("%s: %s: %w", s.p.ImportPath, t.what, err))
-	case t.seed != 0:
+	case t.pauses != 0:
 		s.paused++
-	case strings.Contains(t.what, "Model"):
-		s.seeds += blockSeeds
+	case t.seeds != 0:
+		s.seeds += t.seeds
+	default:
+		s.suite = true
 	}
 }
