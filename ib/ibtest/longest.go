@@ -1,0 +1,189 @@
+package ibtest
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// The longest regions and messages, in memory that has no contents.
+
+// zeros is an address space in which every read returns zeros and writes have no effect, so that regions can be large.
+type zeros struct{}
+
+func (zeros) Check(addr, length uint64, write bool) error { return nil }
+
+func (zeros) ReadV(dst [][]byte, addr uint64) error {
+	for _, b := range dst {
+		clear(b)
+	}
+	return nil
+}
+
+func (zeros) WriteV(src [][]byte, addr uint64) error { return nil }
+
+func (e *env) long(pd *ib.PD, n uint64) (*ib.MR, error) {
+	return pd.RegMR(ib.MRInit{Space: zeros{}, Addr: 1 << 20, IOVA: 1 << 20, Length: n, Access: ib.AccessLocalWrite})
+}
+
+func testRegionLimit(e *env) {
+	a := e.deviceAttr()
+	pd := e.pd()
+	const long = 1 << 32 // registration of more may take a while
+	n := min(a.MaxMRSize, long)
+	mr, err := e.long(pd, n)
+	if err != nil {
+		e.Fatalf("register %#x bytes, MaxMRSize is %#x: %v", n, a.MaxMRSize, err)
+	}
+	own(e, mr, mr.Dereg)
+	if a.MaxMRSize > 1<<48 {
+		e.Logf("MaxMRSize is %#x: not exceeded", a.MaxMRSize)
+		return
+	}
+	over, err := e.long(pd, a.MaxMRSize+1)
+	if err == nil {
+		own(e, over, over.Dereg)
+		e.Fatalf("a region of %#x bytes was registered, MaxMRSize is %#x", a.MaxMRSize+1, a.MaxMRSize)
+	}
+	e.wantErr("register more than MaxMRSize", err, syscall.EINVAL, syscall.ENOMEM)
+}
+
+func testMessageLimit(e *env) {
+	pd := e.pd()
+	most := uint64(e.port.MaxMsgSize)
+	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
+		if !e.has(kind) {
+			e.Logf("the driver has no %v queue pairs", kind)
+			continue
+		}
+		ops, most := []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead}, most
+		if kind == ib.QPTypeUD {
+			ops, most = ops[:1], uint64(e.port.ActiveMTU.Bytes())
+		} else if kind == ib.QPTypeUC {
+			ops = ops[:2]
+		}
+		if most >= 1<<32-8 || most > e.deviceAttr().MaxMRSize-8 {
+			e.Logf("the longest message of a %v queue pair is %#x bytes: not exceeded", kind, most)
+			continue
+		}
+		mr, err := e.long(pd, most+8)
+		e.must("register memory", err)
+		own(e, mr, mr.Dereg)
+		for _, op := range ops {
+			for _, n := range []uint64{most + 1, most + 8} {
+				e.tooLong(e.pair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
+			}
+		}
+		if kind == ib.QPTypeRC && longest > 0 && most <= longest {
+			for _, op := range ops {
+				began := time.Now()
+				e.longest(pd, op, uint32(most))
+				if time.Since(began) > time.Second { // a slow device
+					most = min(most, 1<<28+8)
+				}
+			}
+		}
+	}
+}
+
+// longest transfers a message of the maximum length, n bytes.
+func (e *env) longest(pd *ib.PD, op ib.WROpcode, n uint32) {
+	e.Helper()
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	var mrs [2]*ib.MR
+	to := &sink{}
+	for i, s := range []umem.Space{zeros{}, to} {
+		var err error
+		mrs[i], err = pd.RegMR(ib.MRInit{Space: s, Addr: 1 << 20, IOVA: 1 << 20, Length: uint64(n), Access: ib.AccessLocalWrite |
+			ib.AccessRemoteWrite | ib.AccessRemoteRead})
+		e.must("register memory", err)
+		own(e, mrs[i], mrs[i].Dereg)
+	}
+	local, remote := mrs[0], mrs[1]
+	wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled}
+	switch op {
+	case ib.WRSend:
+		e.postRecv(p.qps[1], ib.RecvWR{ID: 2, SGList: []ib.SGE{{Addr: 1 << 20, Length: n, LKey: remote.LKey()}}})
+	case ib.WRRDMARead:
+		local, remote = remote, local
+		fallthrough
+	default:
+		wr.RemoteAddr, wr.RKey = 1<<20, remote.RKey()
+	}
+	wr.SGList = []ib.SGE{{Addr: 1 << 20, Length: n, LKey: local.LKey()}}
+	if k, err := p.qps[0].PostSend(wr); k != 1 {
+		if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+			return
+		}
+		e.Fatalf("post opcode %d of %d bytes, MaxMsgSize: %v", op, n, err)
+	}
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	if op == ib.WRSend {
+		if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != n {
+			e.Errorf("receive of %d bytes, MaxMsgSize: got ByteLen %d", n, wc.ByteLen)
+		}
+	}
+	if got := to.n.Load(); got < uint64(n) {
+		e.Errorf("opcode %d of %d bytes, MaxMsgSize: got %d bytes stored", op, n, got)
+	}
+}
+
+// sink is memory that only counts the bytes written to it.
+type sink struct {
+	zeros
+	n atomic.Uint64
+}
+
+func (s *sink) WriteV(src [][]byte, addr uint64) error {
+	for _, b := range src {
+		s.n.Add(uint64(len(b)))
+	}
+	return nil
+}
+
+// tooLong posts a work request of n bytes, in two elements, which exceeds the maximum message length.
+func (e *env) tooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
+	e.Helper()
+	kind := p.qps[0].Type()
+	wr := p.rdma(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()},
+		{Addr: mr.Addr() + 8, Length: n - 8, LKey: mr.LKey()}}, 0)
+	if kind == ib.QPTypeUD {
+		wr = p.datagram(1, e.ah(p.pd), 0)
+		wr.SGList = []ib.SGE{{Addr: mr.Addr(), Length: n, LKey: mr.LKey()}}
+	}
+	p.recv(1, 2, 0, bufLen)
+	k, err := p.qps[0].PostSend(wr)
+	switch {
+	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS):
+		return
+	case k == 0:
+		e.wantErr(fmt.Sprintf("post opcode %d of %d bytes to a %v queue pair", op, n, kind), err, syscall.EINVAL)
+	default:
+		if wc := e.waitAny(p.cqs[0]); wc.ID != 1 || wc.Status != ib.WCLocLenErr {
+			e.Fatalf("opcode %d of %d bytes on a %v queue pair: %q, want %q", op, n, kind, wc.Status, ib.WCLocLenErr)
+		}
+	}
+	if s := p.qps[1].State(); s != ib.QPRTS {
+		e.Errorf("opcode %d of %d bytes on a %v queue pair: the receiver is in %v, want %v", op, n, kind, s, ib.QPRTS)
+	}
+	// The receive is consumed by the next message.
+	if kind == ib.QPTypeUD {
+		if p.qps[0].State() == ib.QPSQE {
+			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
+		}
+		p.post(0, p.datagram(3, e.ah(p.pd), 8))
+		e.waitOne(p.cqs[0], 3, ib.WCSuccess)
+		if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != grhLen+8 {
+			e.Errorf("%d bytes of a datagram that is too long have arrived", wc.ByteLen)
+		}
+		return
+	}
+	if c, _ := p.cqs[1].Poll(make([]ib.WC, 1)); c != 0 {
+		e.Errorf("opcode %d of %d bytes on a %v queue pair completed a receive", op, n, kind)
+	}
+}
