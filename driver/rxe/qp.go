@@ -37,7 +37,7 @@ type QP struct {
 	typ    ib.QPType
 	pd     *pd
 	ctx    *userContext  // nil for a consumer in this process
-	counts *objectCounts // those of the program that has created it
+	counts *objectCounts // see Device.counts
 	listed int           // index in its directory; under directory.mu
 	sendCQ *cq
 	recvCQ *cq
