@@ -70,10 +70,7 @@ var handlerFields = map[string][]string{
 	"CQInit":       {"Handler", "Event"},
 	"QPInitAttr":   {"Event"},
 	"SRQInitAttr":  {"Event"},
-	"SRQInit":      {"Event"},
 	"CQ":           {"handler", "event"},
-	"QP":           {"event"},
-	"SRQ":          {"event"},
 	"eventHandler": {"f"},
 }
 
@@ -83,8 +80,7 @@ var completionFields = map[string][]string{"Init": {"Failed"}}
 // handlerArgs lists functions and methods that have an argument with a function that may not sleep. The value is
 // the index of the argument. The index does not count the receiver.
 var handlerArgs = map[string]int{
-	"(*" + ibPath + ".Device).OnEvent":              0,
-	"(*" + ibPath + ".Device).RegisterEventHandler": 0,
+	"(*" + ibPath + ".Device).OnEvent": 0,
 }
 
 // hotplug lists the functions that must not be called by a callback or with a lock that a callback acquires.
