@@ -1,10 +1,14 @@
 package docs
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestStages compares the stages of `make test` with the jobs of the forge's workflow, and both with the Makefile's
@@ -27,5 +31,48 @@ func TestStages(t *testing.T) {
 		if !strings.Contains(makefile, "\n.PHONY: "+s+"\n") {
 			t.Errorf("Makefile: got no target %s, want one", s)
 		}
+	}
+}
+
+// TestStagesRepeatFailures tests that the report of scripts/stages repeats the failures of a stage, and that the script
+// does not wait for a process that a stage has left behind.
+func TestStagesRepeatFailures(t *testing.T) {
+	dir := t.TempDir()
+	fake := filepath.Join(dir, "make")
+	if err := os.WriteFile(fake, []byte(`#!/bin/sh
+case $2 in
+good) sleep 20 & echo $! >`+dir+`/pid;;
+bad) printf 'ok a\n--- FAIL: TestA\nverdict: b TestB has not ended\nmuch more\n'; exit 2;;
+esac
+`), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(root, "scripts/stages"), "good", "bad", "good")
+	cmd.Env = append(os.Environ(), "MAKE="+fake, "FAIL_FAST=")
+	out, err := os.CreateTemp(dir, "out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	began := time.Now()
+	if err := cmd.Run(); err == nil {
+		t.Error("stages with a failed stage: got success, want an error")
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("stages: took %v, want less than the process that a stage left behind", took)
+	}
+	if b, err := os.ReadFile(dir + "/pid"); err == nil {
+		exec.Command("kill", strings.TrimSpace(string(b))).Run()
+	}
+	b, err := os.ReadFile(out.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, end, _ := strings.Cut(string(b), "much more\n")
+	want := `^\nbad: --- FAIL: TestA\nbad: verdict: b TestB has not ended\n` +
+		`good +ok +0:0\d\nbad +FAILED +0:0\d\ngood +ok +0:0\d\n$`
+	if !regexp.MustCompile(want).MatchString(end) {
+		t.Errorf("end of the output: got\n%s\nwant a match for %s", end, want)
 	}
 }
