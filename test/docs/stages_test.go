@@ -42,7 +42,7 @@ func TestStagesRepeatFailures(t *testing.T) {
 	if err := os.WriteFile(fake, []byte(`#!/bin/sh
 case $2 in
 good) sleep 20 & echo $! >`+dir+`/pid;;
-bad) printf 'ok a\n--- FAIL: TestA\nverdict: b TestB has not ended\nmuch more\n'; exit 2;;
+bad) printf 'ok a\n--- FAIL: TestA\nverdict: b TestB has not ended\n\tTestB (1m2s)\nmuch more\n'; exit 2;;
 esac
 `), 0o755); err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ esac
 		t.Fatal(err)
 	}
 	_, end, _ := strings.Cut(string(b), "much more\n")
-	want := `^\nbad: --- FAIL: TestA\nbad: verdict: b TestB has not ended\n` +
+	want := `^\nbad: --- FAIL: TestA\nbad: verdict: b TestB has not ended\nbad: \tTestB \(1m2s\)\n` +
 		`good +ok +0:0\d\nbad +FAILED +0:0\d\ngood +ok +0:0\d\n$`
 	if !regexp.MustCompile(want).MatchString(end) {
 		t.Errorf("end of the output: got\n%s\nwant a match for %s", end, want)
