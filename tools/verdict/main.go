@@ -247,6 +247,10 @@ func (j *judge) faults() (list []string) {
 					add("verdict: %v has failed", n)
 				}
 			case "":
+				// The output of the last one contains the stacks if a timeout has ended the run.
+				if !j.verbose {
+					fmt.Fprint(j.out, strings.Join(j.output[n], ""))
+				}
 				add("verdict: %v has not ended", n)
 			case "pass":
 				if known && entry == n {
