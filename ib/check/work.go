@@ -178,17 +178,21 @@ func (r *request) done() {
 // polled, and the consumer may rely on that.
 func (w *work) checkSignaled(f *frame) {
 	w.mu.Lock()
-	out := slices.Clone(w.send)
+	full := len(w.send) > w.sendCap &&
+		!slices.ContainsFunc(w.send, func(r *request) bool { return r.signaled || r.end == 0 })
+	var oldest []uintptr
+	if full {
+		oldest = w.send[0].at
+	}
 	w.mu.Unlock()
-	unsignaled := !slices.ContainsFunc(out, func(r *request) bool { return r.signaled || r.end == 0 })
-	if len(out) <= w.sendCap || !unsignaled || w.sendCQ.pollers.Load() > 0 || w.o.uncertain() {
+	if !full || w.sendCQ.pollers.Load() > 0 || w.o.uncertain() {
 		return
 	}
 	w.o.k.report(Violation{
 		Rule: RuleUnsignaledOnly,
 		What: fmt.Sprintf("a send queue of %d entries was filled with unsignaled work requests only: "+
 			"no completion would make room for another", w.sendCap),
-		Stacks: []Stack{{"QP.PostSend", trace(f.entry)}, {"the oldest posted at", trace(out[0].at)},
+		Stacks: []Stack{{"QP.PostSend", trace(f.entry)}, {"the oldest posted at", trace(oldest)},
 			{"the QP made at", trace(w.o.made)}},
 	}, w.o.dev, f.entry)
 }
