@@ -20,29 +20,95 @@ var locking = []string{"Lock", "Unlock", "RLock", "RUnlock"}
 // that the place was reached, so a seed has the same effect in each run. It yields, or sleeps in a system call. The
 // system call takes real time even in a bubble of package testing/synctest, and the goroutine does not count as
 // blocked.
+//
+// scheduleLock records the order of two locks: the goroutine holds one and locks the other. If the opposite order was
+// seen before, the pause is long, which makes a deadlock of the two likely. The order alone is no fault: a third lock
+// can exclude the deadlock. A goroutine that waits for a lock for 15 seconds ends the program.
+//
+// The functions do not synchronise, because a synchronisation would hide data races from the race detector. Their
+// tables are approximate: a lost entry costs a pause.
 const pauses = `
 import (
 	"os"
+	"reflect"
 	"runtime"
 	"strconv"
-	"sync/atomic"
 	"syscall"
+	"time"
+	"unsafe"
 )
 
 var (
 	scheduleSeed, _ = strconv.ParseUint(os.Getenv("` + seedVariable + `"), 10, 64)
-	scheduleReached [%d]atomic.Uint64
+	scheduleReached [%d]uint32
+	scheduleHeld    [1 << 10]scheduleHolder   // by goroutine
+	scheduleOrders  [1 << 14]scheduleOrder    // by both locks
 )
 
-func schedulePause(place int) {
-	if scheduleSeed == 0 {
-		return
+// scheduleHolder holds the locks that a goroutine holds or waits for.
+type scheduleHolder struct {
+	goroutine uint64
+	locks     [8]uintptr
+	n         int
+	waits     uint32 // for a lock if odd
+}
+
+// scheduleOrder is an order of two locks.
+type scheduleOrder struct {
+	held, locked uintptr
+	pauses       int
+}
+
+// scheduleWaits holds the state of the watch, which compares scheduleHeld once each second.
+var scheduleWaits [len(scheduleHeld)]struct {
+	last    uint32
+	seconds int
+}
+
+func init() {
+	if scheduleSeed != 0 {
+		time.AfterFunc(time.Second, scheduleWatch) // a goroutine could be reported as a leak
 	}
-	x := scheduleSeed*0x9e3779b97f4a7c15 ^ uint64(place)<<40 ^ scheduleReached[place].Add(1)
+}
+
+// scheduleWatch ends the program if a goroutine has waited for one lock for 15 seconds.
+//
+//go:norace
+func scheduleWatch() {
+	for i := range scheduleWaits {
+		w := &scheduleWaits[i]
+		if n := scheduleHeld[i].waits; n&1 == 0 || n != w.last {
+			w.last, w.seconds = n, 0
+			continue
+		}
+		if w.seconds++; w.seconds < 15 {
+			continue
+		}
+		buf := make([]byte, 1<<20)
+		println("schedule: goroutine", scheduleHeld[i].goroutine, "has waited for a lock for 15 seconds: deadlock")
+		os.Stderr.Write(buf[:runtime.Stack(buf, true)])
+		os.Exit(2)
+	}
+	time.AfterFunc(time.Second, scheduleWatch)
+}
+
+//go:norace
+func scheduleRandom(place int) uint64 {
+	scheduleReached[place]++
+	x := scheduleSeed*0x9e3779b97f4a7c15 ^ uint64(place)<<40 ^ uint64(scheduleReached[place])
 	for range 2 {
 		x = (x ^ x>>31) * 0xbf58476d1ce4e5b9
 		x ^= x >> 29
 	}
+	return x
+}
+
+//go:norace
+func schedulePause(place int) {
+	if scheduleSeed == 0 {
+		return
+	}
+	x := scheduleRandom(place)
 	switch n := x %% 64; {
 	case n < 10:
 		for range n %% 4 {
@@ -51,6 +117,87 @@ func schedulePause(place int) {
 		runtime.Gosched()
 	case n == 63:
 		syscall.Nanosleep(&syscall.Timespec{Nsec: int64(x>>16) %% 100_000}, nil)
+	}
+}
+
+//go:norace
+func scheduleFind(held, locked uintptr) *scheduleOrder {
+	h := (uint64(held)*0x9e3779b97f4a7c15 ^ uint64(locked)) * 0xbf58476d1ce4e5b9
+	return &scheduleOrders[h>>32%%uint64(len(scheduleOrders))]
+}
+
+//go:norace
+func scheduleGoroutine() *scheduleHolder {
+	var buf [40]byte
+	n := uint64(0)
+	for _, c := range buf[len("goroutine "):runtime.Stack(buf[:], false)] {
+		if c < '0' || c > '9' {
+			break
+		}
+		n = 10*n + uint64(c-'0')
+	}
+	h := &scheduleHeld[n%%uint64(len(scheduleHeld))]
+	if h.goroutine != n {
+		h.goroutine, h.n, h.waits = n, 0, 0
+	}
+	return h
+}
+
+//go:norace
+func scheduleAddress[T any](p *T) uintptr {
+	v := reflect.ValueOf(p).Elem()
+	if v.Kind() == reflect.Interface {
+		v = v.Elem()
+	}
+	if v.Kind() == reflect.Pointer {
+		return v.Pointer()
+	}
+	return uintptr(unsafe.Pointer(p))
+}
+
+//go:norace
+func scheduleLock(place int, lock uintptr, acquire func()) {
+	if scheduleSeed == 0 {
+		acquire()
+		return
+	}
+	h := scheduleGoroutine()
+	for _, held := range h.locks[:h.n] {
+		if held == lock {
+			continue
+		}
+		if o := scheduleFind(lock, held); o.held == lock && o.locked == held && o.pauses < 50 {
+			o.pauses++
+			syscall.Nanosleep(&syscall.Timespec{Nsec: int64(scheduleRandom(place)>>16) %% 3_000_000}, nil)
+		}
+		if o := scheduleFind(held, lock); o.held != held || o.locked != lock {
+			*o = scheduleOrder{held: held, locked: lock}
+		}
+	}
+	if h.n < len(h.locks) {
+		h.locks[h.n] = lock
+		h.n++
+	}
+	g := h.goroutine
+	h.waits++
+	acquire()
+	if h.goroutine == g { // and no other goroutine has taken the entry
+		h.waits++
+	}
+}
+
+//go:norace
+func scheduleUnlock(lock uintptr) {
+	if scheduleSeed == 0 {
+		return
+	}
+	h := scheduleGoroutine()
+	for i := h.n - 1; i >= 0; i-- {
+		if h.locks[i] == lock {
+			copy(h.locks[i:h.n], h.locks[i+1:h.n])
+			h.n--
+			return
+		}
 	}
 }
 `
@@ -113,10 +260,10 @@ type rewriter struct {
 	places  []string          // file:line:column of each pause
 }
 
-// insertion is text to insert into a source.
-type insertion struct {
-	at   int
-	text string
+// replacement is new text for a part of a source.
+type replacement struct {
+	from, to int
+	text     string
 }
 
 // source returns the content of a file, which the overlay may have replaced already.
@@ -179,11 +326,19 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 	if err != nil {
 		return "", nil, err
 	}
-	var in []insertion
+	var in []replacement
 	offset := func(p token.Pos) int { return fset.Position(p).Offset }
 	pause := func(s ast.Node) (call string) {
 		places = append(places, fset.Position(s.Pos()).String())
 		return fmt.Sprintf("schedulePause(%d)", first+len(places)-1)
+	}
+	// address returns an expression for the address of the lock of a call, or "" if the lock has no plain path.
+	address := func(call *ast.CallExpr) string {
+		lock := call.Fun.(*ast.SelectorExpr).X
+		if !plain(lock) {
+			return ""
+		}
+		return fmt.Sprintf("scheduleAddress(&%s)", src[offset(lock.Pos()):offset(lock.End())])
 	}
 	around := func(list []ast.Stmt) {
 		for _, s := range list {
@@ -196,14 +351,29 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 			}
 			switch s := s.(type) {
 			case *ast.ExprStmt:
-				if call, ok := s.X.(*ast.CallExpr); ok && locks(call) {
-					in = append(in, insertion{offset(s.Pos()), pause(s) + "; "}, insertion{offset(s.End()), "; " + pause(s)})
+				call, ok := s.X.(*ast.CallExpr)
+				if !ok || !locks(call) {
+					continue
 				}
+				text, lock := string(src[offset(s.Pos()):offset(s.End())]), address(call)
+				before := pause(s)
+				switch {
+				case lock != "" && unlocks(call):
+					before += fmt.Sprintf("; scheduleUnlock(%s)", lock)
+				case lock != "":
+					text = fmt.Sprintf("scheduleLock(%d, %s, %s)", first+len(places)-1, lock, strings.TrimSuffix(text, "()"))
+				}
+				in = append(in, replacement{offset(s.Pos()), offset(s.End()), before + "; " + text + "; " + pause(s)})
 			case *ast.DeferStmt: // the last deferred call runs first
-				if locks(s.Call) {
-					in = append(in, insertion{offset(s.Pos()), "defer " + pause(s) + "; "},
-						insertion{offset(s.End()), "; defer " + pause(s)})
+				if !locks(s.Call) {
+					continue
 				}
+				text, lock := string(src[offset(s.Pos()):offset(s.End())]), address(s.Call)
+				before := "defer " + pause(s)
+				if lock != "" && unlocks(s.Call) {
+					before += fmt.Sprintf("; defer scheduleUnlock(%s)", lock)
+				}
+				in = append(in, replacement{offset(s.Pos()), offset(s.End()), before + "; " + text + "; defer " + pause(s)})
 			}
 		}
 	}
@@ -218,13 +388,13 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 		}
 		return true
 	})
-	slices.SortStableFunc(in, func(a, b insertion) int { return cmp.Compare(a.at, b.at) })
+	slices.SortFunc(in, func(a, b replacement) int { return cmp.Compare(a.from, b.from) })
 	var out strings.Builder
 	done := 0
 	for _, i := range in {
-		out.Write(src[done:i.at])
+		out.Write(src[done:i.from])
 		out.WriteString(i.text)
-		done = i.at
+		done = i.to
 	}
 	out.Write(src[done:])
 	return out.String(), places, nil
@@ -234,4 +404,23 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 func locks(call *ast.CallExpr) bool {
 	s, ok := call.Fun.(*ast.SelectorExpr)
 	return ok && len(call.Args) == 0 && slices.Contains(locking, s.Sel.Name)
+}
+
+// unlocks reports whether a locking call releases the lock.
+func unlocks(call *ast.CallExpr) bool {
+	return strings.HasSuffix(call.Fun.(*ast.SelectorExpr).Sel.Name, "Unlock")
+}
+
+// plain reports whether an expression is a variable or a path of fields, so that its address can be taken.
+func plain(x ast.Expr) bool {
+	for {
+		switch e := x.(type) {
+		case *ast.Ident:
+			return true
+		case *ast.SelectorExpr:
+			x = e.X
+		default:
+			return false
+		}
+	}
 }

@@ -20,13 +20,13 @@ func f(m *sync.Mutex, r rw, x other) {
 	m.Lock() // first
 	defer m.Unlock()
 again:
-	r.RLock()
+	r.m.RLock()
 	if x.Lock(1) || m.TryLock() {
 		goto again
 	}
 	select {
 	case <-c:
-		r.RUnlock()
+		r.of(1).RUnlock()
 	}
 	switch {
 	default:
@@ -37,20 +37,20 @@ again:
 	const want = `package p
 
 func f(m *sync.Mutex, r rw, x other) {
-	schedulePause(5); m.Lock(); schedulePause(6) // first
-	defer schedulePause(7); defer m.Unlock(); defer schedulePause(8)
+	schedulePause(5); scheduleLock(5, scheduleAddress(&m), m.Lock); schedulePause(6) // first
+	defer schedulePause(7); defer scheduleUnlock(scheduleAddress(&m)); defer m.Unlock(); defer schedulePause(8)
 again:
-	schedulePause(9); r.RLock(); schedulePause(10)
+	schedulePause(9); scheduleLock(9, scheduleAddress(&r.m), r.m.RLock); schedulePause(10)
 	if x.Lock(1) || m.TryLock() {
 		goto again
 	}
 	select {
 	case <-c:
-		schedulePause(11); r.RUnlock(); schedulePause(12)
+		schedulePause(11); r.of(1).RUnlock(); schedulePause(12)
 	}
 	switch {
 	default:
-		func() { schedulePause(13); m.Unlock(); schedulePause(14) }()
+		func() { schedulePause(13); scheduleUnlock(scheduleAddress(&m)); m.Unlock(); schedulePause(14) }()
 	}
 }
 `
@@ -100,22 +100,10 @@ func TestWeaken(t *testing.T) {
 	}
 }
 
-var defects = flag.Bool("defects", false, "compile drivers with races, which the pauses must find")
+var defects = flag.Bool("defects", false, "compile drivers with defects, which the pauses must find")
 
-// lostWakeup is a race between two locks: the missed completions are checked before the queue is armed.
-var lostWakeup = [2]string{
-	`	defer c.mu.Unlock()
-	if flags&ib.NotifyNextComp != 0 {`,
-	`	missed = flags&ib.NotifyReportMissed != 0 && c.wcs.n > 0
-	c.mu.Unlock()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if flags&ib.NotifyNextComp != 0 {`,
-}
-
-// TestFindsLostWakeup checks that the pauses expose a notification that is lost in a window of two instructions, and
-// report nothing without the defect.
-func TestFindsLostWakeup(t *testing.T) {
+// TestFindsDefects checks that the pauses expose defects of the driver loopback, and report nothing without them.
+func TestFindsDefects(t *testing.T) {
 	if !*defects {
 		return // make soak-schedules
 	}
@@ -127,38 +115,62 @@ func TestFindsLostWakeup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(b)
-	const answer = "return flags&ib.NotifyReportMissed != 0 && c.wcs.n > 0, nil"
-	if strings.Count(text, lostWakeup[0]) != 1 || strings.Count(text, answer) != 1 {
-		t.Fatal("the driver has changed: adapt the defect")
-	}
-	text = strings.Replace(strings.Replace(text, lostWakeup[0], lostWakeup[1], 1), answer, "return missed, nil", 1)
-	dir := t.TempDir()
-	file := filepath.Join(dir, "cq.go")
-	list, err := json.Marshal(map[string]any{"Replace": map[string]string{source: file}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	overlay := filepath.Join(dir, "overlay.json")
-	for name, b := range map[string][]byte{file: []byte(text), overlay: list} {
-		if err := os.WriteFile(name, b, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	run := func(overlay string, seeds int) (string, error) {
-		var out bytes.Buffer
-		o := options{seeds: seeds, first: 1, count: 1, run: "TestContract/^Callback$/^ArmedElsewhere$", timeout: "1m",
-			overlay: overlay,
-			tests:   []string{"verbena/driver/loopback"}}
-		err := o.do(&out)
-		return out.String(), err
-	}
-	if out, err := run("", 2); err != nil {
-		t.Errorf("the driver without the defect: %v\n%s", err, out)
-	}
-	if out, err := run(overlay, 10); err == nil || !strings.Contains(out, "was not reported as missed") {
-		t.Errorf("the driver with the defect: %v\n%s", err, out)
-	} else {
-		t.Log(err)
+	for _, c := range []struct {
+		name  string
+		edits []string // pairs of old and new text
+		run   string
+		says  string
+	}{
+		// The missed completions are checked before the queue is armed. The window is two instructions.
+		{"lost wake-up", []string{
+			"	defer c.mu.Unlock()\n	if flags&ib.NotifyNextComp != 0 {",
+			"	missed = flags&ib.NotifyReportMissed != 0 && c.wcs.n > 0\n	c.mu.Unlock()\n	c.mu.Lock()\n" +
+				"	defer c.mu.Unlock()\n	if flags&ib.NotifyNextComp != 0 {",
+			"return flags&ib.NotifyReportMissed != 0 && c.wcs.n > 0, nil", "return missed, nil",
+		}, "TestContract/^Callback$/^ArmedElsewhere$", "was not reported as missed"},
+		// A poll locks the queue and then, only for a failed request, the device. A post locks them in the other order.
+		{"two locks in both orders", []string{
+			"type CQ struct {", "type CQ struct {\n	dev *Device",
+			"return &CQ{obj", "return &CQ{dev: d, obj",
+			"		wc[n] = *c.wcs.pop()\n", "		wc[n] = *c.wcs.pop()\n		if wc[n].Status != ib.WCSuccess {\n" +
+				"			c.dev.mu.Lock()\n			_ = c.dev.qps[wc[n].QPNum]\n			c.dev.mu.Unlock()\n		}\n",
+		}, "TestContract/^Load$/^EveryMethodAgainstEvery$", "waited for a lock for 15 seconds"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			text := string(b)
+			for i := 0; i < len(c.edits); i += 2 {
+				if strings.Count(text, c.edits[i]) != 1 {
+					t.Fatalf("the driver has no text %q: adapt the defect", c.edits[i])
+				}
+				text = strings.Replace(text, c.edits[i], c.edits[i+1], 1)
+			}
+			dir := t.TempDir()
+			file := filepath.Join(dir, "cq.go")
+			list, err := json.Marshal(map[string]any{"Replace": map[string]string{source: file}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			overlay := filepath.Join(dir, "overlay.json")
+			for name, b := range map[string][]byte{file: []byte(text), overlay: list} {
+				if err := os.WriteFile(name, b, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			run := func(overlay string, seeds int) (string, error) {
+				var out bytes.Buffer
+				o := options{seeds: seeds, first: 1, count: 1, run: c.run, timeout: "1m", overlay: overlay,
+					tests: []string{"verbena/driver/loopback"}}
+				err := o.do(&out)
+				return out.String(), err
+			}
+			if out, err := run("", 2); err != nil {
+				t.Errorf("the driver without the defect: %v\n%s", err, out)
+			}
+			if out, err := run(overlay, 10); err == nil || !strings.Contains(out, c.says) {
+				t.Errorf("the driver with the defect: %v\n%s", err, out)
+			} else {
+				t.Log(err)
+			}
+		})
 	}
 }
