@@ -105,8 +105,8 @@ func (c *Core) Register(h *DeviceHandle) error {
 // the same result. Unregister may sleep, and must not be called from Add, Remove or a callback. (ib_unregister_device)
 func (c *Core) Unregister(h *DeviceHandle) error { return c.unregisterIn(context.Background(), h) }
 
-// UnregisterContext is Unregister with a limit for the wait. When ctx ends, unregistration continues, and another call
-// can join it. UnregisterContext may sleep.
+// UnregisterContext is Unregister with a limit for the wait. When ctx ends, unregistration continues. The next call
+// waits for its end and returns the result. UnregisterContext may sleep.
 func (c *Core) UnregisterContext(ctx context.Context, h *DeviceHandle) error {
 	return c.unregisterIn(ctx, h)
 }
@@ -119,12 +119,9 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 		return fmt.Errorf("unregister device %s: called from a callback that it would wait for: %w", d.name, err)
 	}
 	c.lock()
-	if e := d.going; e != nil && !e.over() {
+	if e := d.going; e != nil && (!e.over() || e.abandoned) {
 		c.mu.Unlock()
-		if err := e.wait(ctx); err != nil && !e.over() {
-			return fmt.Errorf("unregister device %s: %w", d.name, err)
-		}
-		return e.err
+		return c.awaitDevice(ctx, d, e)
 	}
 	if !slices.Contains(c.devices, d) {
 		c.mu.Unlock()
@@ -144,7 +141,16 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 		defer in.leave()
 		e.err = c.detachAndUnregister(d)
 	}()
-	if err := e.wait(ctx); err != nil && !e.over() {
+	return c.awaitDevice(ctx, d, e)
+}
+
+// awaitDevice waits for the end of an unregistration. If ctx ends first, the next call of unregisterIn returns the
+// result.
+func (c *Core) awaitDevice(ctx context.Context, d *Device, e *ending) error {
+	err := e.wait(ctx)
+	c.lock()
+	defer c.mu.Unlock()
+	if e.abandoned = !e.over(); e.abandoned {
 		return fmt.Errorf("unregister device %s: %w", d.name, err)
 	}
 	return e.err

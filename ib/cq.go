@@ -166,16 +166,12 @@ func (cq *CQ) Moderate(count int, period time.Duration) error {
 // sleep. (ib_destroy_cq)
 func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue then rejects all
-// calls except another Destroy, which joins the destruction. DestroyContext may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues, and the queue rejects all
+// other calls. The next Destroy waits for the end of the destruction and returns the result. DestroyContext may sleep.
 func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
 
 func (cq *CQ) destroyIn(ctx context.Context) error {
-	f, err := cq.enterDestroy("CQ.Destroy")
-	defer f.leave()
-	if err == nil {
-		err = cq.end(ctx, "CQ.Destroy", cq.destroy, func() {})
-	}
+	err := cq.endObject(ctx, "CQ.Destroy", cq.destroy, func() {})
 	if err != nil {
 		return fmt.Errorf("destroy cq on %s: %w", cq.dev.name, err)
 	}

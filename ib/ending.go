@@ -15,6 +15,9 @@ import (
 type ending struct {
 	done chan struct{}
 	err  error // valid when done is closed
+	// abandoned is set if the caller has returned before the end, because its context ended. The next call then returns
+	// the result, also after the end. The owner's lock guards abandoned.
+	abandoned bool
 }
 
 var errUnfinished = errors.New("the call did not return")
@@ -66,6 +69,19 @@ func (o *object) live() error {
 	return nil
 }
 
+// endObject destroys the object like end, or joins a destruction that an earlier call has abandoned.
+func (o *object) endObject(ctx context.Context, what string, destroy func() error, after func()) error {
+	if err, joined := o.rejoin(ctx, what); joined {
+		return err
+	}
+	f, err := o.enterDestroy(what)
+	defer f.leave()
+	if err != nil {
+		return err
+	}
+	return o.end(ctx, what, destroy, after)
+}
+
 // end destroys the object if no other object uses it, or joins a destruction in progress. destroy is the driver's
 // method and may fail. after runs if destroy has succeeded. ctx limits only the wait.
 func (o *object) end(ctx context.Context, what string, destroy func() error, after func()) error {
@@ -75,7 +91,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 		o.ends.Unlock()
 		switch {
 		case n == states.ObjectEnding && e != nil:
-			return e.wait(ctx)
+			return o.await(ctx, e)
 		case !n.Alive():
 			return syscall.EINVAL
 		}
@@ -87,8 +103,10 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 	run := func() error {
 		defer func() {
 			o.ends.Lock()
-			o.ending = nil
-			o.ends.Unlock()
+			defer o.ends.Unlock()
+			if !e.abandoned || e.err != nil {
+				o.ending = nil
+			}
 			close(e.done)
 		}()
 		if e.err = o.finish(destroy()); e.err == nil {
@@ -103,7 +121,39 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 		defer o.enterSleeping(what).leave()
 		_ = run()
 	}()
-	return e.wait(ctx)
+	return o.await(ctx, e)
+}
+
+// await waits for the end of a destruction. If ctx ends first, a further call of rejoin returns the result.
+func (o *object) await(ctx context.Context, e *ending) error {
+	err := e.wait(ctx)
+	o.ends.Lock()
+	defer o.ends.Unlock()
+	if e.over() {
+		return e.err
+	}
+	e.abandoned = true
+	return err
+}
+
+// rejoin waits for a destruction whose caller has returned before the end. It returns false if there is none, or if
+// another call has returned the result.
+func (o *object) rejoin(ctx context.Context, what string) (err error, ok bool) {
+	o.ends.Lock()
+	e := o.ending
+	ok = e != nil && e.abandoned
+	o.ends.Unlock()
+	if !ok {
+		return nil, false
+	}
+	defer o.dev.enterSleeping(what).leave() // the object may be destroyed already
+	err = o.await(ctx, e)
+	o.ends.Lock()
+	defer o.ends.Unlock()
+	if o.ending == e && e.over() {
+		o.ending = nil
+	}
+	return err, true
 }
 
 // kill is end for callers that may not sleep. A second call fails and does not join the first one.

@@ -118,6 +118,7 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	}
 	release(nil)
 	must(t, <-joined)
+	must(t, plain()) // the result that the call with a context did not wait for
 	wantErr(t, "once more", plain(), syscall.EINVAL)
 	b.drv.fail = nil
 	switch kind { // the other objects are destroyed first
@@ -187,6 +188,21 @@ func TestUnregisterContext(t *testing.T) {
 		if s := b.dev.State(); s != DeviceGone {
 			t.Errorf("state: got %v, want %v", s, DeviceGone)
 		}
+		wantErr(t, "once more", b.core.Unregister(&b.dev.handle), syscall.ENODEV)
+
+		// The first call after the end of an abandoned unregistration returns its result.
+		b = newBench(t, nil, nil, nil)
+		must(t, errors.Join(b.qp.Destroy(), b.cq.Destroy(), b.pd.Dealloc()))
+		slow := &Client{Name: "slow", Add: func(*Device) (any, error) { return nil, nil },
+			Remove: func(*Device, any) { time.Sleep(time.Second) }}
+		must(t, b.core.RegisterClient(slow))
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := b.core.UnregisterContext(ended, &b.dev.handle); !errors.Is(err, context.Canceled) {
+			t.Errorf("Unregister with an ended context: got %v, want %v", err, context.Canceled)
+		}
+		time.Sleep(2 * time.Second)
+		must(t, b.core.Unregister(&b.dev.handle))
 		wantErr(t, "once more", b.core.Unregister(&b.dev.handle), syscall.ENODEV)
 	})
 }

@@ -93,11 +93,7 @@ func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
 func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
 
 func (mw *MW) destroyIn(ctx context.Context) error {
-	f, err := mw.enterDestroy("MW.Dealloc")
-	defer f.leave()
-	if err == nil {
-		err = mw.end(ctx, "MW.Dealloc", mw.drv.Dealloc, func() { mw.pd.put() })
-	}
+	err := mw.endObject(ctx, "MW.Dealloc", mw.drv.Dealloc, func() { mw.pd.put() })
 	if err != nil {
 		return fmt.Errorf("dealloc mw on %s: %w", mw.dev.name, err)
 	}

@@ -51,11 +51,7 @@ func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
 func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
 
 func (pd *PD) destroyIn(ctx context.Context) error {
-	f, err := pd.enterDestroy("PD.Dealloc")
-	defer f.leave()
-	if err == nil {
-		err = pd.end(ctx, "PD.Dealloc", pd.drv.Dealloc, func() {})
-	}
+	err := pd.endObject(ctx, "PD.Dealloc", pd.drv.Dealloc, func() {})
 	if err != nil {
 		return fmt.Errorf("dealloc pd on %s: %w", pd.dev.name, err)
 	}
@@ -228,11 +224,7 @@ func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
 func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
 
 func (mr *MR) destroyIn(ctx context.Context) error {
-	f, err := mr.enterDestroy("MR.Dereg")
-	defer f.leave()
-	if err == nil {
-		err = mr.end(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
-	}
+	err := mr.endObject(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
 	if err != nil {
 		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
 	}

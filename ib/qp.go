@@ -252,19 +252,16 @@ func (qp *QP) callEvent(e EventType) {
 // sleep. (ib_destroy_qp)
 func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue pair then
-// rejects all calls except another Destroy, which joins the destruction. DestroyContext may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues, and the queue pair rejects
+// all other calls. The next Destroy waits for the end of the destruction and returns the result. DestroyContext may
+// sleep.
 func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
 
 func (qp *QP) destroyIn(ctx context.Context) error {
-	f, err := qp.enterDestroy("QP.Destroy")
-	defer f.leave()
-	if err == nil {
-		err = qp.end(ctx, "QP.Destroy", qp.destroy, func() {
-			qp.gid.Swap(nil).put()
-			putAll(qp.refersTo())
-		})
-	}
+	err := qp.endObject(ctx, "QP.Destroy", qp.destroy, func() {
+		qp.gid.Swap(nil).put()
+		putAll(qp.refersTo())
+	})
 	if err != nil {
 		return fmt.Errorf("destroy qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}

@@ -187,16 +187,12 @@ func (srq *SRQ) callEvent(e EventType) {
 // may sleep. (ib_destroy_srq)
 func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue then rejects all
-// calls except another Destroy, which joins the destruction. DestroyContext may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues, and the queue rejects all
+// other calls. The next Destroy waits for the end of the destruction and returns the result. DestroyContext may sleep.
 func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
 
 func (srq *SRQ) destroyIn(ctx context.Context) error {
-	f, err := srq.enterDestroy("SRQ.Destroy")
-	defer f.leave()
-	if err == nil {
-		err = srq.end(ctx, "SRQ.Destroy", srq.destroy, func() { putAll(srq.refersTo()) })
-	}
+	err := srq.endObject(ctx, "SRQ.Destroy", srq.destroy, func() { putAll(srq.refersTo()) })
 	if err != nil {
 		return fmt.Errorf("destroy srq %d on %s: %w", srq.num, srq.dev.name, err)
 	}

@@ -52,11 +52,7 @@ func (x *XRCD) Dealloc() error { return x.destroyIn(context.Background()) }
 func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyIn(ctx) }
 
 func (x *XRCD) destroyIn(ctx context.Context) error {
-	f, err := x.enterDestroy("XRCD.Dealloc")
-	defer f.leave()
-	if err == nil {
-		err = x.end(ctx, "XRCD.Dealloc", x.drv.Dealloc, func() {})
-	}
+	err := x.endObject(ctx, "XRCD.Dealloc", x.drv.Dealloc, func() {})
 	if err != nil {
 		return fmt.Errorf("dealloc xrcd on %s: %w", x.dev.name, err)
 	}

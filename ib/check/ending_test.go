@@ -3,6 +3,7 @@ package check_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -14,7 +15,7 @@ import (
 )
 
 // TestCheckDestroyGoesOn checks that a destruction may block in the driver: there is no violation when the context of
-// its caller ends and a second call joins the destruction.
+// its caller ends and a second call joins the destruction, or comes after its end.
 func TestCheckDestroyGoesOn(t *testing.T) {
 	type destroyer interface {
 		DestroyContext(context.Context) error
@@ -23,9 +24,12 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 	for name, c := range map[string]struct {
 		method ibfake.Method
 		of     func(b *bench) destroyer
+		late   bool // the second call comes after the end
 	}{
-		"CQ": {ibfake.DestroyCQ, func(b *bench) destroyer { must(t, b.qp.Destroy()); return b.cq }},
-		"QP": {ibfake.DestroyQP, func(b *bench) destroyer { return b.qp }},
+		"CQ":       {ibfake.DestroyCQ, func(b *bench) destroyer { must(t, b.qp.Destroy()); return b.cq }, false},
+		"QP":       {ibfake.DestroyQP, func(b *bench) destroyer { return b.qp }, false},
+		"CQ, late": {ibfake.DestroyCQ, func(b *bench) destroyer { must(t, b.qp.Destroy()); return b.cq }, true},
+		"QP, late": {ibfake.DestroyQP, func(b *bench) destroyer { return b.qp }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -38,17 +42,23 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 					t.Errorf("DestroyContext with a blocked driver: got %v, want %v", err, context.DeadlineExceeded)
 				}
 				<-entered
-				joined := make(chan error)
-				go func() { joined <- x.Destroy() }()
-				synctest.Wait()
-				release()
-				must(t, <-joined)
+				if c.late {
+					release()
+					synctest.Wait()
+					must(t, x.Destroy())
+				} else {
+					joined := make(chan error)
+					go func() { joined <- x.Destroy() }()
+					synctest.Wait()
+					release()
+					must(t, <-joined)
+				}
 				w.expect(t)
 				if err := x.Destroy(); !errors.Is(err, syscall.EINVAL) {
 					t.Errorf("second Destroy: got %v, want %v", err, syscall.EINVAL)
 				}
 				w.expect(t, check.RuleUseAfterDestroy)
-				if name == "QP" {
+				if strings.HasPrefix(name, "QP") {
 					must(t, b.cq.Destroy())
 				}
 				must(t, errors.Join(b.pd.Dealloc(), b.core.Unregister(b.handle)))
