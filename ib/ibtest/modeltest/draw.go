@@ -20,10 +20,16 @@ type drawer struct {
 	seen uint64 // highest ID seen
 	plan plan
 
-	known  map[model.ID]uint32 // rkeys of regions and windows
-	former map[model.ID]uint32 // their former keys
+	known  map[keyOf]uint32    // keys of regions and windows
+	former map[keyOf]uint32    // their former keys
 	ranges map[model.ID]uint64 // the greatest lengths of regions so far
 	resets int                 // resets of the runner so far
+}
+
+// keyOf names a key: the lkey or rkey of a region, or the key of a window.
+type keyOf struct {
+	id    model.ID
+	local bool
 }
 
 // plan holds the properties of the calls of a run.
@@ -51,13 +57,14 @@ const (
 	onMemory         // windows and fast registrations
 	onQueues         // capacity, notification, shared receive queues
 	onStates
-	onExtended // XRC
+	onExtended  // XRC
+	onDatagrams // groups
 	numFocuses
 )
 
 func newDrawer(x *runner, seed uint64, steps int) *drawer {
 	d := &drawer{Rand: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), x: x,
-		known: map[model.ID]uint32{}, former: map[model.ID]uint32{}, ranges: map[model.ID]uint64{}}
+		known: map[keyOf]uint32{}, former: map[keyOf]uint32{}, ranges: map[model.ID]uint64{}}
 	d.plan = plan{
 		steps: steps, large: d.one(6), errors: d.one(8) && !x.episodes, resets: d.one(3) && x.Reset != nil && !x.Shared &&
 			!x.episodes, wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
@@ -101,18 +108,19 @@ func (d *drawer) bad() bool { return d.one(d.plan.wrong) }
 
 // learn records changed keys and lengths.
 func (d *drawer) learn() {
-	note := func(id model.ID, key uint32) {
-		if was, ok := d.known[id]; ok && was != key {
-			d.former[id] = was
+	note := func(of keyOf, key uint32) {
+		if was, ok := d.known[of]; ok && was != key {
+			d.former[of] = was
 		}
-		d.known[id] = key
+		d.known[of] = key
 	}
 	for id, r := range d.x.m.Regions {
-		note(id, r.RKey)
+		note(keyOf{id, true}, r.LKey)
+		note(keyOf{id, false}, r.RKey)
 		d.ranges[id] = max(d.ranges[id], r.Len)
 	}
 	for id, w := range d.x.m.Windows {
-		note(id, w.RKey)
+		note(keyOf{id, false}, w.RKey)
 	}
 }
 
@@ -202,12 +210,19 @@ func (d *drawer) prepare() {
 	extended := d.plan.focus == onExtended && d.x.attr.MaxSRQ > 0 && len(supported(d.x.Abilities,
 		[]ib.QPType{ib.QPTypeXRCInit}, ib.QPType.String)) > 0
 	if !extended || d.one(4) {
-		for range 1 + d.IntN(2) {
+		n := 1 + d.IntN(2)
+		if d.plan.focus == onDatagrams {
+			n++
+		}
+		for range n {
 			d.pair(pds[0], cqs, srq)
 		}
 	}
 	if extended || d.x.attr.MaxSRQ > 0 && d.one(4) && (!d.x.episodes || d.one(2)) {
 		d.extended(pds, cqs)
+	}
+	if d.plan.focus == onDatagrams {
+		d.groups(pds[0])
 	}
 	if d.plan.focus != onMemory {
 		return
@@ -225,6 +240,18 @@ func (d *drawer) prepare() {
 		} else {
 			d.plan1(allocMR{d.id(), pds[0], 1 + d.IntN(64)})
 		}
+	}
+}
+
+// groups plans members of multicast groups, and address handles of the groups.
+func (d *drawer) groups(pd model.ID) {
+	for _, c := range slices.Clone(d.todo) {
+		if c, ok := c.(createQP); ok && c.kind == ib.QPTypeUD {
+			d.plan1(attachMcast{c.id, 1 + d.IntN(numGroups), false})
+		}
+	}
+	for g := range numGroups {
+		d.plan1(createAH{id: d.id(), pd: pd, hops: 64, group: 1 + g})
 	}
 }
 
@@ -300,6 +327,9 @@ func (d *drawer) pair(pd model.ID, cqs []model.ID, srq model.ID) {
 	types := []ib.QPType{ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeUD, ib.QPTypeUC}
 	if d.x.Lossy || !d.x.Virtual { // there is no sign when an unreliable message has arrived or is lost
 		types = types[:3]
+	}
+	if d.plan.focus == onDatagrams && len(types) > 3 && !d.one(4) {
+		types = []ib.QPType{ib.QPTypeUD}
 	}
 	kind := pick(d, supported(d.x.Abilities, types, ib.QPType.String))
 	a, b := d.id(), d.id()
@@ -520,19 +550,19 @@ type weighted struct {
 
 // actions returns all actions except posting sends, in the order in which they are tried.
 func (d *drawer) actions() [numActions]weighted {
-	queues, memory, states := []focus{onQueues}, []focus{onMemory}, []focus{onStates}
+	queues, memory, states, datagrams := []focus{onQueues}, []focus{onMemory}, []focus{onStates}, []focus{onDatagrams}
 	return [numActions]weighted{
 		stepping:       {100, nil, d.steps},
 		modifying:      {25, states, d.modifies},
 		changingMemory: {30, memory, d.memory},
 		making:         {30, nil, d.makes},
 		failing:        {6, states, d.fails},
-		arming:         {20, queues, d.arms},
+		arming:         {20, append(datagrams, onQueues), d.arms},
 		polling:        {15, queues, d.polls},
 		modifyingSRQs:  {8, queues, d.sharedQueues},
 		resizing:       {6, queues, d.resizes},
 		moderating:     {10, queues, d.moderates},
-		joining:        {40, nil, d.joins},
+		joining:        {40, datagrams, d.joins},
 		storing:        {30, nil, d.stores},
 		ending:         {7, []focus{onStates, onMemory, onExtended}, d.ends},
 		querying:       {15, nil, d.queries},
@@ -554,8 +584,8 @@ func (d *drawer) qp() *model.QP {
 		qps = ready
 	}
 	// Queue pairs of the other types do not fail, so they would get most of the requests.
-	if list := slices.DeleteFunc(slices.Clone(qps),
-		func(q *model.QP) bool { return !acknowledged(q.Type) }); len(list) > 0 && !d.x.episodes && d.one(2) {
+	if list := slices.DeleteFunc(slices.Clone(qps), func(q *model.QP) bool { return !acknowledged(q.Type) }); len(list) > 0 &&
+		!d.x.episodes && d.plan.focus != onDatagrams && d.one(2) {
 		qps = list
 	}
 	return pick(d, qps)

@@ -97,6 +97,9 @@ func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong b
 	if was := d.ranges[e.mr]; was > r.Len && n > 0 && d.one(6) { // partly in its former range only
 		e.off = r.Len - n + 1 + d.Uint64N(was-r.Len)
 	}
+	if n > 0 {
+		e.xor = d.stale(keyOf{e.mr, true}, 8)
+	}
 	if wrong && d.one(2) {
 		switch d.IntN(4) {
 		case 0:
@@ -110,6 +113,14 @@ func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong b
 		}
 	}
 	return e
+}
+
+// stale returns the difference between a key and its former value, for one request in n, or 0.
+func (d *drawer) stale(key keyOf, n int) uint32 {
+	if f, ok := d.former[key]; ok && d.one(n) {
+		return f ^ d.known[key]
+	}
+	return 0
 }
 
 // target draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC request.
@@ -154,9 +165,7 @@ func (d *drawer) target(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags
 			}
 		}
 	}
-	if f, ok := d.former[t.key]; ok && d.one(4) { // its former key
-		t.xor = f ^ d.known[t.key]
-	}
+	t.xor = d.stale(keyOf{t.key, false}, 4)
 	if was := d.ranges[t.key]; was > length && n > 0 && n <= length && d.one(6) { // partly in its former range only
 		t.off = length - n + 1 + d.Uint64N(was-length)
 	}
