@@ -49,11 +49,17 @@ func (e *env) attributes(dev ib.DeviceAttr) []attribute {
 			rights = append(rights, r|ib.AccessRemoteAtomic)
 		}
 	}
+	keys := []uint16{0} // indices of P_Keys; others are empty
+	for i := 1; i < min(e.port.PKeyTableLen, 1<<16); i++ {
+		if k, err := e.dev.QueryPKey(1, i); err == nil && k != 0 {
+			keys = append(keys, uint16(i))
+		}
+	}
 	power := func(r *rand.Rand, most int) uint8 { return 1 << r.IntN(bits.Len8(uint8(max(1, min(most, 255))))) }
 	return []attribute{
 		{"P_Key index", ib.QPAttrPKeyIndex, func(a *ib.QPAttr,
 			r *rand.Rand) {
-			a.PKeyIndex = uint16(r.IntN(max(1, e.port.PKeyTableLen)))
+			a.PKeyIndex = keys[r.IntN(len(keys))]
 		},
 			func(a *ib.QPAttr) any { return a.PKeyIndex }},
 		{"port", ib.QPAttrPort, func(a *ib.QPAttr, r *rand.Rand) { a.Port = 1 }, func(a *ib.QPAttr) any { return a.Port }},

@@ -260,8 +260,15 @@ func testMissedReport(e *env) {
 	for range 10 {
 		var calls atomic.Int32
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-		if missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed); missed || err != nil {
-			e.Fatalf("an empty queue reports missed completions: %v, %v", missed, err)
+		for again := false; ; again = true {
+			missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed)
+			e.must("request notify", err)
+			if !missed {
+				break
+			}
+			if again {
+				e.Fatalf("an empty queue reports missed completions twice, want at most once")
+			}
 		}
 		for id := range 2 {
 			p.recv(1, uint64(id), 0, 8)

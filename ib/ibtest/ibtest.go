@@ -34,6 +34,7 @@ type config struct {
 	newSeeded func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
 	packages  *packages
 	groups    []string // groups of checks; nil: all
+	abilities *abilities
 }
 
 // Bubble tells the suite that the driver works in a bubble of package testing/synctest: its threads end when its device
@@ -71,7 +72,7 @@ func Groups(names ...string) Option { return func(c *config) { c.groups = names 
 func newConfig(newDevice NewDevice, opts []Option) config {
 	c := config{
 		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
-		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &packages{},
+		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &packages{}, abilities: &abilities{known: map[ability]bool{}},
 	}
 	if testing.Short() {
 		c.load = 1

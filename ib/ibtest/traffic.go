@@ -2,6 +2,7 @@ package ibtest
 
 import (
 	"errors"
+	"sync"
 	"syscall"
 
 	"verbena/ib"
@@ -18,6 +19,59 @@ type traffic struct {
 // lacks reports whether an error means that the driver lacks a feature.
 func lacks(err error) bool {
 	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS)
+}
+
+// ability is an operation of queue pairs of a type.
+type ability struct {
+	kind ib.QPType
+	op   ib.WROpcode
+}
+
+// abilities holds the operations that were tried.
+type abilities struct {
+	sync.Mutex
+	known map[ability]bool
+}
+
+// able reports whether the driver supports an operation. It tries the operation once, on queue pairs of its own.
+func (e *env) able(kind ib.QPType, op ib.WROpcode) bool {
+	e.Helper()
+	e.cfg.abilities.Lock()
+	able, ok := e.cfg.abilities.known[ability{kind, op}]
+	e.cfg.abilities.Unlock()
+	if ok {
+		return able
+	}
+	p := e.pair(pairConfig{kind: kind})
+	switch op { // the operations of pair.operations
+	case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead, ib.WRAtomicFetchAdd,
+		ib.WRAtomicCmpAndSwp, ib.WRAtomicWrite:
+	default:
+		able = true
+	}
+	for _, o := range p.operations() {
+		if o.wr.Opcode != op {
+			continue
+		}
+		if o.receives {
+			p.recv(1, 1, 0, bufLen)
+		}
+		if able = p.tried(o.what, 0, o.wr); able {
+			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+		} else {
+			e.Logf("the driver has no %s", o.what)
+		}
+	}
+	e.cfg.abilities.Lock()
+	defer e.cfg.abilities.Unlock()
+	e.cfg.abilities.known[ability{kind, op}] = able
+	return able
+}
+
+// unable reports whether a post failed because the driver lacks the operation.
+func (p *pair) unable(op ib.WROpcode, err error) bool {
+	p.e.Helper()
+	return lacks(err) && !p.e.able(p.qps[0].Type(), op)
 }
 
 // traffic selects the kind of message that the driver supports.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -103,6 +104,36 @@ func numberedKinds(dev *ib.Device, pd *ib.PD, cq *ib.CQ, memory ib.MRInit) []num
 	}
 }
 
+// otherKinds returns the kinds of objects without a number, which is 0.
+func (e *env) otherKinds(pd *ib.PD) []numberedKind {
+	address := e.address()
+	return []numberedKind{
+		{"address handle", func() (numbered, error) {
+			ah, err := pd.CreateAH(&address)
+			return numbered{0, func() error { return ah.Destroy() }}, err
+		}},
+		{"protection domain", func() (numbered, error) {
+			pd, err := e.dev.AllocPD()
+			return numbered{0, func() error { return pd.Dealloc() }}, err
+		}},
+		{"completion queue", func() (numbered, error) {
+			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 1})
+			return numbered{0, func() error { return cq.Destroy() }}, err
+		}},
+		{"shared receive queue", func() (numbered, error) {
+			s, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
+			return numbered{0, func() error { return s.Destroy() }}, err
+		}},
+		{"XRC domain", func() (numbered, error) {
+			x, err := e.dev.AllocXRCD()
+			return numbered{0, func() error { return x.Dealloc() }}, err
+		}},
+	}
+}
+
+// otherObjects is the number of objects without a number that are created and destroyed to find lost memory.
+const otherObjects = 1 << 15
+
 const (
 	// keptBytes is the average memory per destroyed object that a driver may keep.
 	keptBytes = 32
@@ -114,7 +145,17 @@ const (
 func testNumbersWrap(e *env) {
 	pd, cq := e.pd(), e.cq(8, nil)
 	_, addr := e.memory(64)
-	for _, k := range numberedKinds(e.dev, pd, cq, ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: allAccess}) {
+	numbers := numberedKinds(e.dev, pd, cq, ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: allAccess})
+	for i, k := range append(slices.Clone(numbers), e.otherKinds(pd)...) {
+		wraps := e.wraps
+		if i >= len(numbers) {
+			wraps = func(next func(int)) int {
+				for i := range otherObjects {
+					next(i)
+				}
+				return otherObjects
+			}
+		}
 		kept := map[uint32]bool{}
 		var all []numbered
 		for range 3 {
@@ -126,16 +167,16 @@ func testNumbersWrap(e *env) {
 			all = append(all, m)
 		}
 		if len(all) == 3 {
-			next := func(i int) {
+			next := func(n int) {
 				m, err := k.make()
-				e.must(fmt.Sprintf("make %s %d, when all but three before are gone", k.what, i), err)
-				if kept[m.number] {
+				e.must(fmt.Sprintf("make %s %d, when all but three before are gone", k.what, n), err)
+				if kept[m.number] && i < len(numbers) {
 					e.Fatalf("%s %d has the number or key %#x of one that is there", k.what, i, m.number)
 				}
 				e.must("destroy "+k.what, m.destroy())
 			}
 			before := liveBytes()
-			n := e.wraps(next)
+			n := wraps(next)
 			more := liveBytes() - before
 			for i := 0; i < 4 && more > keptFree+keptBytes*n; i++ { // other threads of the process may have allocated it
 				before = liveBytes()
