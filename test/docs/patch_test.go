@@ -27,6 +27,9 @@ func TestPatches(t *testing.T) {
 		adds    string // part of a line that the patch adds to the first file
 	}{
 		{"docs/add-a-fault.md", []string{"internal/fault/kinds.go", "link/rule.go"}, "Name: \"truncate\""},
+		{"docs/add-a-provider.md", []string{
+			"verbs/device.go", "verbs/provider/tiny/queue_unsafe.go", "verbs/provider/tiny/tiny.go",
+		}, "tiny.Provider{}"},
 		{"docs/add-a-verb.md", []string{
 			"uapi/verb/table.go", "driver/rxe/device.go", "ib/device.go", "ib/driver.go", "uapi/ioctl_attrs.go",
 			"uverbs/ioctl_methods.go",
