@@ -70,7 +70,8 @@ esac
 		t.Fatal(err)
 	}
 	_, end, _ := strings.Cut(string(b), "much more\n")
-	want := `^\nbad: --- FAIL: TestA\nbad: verdict: b TestB has not ended\nbad: \tTestB \(1m2s\)\n` +
+	want := `^stage bad: FAILED\nstage good: ok\n\n` +
+		`bad: --- FAIL: TestA\nbad: verdict: b TestB has not ended\nbad: \tTestB \(1m2s\)\n` +
 		`good +ok +0:0\d\nbad +FAILED +0:0\d\ngood +ok +0:0\d\n$`
 	if !regexp.MustCompile(want).MatchString(end) {
 		t.Errorf("end of the output: got\n%s\nwant a match for %s", end, want)
