@@ -1,9 +1,9 @@
 /*
- * Two rails of reliable connections, one of which is lost. The sender sees it by its completions, the receiver does not; and what
- * has failed at the sender may have arrived. So the two agree by messages over an unreliable connection (UC) of the rail that is
- * left: such a queue pair does not go to the error state when a message is lost, the sender just asks again. The receiver first
- * stops its own end of the lost rail, so that nothing more arrives there, and then says what it has. With BUG the sender does
- * not ask: it sends again all that has failed.
+ * Two rails of reliable connections, of which one is lost. Completions report the loss to the sender, but not to the receiver.
+ * A chunk whose send has failed may have arrived. The two ends therefore exchange notes over an unreliable connection (UC) of
+ * the working rail: a UC queue pair does not enter the error state when a message is lost, and the sender repeats the question.
+ * The receiver first stops its end of the lost rail, after which no chunk arrives there, and then lists the arrived chunks.
+ * With BUG the sender does not ask, and repeats all failed chunks.
  *
  *	agree recv PORT COUNT DEVICE DEVICE
  *	agree send PORT COUNT DEVICE DEVICE
@@ -12,9 +12,9 @@
 
 enum { RAILS = 2, WINDOW = 16, SIZE = 1024, MAX = 4096, ASK_AGAIN_MS = 20, ASK_LIMIT = 100, UC_RECEIVES = 8, UC_ID = 1 << 30 };
 
-/* note is what the ends tell each other over UC. */
+/* note is a message over UC: the sender's question, or the receiver's answer. */
 struct note {
-	uint32_t lost; /* rail */
+	uint32_t lost; /* number of the lost rail */
 	uint32_t answer;
 	unsigned char have[MAX / 8];
 };
@@ -62,7 +62,10 @@ static int close_rails(void)
 	return left;
 }
 
-/* send_note may be called again before the last one has completed: it is the same one then, or a later answer. */
+/*
+ * send_note sends memory[i].out. It may be called again before the last note has completed: the new note is the same question,
+ * or a later answer.
+ */
 static void send_note(int i)
 {
 	if (post_send(&rail[i], uc[i], &memory[i].out, sizeof(struct note), UC_ID))
@@ -74,7 +77,7 @@ static void send_note(int i)
 static unsigned char have[MAX];
 static uint32_t delivered, doubles;
 
-/* arrive takes a chunk, and delivers what is in order. */
+/* arrive records a chunk, and counts the chunks that are delivered in order. */
 static void arrive(const char *chunk, uint32_t count)
 {
 	uint32_t seq;
@@ -88,7 +91,7 @@ static void arrive(const char *chunk, uint32_t count)
 		delivered++;
 }
 
-/* stop_rail has the receiver's end of a rail fail, and takes what has arrived until then. */
+/* stop_rail moves the receiver's end of a rail to the error state, and records the chunks that have arrived before. */
 static void stop_rail(int i, uint32_t count)
 {
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
@@ -100,7 +103,7 @@ static void stop_rail(int i, uint32_t count)
 	say("rail %d is stopped", i);
 	if (ibv_modify_qp(rail[i].qp, &a, IBV_QP_STATE))
 		die("modify_qp");
-	for (int flushed = 0; flushed < DEPTH;) { /* all of its receives come back, with or without a chunk */
+	for (int flushed = 0; flushed < DEPTH;) { /* every receive completes, with or without a chunk */
 		if (ibv_poll_cq(rail[i].cq, 1, &wc) < 1) {
 			rest();
 			continue;
@@ -165,10 +168,10 @@ static int receiver(const char *port, uint32_t count, char **devices)
 
 /* ---- The sender ---- */
 
-static uint32_t failed[2 * WINDOW], fails; /* chunks to be sent again, or asked for */
+static uint32_t failed[2 * WINDOW], fails; /* chunks to ask about, then to send again */
 static uint32_t done;
 
-/* reap takes the completions of a rail. Of a rail that is lost it returns the answer of the receiver, if that is there. */
+/* reap polls the completions of a rail. It returns the next note of the receiver, or NULL. */
 static const struct note *reap(int i)
 {
 	static struct note heard;
@@ -197,7 +200,7 @@ static const struct note *reap(int i)
 	return note;
 }
 
-/* agree finds out which of the failed chunks have arrived by the lost rail, by way of another one. */
+/* agree asks over the other rail which of the failed chunks have arrived, and keeps the missing ones in failed. */
 static void agree(int which)
 {
 	int by = !which, asked = 0;
@@ -251,7 +254,7 @@ static int sender(const char *port, uint32_t count, char **devices)
 					die("post_send");
 			}
 			if (lost[i] == 1) {
-				while (r->outstanding > 0) /* all of them come back */
+				while (r->outstanding > 0) /* every send completes */
 					reap(i);
 				lost[i] = 2;
 				if (!BUG)

@@ -1,6 +1,6 @@
 /*
- * What the programs of the failover laboratory share: a device with one queue pair, its connection over TCP, and sending and
- * receiving. Each program is built twice, with and without -DBUG; docs/failover.md describes them.
+ * Common functions of the failover examples: a device with one queue pair, the exchange of its address over TCP, and posting.
+ * Each program is built twice, with and without -DBUG; README.md describes the programs.
  */
 #ifndef COMMON_H
 #define COMMON_H
@@ -40,7 +40,7 @@ static unused __attribute__((format(printf, 1, 2))) void say(const char *format,
 /* quit prints a line and ends the program with exit code 1. */
 #define quit(...) (say(__VA_ARGS__), exit(1))
 
-/* die does so with errno. */
+/* die is quit with the text of errno. */
 #define die(what) quit("%s: %s", what, strerror(errno))
 
 static unused long now_ms(void)
@@ -51,7 +51,7 @@ static unused long now_ms(void)
 	return t.tv_sec * 1000L + t.tv_nsec / 1000000;
 }
 
-/* ---- TCP, by which the ends tell each other their queue pairs ---- */
+/* ---- TCP, over which the two ends exchange their queue pairs ---- */
 
 static unused struct sockaddr_in tcp_address(const char *host, const char *port)
 {
@@ -127,9 +127,9 @@ struct rail {
 	int outstanding; /* sends that have not completed */
 };
 
-/* peer is what one end must know of the other. */
+/* peer describes one end to the other. */
 struct peer {
-	uint32_t qpn, psn, rkey, next; /* next: the first message that has not arrived */
+	uint32_t qpn, psn, rkey, next; /* next: the first message that has not arrived at this end */
 	uint64_t addr;
 	union ibv_gid gid;
 };
@@ -150,7 +150,7 @@ static unused struct ibv_context *open_device(const char *name)
 	return ctx;
 }
 
-/* next_event takes an asynchronous event, and reports whether there was one. */
+/* next_event takes an asynchronous event without waiting. It returns 0 if there is none. */
 static unused int next_event(struct ibv_context *ctx, enum ibv_event_type *type, int *port)
 {
 	struct ibv_async_event e;
@@ -163,7 +163,7 @@ static unused int next_event(struct ibv_context *ctx, enum ibv_event_type *type,
 	return 1;
 }
 
-/* rail_open opens a device and registers memory; -1: it is not there, or something failed. */
+/* rail_open opens a device, and registers memory. It returns -1 if the device is missing, or if a call fails. */
 static unused int rail_open(struct rail *r, const char *name, void *memory, size_t size)
 {
 	memset(r, 0, sizeof *r);
@@ -190,11 +190,11 @@ static unused struct ibv_qp *create_qp(struct rail *r, enum ibv_qp_type type)
 	return qp;
 }
 
-/* retries are the times that a reliable connection allows for. */
+/* retries holds the timeout and the retry counts of a reliable connection. */
 struct retries {
-	uint8_t timeout; /* 4.096 us * 2^timeout for an acknowledge */
-	uint8_t count;   /* of those in a row */
-	uint8_t rnr;     /* receivers that are not ready, in a row; 7: for ever */
+	uint8_t timeout; /* 4.096 us * 2^timeout until a retransmission */
+	uint8_t count;   /* retransmissions without progress */
+	uint8_t rnr;     /* retries after RNR NAKs; 7: no limit */
 };
 
 static const unused struct retries usual = {.timeout = 12, .count = 3, .rnr = 7};
@@ -223,7 +223,7 @@ static unused struct peer describe(struct rail *r, struct ibv_qp *qp)
 	return p;
 }
 
-/* meet tells the other end about a queue pair, learns about its one, and connects them; -1: it did not work. */
+/* meet exchanges the descriptions of the queue pairs over TCP, and connects them. It returns -1 after a failure. */
 static unused int meet(int tcp, struct rail *r, struct ibv_qp *qp, uint32_t next, struct peer *to, struct retries t)
 {
 	struct peer mine = describe(r, qp);
@@ -232,11 +232,11 @@ static unused int meet(int tcp, struct rail *r, struct ibv_qp *qp, uint32_t next
 	mine.next = next;
 	if (tcp_put(tcp, &mine, sizeof mine) || tcp_get(tcp, to, sizeof *to) || connect_qp(qp, to, mine.psn, t))
 		return -1;
-	/* Neither sends before the other one can receive. */
+	/* Wait until the other end can receive. */
 	return tcp_put(tcp, "", 1) || tcp_get(tcp, &ready, 1) ? -1 : 0;
 }
 
-/* rail_close destroys what there is of a device, in the order that is right, and returns how many objects that did not work for. */
+/* rail_close destroys the existing objects of a device in the required order. It returns the number of failed calls. */
 static unused int rail_close(struct rail *r)
 {
 	int left = 0;
@@ -270,7 +270,7 @@ static unused int post_send(struct rail *r, struct ibv_qp *qp, void *at, uint32_
 	return e;
 }
 
-/* rest sleeps a little where there was nothing to do. */
+/* rest sleeps briefly after an empty poll. */
 static unused void rest(void) { usleep(200); }
 
 #endif

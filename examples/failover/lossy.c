@@ -1,7 +1,7 @@
 /*
- * A long and lossy way, and a receiver that is late. The times that a reliable connection allows for have to fit: the timeout must
- * be longer than the way there and back, the retries must last for losses in a row, and a receiver that has no receive posted
- * must be waited for. With BUG=1 timeout and retries are those of a short cable, with BUG=2 a receiver must always be ready.
+ * A long and lossy path, and a receiver that posts late. The timeout must exceed the round trip time, the retries must suffice
+ * for several losses in sequence, and the RNR retries for a receiver without a posted receive. With BUG=1 the timeout and the
+ * retries suit a short cable. With BUG=2 there are no RNR retries.
  *
  *	lossy recv DEVICE PORT MESSAGES
  *	lossy send DEVICE PORT MESSAGES
@@ -15,7 +15,7 @@ static const struct retries retries = {.timeout = 8 /* 1 ms */, .count = 1, .rnr
 #elif BUG == 2
 static const struct retries retries = {.timeout = 15, .count = 7, .rnr = 0};
 #else
-static const struct retries retries = {.timeout = 15 /* 134 ms */, .count = 7, .rnr = 7 /* for ever */};
+static const struct retries retries = {.timeout = 15 /* 134 ms */, .count = 7, .rnr = 7 /* no limit */};
 #endif
 
 static char memory[WINDOW][SIZE];
@@ -43,7 +43,7 @@ static int receiver(struct rail *r, int tcp, uint32_t count)
 		got++;
 	}
 	say("received %u", got);
-	/* Not gone before the sender has its last acknowledge. */
+	/* Stay until the sender has received its last acknowledgement. */
 	char end;
 	return tcp_get(tcp, &end, 1) == 0;
 }

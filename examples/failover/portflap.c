@@ -1,7 +1,8 @@
 /*
- * A port that is down for longer than the retries last. A queue pair that has failed stays in the error state when the port is
- * back: it has to be made anew. The sender does so, and the receiver tells it which message comes next, so that each arrives
- * exactly once, also if the acknowledge of one was lost. With BUG the sender waits for the port, and goes on with the old one.
+ * A port that is down for longer than the retries last. A failed queue pair stays in the error state after the port has
+ * returned. The sender therefore creates a new queue pair, and asks the receiver for the next message. Each message then
+ * arrives exactly once, even if an acknowledgement was lost. With BUG the sender waits for the port, and continues to use the
+ * failed queue pair.
  *
  *	portflap recv DEVICE PORT COUNT
  *	portflap send DEVICE PORT COUNT
@@ -36,7 +37,7 @@ static int receiver(const char *device, const char *port, uint32_t count)
 			uint32_t seq;
 
 			if (wc[i].status != IBV_WC_SUCCESS)
-				continue; /* flushed; the sender will come back */
+				continue; /* flushed; the sender will connect again */
 			memcpy(&seq, memory[wc[i].wr_id], sizeof seq);
 			if (seq == next)
 				next++;
@@ -52,7 +53,7 @@ static int receiver(const char *device, const char *port, uint32_t count)
 			rest();
 			continue;
 		}
-		/* The sender wants a queue pair, or has ended. */
+		/* The sender asks for a new queue pair, or has ended. */
 		char wants;
 		if (tcp_get(tcp, &wants, 1))
 			break;
@@ -68,7 +69,7 @@ static int receiver(const char *device, const char *port, uint32_t count)
 	return rail_close(&r) || next != count || twice;
 }
 
-/* join makes a queue pair, and returns the message that the receiver waits for. */
+/* join connects a new queue pair. It returns the number of the next message that the receiver expects. */
 static uint32_t join(int tcp, struct rail *r)
 {
 	struct peer to;
@@ -78,7 +79,7 @@ static uint32_t join(int tcp, struct rail *r)
 	return to.next;
 }
 
-/* reap takes completions. done counts those in order; the return value is the status that was not good, or success. */
+/* reap polls completions, and advances done to the first message that has not completed. It returns the first error, or success. */
 static enum ibv_wc_status reap(struct rail *r, uint32_t *done)
 {
 	struct ibv_wc wc[WINDOW];
@@ -103,7 +104,7 @@ static void await_port(struct rail *r)
 	struct ibv_port_attr attr;
 	int port;
 
-	/* The event may have been lost, or come before the first look: the state decides, the event only says when to look. */
+	/* The event may be lost, or may precede the first query. The state of the port decides. */
 	for (;;) {
 		while (next_event(r->ctx, &type, &port))
 			say("%s: %s", r->name, ibv_event_type_str(type));
@@ -134,7 +135,7 @@ static int sender(const char *device, const char *port, uint32_t count)
 		if (bad == IBV_WC_SUCCESS)
 			continue;
 		say("message %u: %s", done, ibv_wc_status_str(bad));
-		while (r.outstanding > 0) /* all of them come back */
+		while (r.outstanding > 0) /* every send completes */
 			reap(&r, &done);
 		await_port(&r);
 		say("the port is active");

@@ -1,8 +1,8 @@
 /*
- * Two rails, and an event of the port of one. An event is of the port element.port_num of the device whose context it was read
- * from: only the two together name a rail. With BUG the handler looks at the port's number alone, as if all were ports of one
- * device, and takes down the rail that works. The sender moves what has not completed to the other rail; the receiver drops
- * what comes twice.
+ * Two rails, and a port event of one of them. The context from which the event was read identifies the device, and
+ * element.port_num the port; only both together identify a rail. With BUG the handler uses the port number alone, as if both
+ * rails were ports of one device, and takes down the working rail. The sender moves failed messages to the other rail. The
+ * receiver drops duplicates.
  *
  *	rails recv PORT COUNT DEVICE DEVICE
  *	rails send PORT COUNT DEVICE DEVICE
@@ -47,7 +47,7 @@ static int receiver(const char *port, uint32_t count, char **devices)
 
 	open_rails(devices, tcp, 1);
 	for (;;) {
-		int idle = 1, ended = readable(tcp); /* what it has sent before that has arrived */
+		int idle = 1, ended = readable(tcp); /* all messages arrive before the sender closes the connection */
 
 		for (int i = 0; i < RAILS; i++)
 			while (ibv_poll_cq(rail[i].cq, 1, &wc) > 0 && wc.status == IBV_WC_SUCCESS) {
@@ -72,7 +72,7 @@ static int receiver(const char *port, uint32_t count, char **devices)
 	return close_rails() || got != count;
 }
 
-/* take_down stops using a rail, which brings back all that is outstanding on it. */
+/* take_down moves the queue pair of a rail to the error state, which flushes its outstanding work requests. */
 static void take_down(int i)
 {
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
@@ -134,7 +134,7 @@ static int sender(const char *port, uint32_t count, char **devices)
 			moved++;
 			if (wc.status != IBV_WC_WR_FLUSH_ERR) {
 				handle_events(i);
-				take_down(i); /* also without an event */
+				take_down(i); /* the event may be missing */
 			}
 		}
 		if (idle && i)

@@ -1,8 +1,8 @@
 /*
- * Set-up that fails half-way: a protection domain, a completion queue or a registration is refused. The program destroys what it
- * has made on the device so far, in the order that is right, and takes its second device; without one it ends with a message
- * and exit code 1. With BUG it does not look at what it gets for a protection domain and a completion queue, and forgets what it
- * has made when a registration fails.
+ * A set-up that fails: the device refuses a protection domain, a completion queue or a registration. The program destroys the
+ * objects that it has created on the device, in the required order, and continues with its second device. Without one, it
+ * prints a message and exits with code 1. With BUG it does not check the results of ibv_alloc_pd and ibv_create_cq, and leaks
+ * its objects when a registration fails.
  *
  *	setup DEVICE...
  */
@@ -12,11 +12,11 @@ enum { SIZE = 4096 };
 
 static char memory[2][SIZE];
 
-/* engine is what the program needs of a device. */
+/* engine holds the objects of one device. */
 struct engine {
 	struct ibv_context *ctx;
 	struct ibv_pd *pd;
-	struct ibv_cq *cq[2]; /* of sends and of receives */
+	struct ibv_cq *cq[2]; /* for sends, and for receives */
 	struct ibv_mr *mr[2];
 	struct ibv_qp *qp;
 };
@@ -27,7 +27,7 @@ static int failed(const char *device, const char *what)
 	return -1;
 }
 
-/* destroy goes by what there is, not by how far the set-up should have come; it returns how much is left. */
+/* destroy destroys every existing object, whatever step has failed. It returns the number of failed calls. */
 static int destroy(struct engine *e)
 {
 	int left = 0;
@@ -43,7 +43,7 @@ static int destroy(struct engine *e)
 	return left;
 }
 
-/* usable reports whether an object is there. */
+/* usable reports whether an object was created. With BUG the program does not check. */
 static int usable(const void *object)
 {
 	return BUG || object != NULL;
@@ -69,7 +69,7 @@ static int setup(struct engine *e, const char *device)
 	return 0;
 }
 
-/* talk has the queue pair send a message to itself. */
+/* talk sends a message from the queue pair to itself. */
 static int talk(struct engine *e)
 {
 	struct rail r = {.ctx = e->ctx, .pd = e->pd, .mr = e->mr[0]};

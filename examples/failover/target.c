@@ -1,15 +1,15 @@
 /*
- * A target whose device is taken out while it serves, and put in again. It notices by the event DEVICE_FATAL or by what fails,
- * takes what comes back, destroys all that it has on the device, waits for the device and goes on. Receives of a shared receive
- * queue do not come back: it does not wait for them. With BUG it destroys the connection alone, and keeps what it has on the device
- * for the next one.
+ * A target whose device is removed while it serves, and returns. The event DEVICE_FATAL or a failed call reports the removal.
+ * The target then polls the outstanding completions, destroys all objects of the device, waits for the device, and continues.
+ * It does not wait for receives of the shared receive queue, because they are not flushed. With BUG it destroys only the queue
+ * pair, and uses the other objects of the removed device for the next connection.
  *
  *	target serve DEVICE PORT
  *	target ask DEVICE PORT COUNT
  */
 #include "common.h"
 
-enum { SLOTS = 32, WINDOW = 8, SIZE = 256, MAX = 10000, PATIENCE_MS = 10000, DRAIN_MS = 1000 };
+enum { SLOTS = 32, WINDOW = 8, SIZE = 256, MAX = 10000, TIMEOUT_MS = 10000, DRAIN_MS = 1000 };
 
 static char memory[SLOTS][SIZE];
 
@@ -17,24 +17,24 @@ static char memory[SLOTS][SIZE];
 
 static uint32_t served;
 
-/* prepare opens the device, when it is there. */
+/* prepare waits until the device exists, opens it, and posts the receives. */
 static void prepare(struct rail *r, const char *device)
 {
 	struct ibv_srq_init_attr attr = {.attr = {.max_wr = SLOTS, .max_sge = 1}};
 
-	for (long limit = now_ms() + PATIENCE_MS; now_ms() < limit; usleep(5000)) {
+	for (long limit = now_ms() + TIMEOUT_MS; now_ms() < limit; usleep(5000)) {
 		int bad = rail_open(r, device, memory, sizeof memory) || !(r->srq = ibv_create_srq(r->pd, &attr));
 
 		for (uint64_t i = 0; !bad && i < SLOTS; i++)
 			bad = post_recv(r, NULL, memory[i], SIZE, i);
 		if (!bad)
 			return;
-		rail_close(r); /* it may have gone again */
+		rail_close(r); /* the device may have been removed again */
 	}
 	quit("%s does not come", device);
 }
 
-/* gone reports whether the device has failed. */
+/* gone reads the asynchronous events, and reports whether DEVICE_FATAL was one of them. */
 static int gone(struct rail *r)
 {
 	enum ibv_event_type type;
@@ -47,7 +47,7 @@ static int gone(struct rail *r)
 	return fatal;
 }
 
-/* step takes a completion: a request is answered from its slot, and the slot is for a request again when the answer has left. */
+/* step handles one completion. A request is answered from its own slot, which receives again once the answer has been sent. */
 static int step(struct rail *r)
 {
 	struct ibv_wc wc;
@@ -65,7 +65,7 @@ static int step(struct rail *r)
 	return post_send(r, r->qp, memory[wc.wr_id], SIZE, wc.wr_id) ? -1 : 1;
 }
 
-/* drain takes what comes back of a device that has gone, and acts on nothing. Where a device gives nothing back, it gives up. */
+/* drain polls the completions of a removed device. It gives up after DRAIN_MS, because some devices do not flush. */
 static void drain(struct rail *r)
 {
 	struct ibv_wc wc;
@@ -74,11 +74,13 @@ static void drain(struct rail *r)
 		if (ibv_poll_cq(r->cq, 1, &wc) < 1)
 			rest();
 		else if (wc.opcode != IBV_WC_RECV || wc.status != IBV_WC_SUCCESS)
-			r->outstanding--; /* the receives of the SRQ do not come back with an error */
+			r->outstanding--; /* receives of the SRQ are not flushed */
 }
 
-/* serve serves one connection; 1: the client has all that it wants; 0: the connection has ended; -1: the device has; -2: it cannot be
- * served. */
+/*
+ * serve serves one connection. It returns 1 if the client is done, 0 if the connection has ended, -1 if the device was removed,
+ * and -2 if the queue pair cannot be created for another reason.
+ */
 static int serve(struct rail *r, int tcp)
 {
 	struct peer to;
@@ -87,7 +89,7 @@ static int serve(struct rail *r, int tcp)
 	if (!(r->qp = create_qp(r, IBV_QPT_RC))) {
 		int e = errno;
 
-		if (gone(r) || (!BUG && e == EIO)) /* EIO is what a device that has gone says; the event may come later */
+		if (gone(r) || (!BUG && e == EIO)) /* a removed device returns EIO; the event may follow later */
 			return -1;
 		say("create_qp: %s", strerror(e));
 		return -2;
@@ -146,7 +148,7 @@ static int target(const char *device, const char *port)
 
 static unsigned char answered[MAX];
 
-/* ask asks for what has no answer yet, by one connection; it returns how many have one. */
+/* ask sends the unanswered requests on one connection. It returns the total number of answers. */
 static uint32_t ask(struct rail *r, int tcp, uint32_t count, uint32_t have)
 {
 	uint32_t asked = 0, waiting = 0, slot = 0;
@@ -202,7 +204,7 @@ static int client(const char *device, const char *port, uint32_t count)
 
 	if (rail_open(&r, device, memory, sizeof memory))
 		die(device);
-	for (long limit = now_ms() + PATIENCE_MS; have < count && now_ms() < limit; connections++) {
+	for (long limit = now_ms() + TIMEOUT_MS; have < count && now_ms() < limit; connections++) {
 		int tcp = tcp_connect(port);
 		struct ibv_wc wc;
 
@@ -212,7 +214,7 @@ static int client(const char *device, const char *port, uint32_t count)
 		close(tcp);
 		ibv_destroy_qp(r.qp);
 		r.qp = NULL;
-		while (ibv_poll_cq(r.cq, 1, &wc) > 0) /* what is left of this one */
+		while (ibv_poll_cq(r.cq, 1, &wc) > 0) /* completions of this connection */
 			;
 	}
 	say("%u of %u answered, by %u connections", have, count, connections);
