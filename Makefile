@@ -20,16 +20,16 @@ tools: ## build the developer commands of module tools: api, prose, verdict, ver
 	$(GO) build -C tools -o ../bin/ tool ./api ./prose ./verdict ./verbenavet ./mutants
 
 .PHONY: demo
-demo: build ## run an RDMA ping-pong in under a minute, first with unmodified programs, then with the Go stack in one process
+demo: build ## run an RDMA ping-pong: first between unmodified programs, then in one Go process. Takes less than a minute
 	@scripts/demo
 
 .PHONY: test
 test: export NO_INSTALL := 1
-test: have-deps ## run all checks that a change must pass, and install nothing. FAIL_FAST=1 stops after the first failed stage
+test: have-deps ## run all checks of a change, and install nothing. FAIL_FAST=1 stops after the first failed stage
 	@scripts/stages lint unit libraries cross e2e interop-test
 
 .PHONY: quick
-quick: ## run the checks that take about a minute and need neither root nor packages, with fewer rounds (-short)
+quick: ## run the checks that need neither root nor packages, with fewer rounds (-short). Takes about two minutes
 	$(GO) vet ./...
 	$(GO) test -p 4 -short -vet=off -ldflags=-w -timeout 3m ./...
 
@@ -42,21 +42,21 @@ have-deps:
 	@NO_INSTALL=1 scripts/deps
 
 .PHONY: lint
-lint: tools ## run gofmt, vet, staticcheck, verbenavet (the contract and the import rules) and prose (the language rules)
+lint: tools ## run gofmt, vet, staticcheck, verbenavet (the contract, the import rules) and prose (the language)
 	@scripts/lint
 
 .PHONY: cross
 # These packages need no other process, no memory fault and no multicast. qemu-user handles these differently from Linux.
 ARM64 := ./verbs ./verbs/embed ./driver/rxe/transport ./uapi/... ./roce/... ./rdmacm/msg
-cross: tools ## compile for the other architecture, and run the tests that can run emulated
+cross: tools ## compile for arm64 and amd64, and run the tests that work under emulation
 	GOARCH=arm64 $(GO) vet ./...
 	GOARCH=amd64 $(GO) vet ./...
 	if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
 		CGO_ENABLED=0 GOARCH=arm64 $(GO) test -json -count=1 -exec qemu-aarch64-static $(ARM64) | bin/verdict; fi
 
 .PHONY: unit
-# The tests of these packages compute on one goroutine each, or run the suite of ib/ibtest against wrong drivers. They need no
-# race detector. `make lint` has already vetted all packages.
+# The race detector is useless for these packages: their tests use one goroutine each, or run the suite of ib/ibtest
+# against wrong drivers. `make lint` has already vetted all packages.
 PLAIN := /(internal/(explore|layers|notify|states)|ib/ibtest)$$
 # By default, a program with the race detector sleeps for a second before its exit.
 unit: export GORACE := atexit_sleep_ms=0
@@ -71,11 +71,11 @@ unit: tools ## run the unit tests with the race detector
 	$(GO) test -vet=off -run '^TestLauncherRules$$' ./internal/confine
 
 .PHONY: libraries
-libraries: ## test net/http, gRPC and others over rdmanet. These tests are a separate module with its own dependencies
+libraries: ## test net/http, gRPC and other libraries over rdmanet, in a separate module (test/rdmanet)
 	cd test/rdmanet && $(GO) vet ./... && $(GO) test -count=1 ./...
 
 .PHONY: e2e
-e2e: build tools ## run real programs end to end. DOORBELLS=native uses doorbells that the service does not trap
+e2e: build tools ## run real programs end to end. DOORBELLS=native selects doorbells that are not trapped
 	VERBENA=$(CURDIR)/$(BIN) DOORBELLS=$(DOORBELLS) $(GO) test -json -count=1 -timeout 18m -parallel 3 -tags e2e ./test/e2e/... | bin/verdict -slowest 40
 
 .PHONY: docs
@@ -83,7 +83,7 @@ docs: ## regenerate the tables in docs
 	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./test/rdmaunit ./uverbs ./internal/layers ./ib/weak ./test/kernels
 
 .PHONY: interop
-interop: build tools ## run Verbena against the Soft-RoCE driver of the Linux kernel in QEMU, and write the report to bin/interop.md
+interop: build tools ## test Verbena with the Soft-RoCE driver of the Linux kernel in QEMU, and write bin/interop.md
 	@scripts/interop bin/interop.md
 
 .PHONY: interop-test
@@ -95,7 +95,7 @@ fuzz: ## run each fuzz target for FUZZTIME (default 1m)
 	@scripts/fuzz
 
 .PHONY: bench
-bench: build ## measure the figures of docs/results/benchmarks.md and the floors of the machine. ARGS are flags of test/bench (-h)
+bench: build ## measure performance and the floors of the machine, as in docs/results/benchmarks.md. ARGS=-h lists the flags
 	@scripts/bench $(ARGS)
 
 .PHONY: release

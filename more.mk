@@ -2,7 +2,7 @@
 # `make help-more` lists the targets.
 
 .PHONY: attack
-attack: build tools ## run the attacks of one user on other users and on the service, with all repetitions
+attack: build tools ## run the attacks of one user on other users and on the service, with full counts
 	VERBENA=$(CURDIR)/$(BIN) ATTACK_FULL=1 $(GO) test -json -count=1 -timeout 3h -tags e2e -run '^TestAttack' ./test/e2e | bin/verdict -v
 
 .PHONY: abi
@@ -16,21 +16,21 @@ yama: build ## run the tests with a restricted ptrace (Yama), on Debian's kernel
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 15m -v -tags interop ./test/yama
 
 .PHONY: verb-faults
-verb-faults: build ## make each verb of many programs fail at each of its calls, and record the reactions in docs/results/failover-verbs.md. PROGRAMS is a pattern
+verb-faults: build ## fail each call of each verb of well-known programs, and record the reactions. PROGRAMS is a pattern
 	@scripts/deps ibverbs-utils ibverbs-providers perftest rdmacm-utils qperf ucx-utils libfabric-bin
 	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS='$(or $(PROGRAMS),.)' $(GO) test -count=1 -timeout 2h -parallel 6 -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
 
 .PHONY: kernels
-kernels: build ## run programs on the kernels of Debian's releases in QEMU. SUITES selects releases. Without SUITES, record the results for docs/results/kernels.md
+kernels: build ## run programs on the kernels of Debian's releases in QEMU, and record the results. SUITES selects releases, without a record
 	@scripts/deps ibverbs-utils ibverbs-providers perftest rdmacm-utils
 	VERBENA=$(CURDIR)/$(BIN) SUITES="$(SUITES)" $(GO) test -count=1 -timeout 1h -v -tags interop -run '^TestKernels$$' ./test/kernels
 
 .PHONY: upgrade-test
-upgrade-test: build ## run commands of the git revisions OLD (default: two early revisions) with this service, and commands of this revision with the services of OLD
+upgrade-test: build ## run commands of the git revisions OLD with the service of this tree, and the reverse. Default: two early revisions
 	VERBENA=$(CURDIR)/$(BIN) OLD="$(OLD)" $(GO) test -count=1 -timeout 10m -v -tags upgrade ./test/upgrade
 
 .PHONY: soak-failover
-soak-failover: build ## run each scenario of examples/failover FAILOVER times (default 100) with the correct program, with faulty programs, and without the fault
+soak-failover: build ## run each scenario of examples/failover FAILOVER times (default 100): correct, with faulty programs, without the fault
 	VERBENA=$(CURDIR)/$(BIN) FAILOVER=$${FAILOVER:-100} $(GO) test -count=1 -timeout 3h -parallel 2 -tags e2e -v -run '^TestFailover$$' ./test/e2e
 
 .PHONY: soak-kill
@@ -38,35 +38,35 @@ soak-kill: build ## kill programs at random moments in ROUNDS rounds (default 10
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestKillSoak$$' ./test/e2e
 
 .PHONY: soak-users
-soak-users: build ## stop or kill programs or launchers of two users at random moments in ROUNDS rounds (default 1000)
+soak-users: build ## stop or kill programs and launchers of two users at random moments in ROUNDS rounds (default 1000)
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),1000) $(GO) test -count=1 -timeout 12h -v -tags e2e -run '^TestSoakUsers$$' ./test/e2e
 
 .PHONY: soak-wakeups
-soak-wakeups: ## for each number of queue pairs, post for WAKEUPS (default 3m20s) at random moments to a service whose poller falls asleep
+soak-wakeups: ## post at random moments, around the sleep of the service's poller, for WAKEUPS (default 3m20s) per number of queue pairs
 	WAKEUPS=$(or $(WAKEUPS),3m20s) $(GO) test -count=1 -timeout 2h -v -run '^TestWakeups$$' ./verbs/service
 
 .PHONY: soak-connections
-soak-connections: build ## set up and tear down 1000 concurrent connections in ROUNDS rounds (default 10), with the loss of one packet in fifty
+soak-connections: build ## set up and tear down 1000 concurrent connections in ROUNDS rounds (default 10), with 2 % packet loss
 	VERBENA=$(CURDIR)/$(BIN) ROUNDS=$(or $(ROUNDS),10) $(GO) test -count=1 -timeout 2h -v -tags e2e -run '^TestManyConnections$$' ./test/e2e
 
 .PHONY: soak-cm
-soak-cm: ## run SCHEDULES (default 10000) random schedules of the connection manager on virtual time. SEED (default 1) is the first seed
+soak-cm: ## run SCHEDULES random schedules (default 10000) of the connection manager on virtual time, from SEED (default 1) on
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./rdmacm -schedules $(or $(SCHEDULES),10000) -seed $(or $(SEED),1)
 
 .PHONY: soak-cm-kernel
-soak-cm-kernel: build tools ## run WALKS (default 10000) random sequences of librdmacm's calls on Verbena and on the Linux kernel in QEMU. WALK_FIRST (default 1) is the first sequence
+soak-cm-kernel: build tools ## compare WALKS random sequences (default 10000) of librdmacm's calls with Linux in QEMU, from WALK_FIRST (default 1) on
 	WALKS=$(or $(WALKS),10000) INTEROP_RUN='^TestInterop$$/^walks$$' scripts/interop
 
 .PHONY: shapes
-shapes: build tools ## compare configured rates and delays with measured ones, for link set, and for tc with the kernel's rxe
+shapes: build tools ## measure the rates and delays of link set, and of tc with the kernel's rxe
 	SHAPES=1 INTEROP_RUN='^TestInterop$$/^shapes$$' scripts/interop
 
 .PHONY: soak-transport
-soak-transport: ## run SCHEDULES (default 10000) random schedules of each transport service on virtual time. FIRST (default 1) is the first seed
+soak-transport: ## run SCHEDULES random schedules (default 10000) of each transport service on virtual time, from FIRST (default 1) on
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
 .PHONY: soak-travel
-soak-travel: ## compare the results of SCHEDULES (default 10000) schedules of each service by the shortcut, as packets, and with a changing path
+soak-travel: ## run SCHEDULES schedules (default 10000) of each service over the shortcut, as packets and alternating, and compare the results
 	$(GO) test -count=1 -timeout 12h -v -run '^TestTravel$$' ./driver/rxe/internal/simtest -travels $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
 .PHONY: flood
@@ -74,7 +74,7 @@ flood: ## measure the throughput of one process while another process floods the
 	$(GO) test -count=1 -timeout 5m -v -run '^TestFlood$$' ./driver/rxe -flood
 
 .PHONY: mutants
-mutants: tools ## insert one defect at a time into the code, and check that the schedules of the transport or the unit tests detect it
+mutants: tools ## insert one defect at a time into the code, and check that the tests detect it
 	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
 	bin/mutants
 	bin/mutants -generated
@@ -82,11 +82,11 @@ mutants: tools ## insert one defect at a time into the code, and check that the 
 	$(GO) test -count=1 -timeout 20m -v -run '^TestWrongDrivers$$' ./ib/ibtest -whole
 
 .PHONY: mutants-drivers
-mutants-drivers: tools ## insert defects of all kinds into the drivers for 30 minutes, and check that the contract suite with its model detects them. ARGS="-run ^driver/rxe" selects packages
+mutants-drivers: tools ## insert defects into the drivers for 30 minutes, and check that the contract suite detects them. ARGS="-run ^driver/rxe" selects packages
 	bin/mutants -drivers -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
 
 .PHONY: mutants-generated
-mutants-generated: tools ## for 30 minutes, insert defects derived from the source of the packages that isolate users. ARGS="-run ^umem" replaces the random sample
+mutants-generated: tools ## insert generated defects into the packages that isolate users for 30 minutes. ARGS="-run ^umem" replaces the random sample
 	bin/mutants -generated -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
 
 .PHONY: pyverbs
@@ -95,12 +95,12 @@ pyverbs: build ## run rdma-core's own tests, and print one line for each. ARGS a
 	@$(BIN) run --private -- test/pyverbs/run $(ARGS) rxe0 1 1
 
 .PHONY: rdma-core
-rdma-core: build ## record the output of several versions of rdma-core for Verbena and for the kernel's rxe. ARGS are flags of test/rdmacore/record (-h)
+rdma-core: build ## record the results of several versions of rdma-core on Verbena and on the kernel's rxe. ARGS=-h lists the flags
 	@scripts/deps mmdebstrap
 	@test/rdmacore/record $(ARGS)
 
 .PHONY: rdma-unit-test
-rdma-unit-test: build ## build google/rdma-unit-test, and record its results on Verbena. TESTS are patterns of gtest; with TESTS, print the results only
+rdma-unit-test: build ## build google/rdma-unit-test, and record its results. TESTS are patterns of gtest, whose results are only printed
 	@scripts/deps g++ make git libgtest-dev libgmock-dev libibverbs-dev ibverbs-providers
 	@test/rdmaunit/record $(TESTS)
 
@@ -118,7 +118,7 @@ SOAK_PLUGS ?= 10000
 RUNS ?= 200
 CONCURRENCY = (Reentrant|Callback|HotPlug|SRQ|NoSleep|DeviceError)
 .PHONY: soak-contract
-soak-contract: ## run the concurrency tests of the midlayer's contract RUNS times (default 200) with the race detector, and all its tests 5 x RUNS times without
+soak-contract: ## run the concurrency tests of the contract RUNS times (default 200) with the race detector, and all tests 5 x RUNS times without
 	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h ./ib
 	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h -run 'TestContract/$(CONCURRENCY)' ./driver/loopback
 	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h -run 'TestContract/^(shortcut|wire)$$/$(CONCURRENCY)|TestConcurrent|TestDestroyUnderLoad' ./driver/rxe
@@ -126,7 +126,7 @@ soak-contract: ## run the concurrency tests of the midlayer's contract RUNS time
 	$(GO) test -count=$$((5 * $(RUNS) / 2)) -timeout 24h -run 'TestContract/^(shortcut|wire)$$' ./driver/rxe
 
 .PHONY: soak-schedules
-soak-schedules: ## run the drivers' contract with random pauses at each Lock and Unlock and the race detector, for SEEDS seeds (default 20) from SEED (default 1). Then run the defects that it must detect
+soak-schedules: ## run the contract suite with random pauses at locks and the race detector, for SEEDS seeds (default 20) from SEED (default 1); then with defects
 	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$' -args '-ibtest.load 2' ./driver/loopback
 	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$/^(shortcut|wire)$$' ./driver/rxe
 	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) ./ib
@@ -142,7 +142,7 @@ soak-weak: ## run correct consumers on the least convenient device (docs/weak.md
 	$(GO) test -count=1 -timeout 72h -run '^Test(Contract|Model)$$' ./ib/weak -weak.seeds $(or $(SEEDS),1000) -weak.seed $(or $(SEED),1) -ibtest.seeds 1000
 
 .PHONY: soak-reset
-soak-reset: build ## reset, unplug and plug devices under load with the race detector. SOAK_RESETS, SOAK_PLUGS and SOAK_TIME limit the run
+soak-reset: build ## reset, unplug and plug devices under load, with and without the race detector. SOAK_RESETS, SOAK_PLUGS and SOAK_TIME limit the run
 	CGO_ENABLED=1 $(GO) build -race -trimpath -o $(BIN).race ./cmd/verbena
 	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 24h -v -run TestSoakReset ./uverbs
 	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) VERBENA=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 24h -v -run TestEndure ./test/e2e
@@ -150,11 +150,11 @@ soak-reset: build ## reset, unplug and plug devices under load with the race det
 	SOAK_RESETS=50 SOAK_PLUGS=50 VERBENA=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 2h -v -run TestSoakReset ./test/e2e
 
 .PHONY: api-diff
-api-diff: tools ## print the differences between the public packages and those of the git revision BASE (default: the last tag)
+api-diff: tools ## print the changes of the public packages since the git revision BASE (default: the last tag)
 	@scripts/api-diff $(BASE)
 
 .PHONY: bench-compare
-bench-compare: build ## compare the performance of this tree with the git revision BASE (default main), in alternating runs
+bench-compare: build ## compare the performance with the git revision BASE (default main), in alternating runs
 	@scripts/bench-compare $(or $(BASE),main) $(ARGS)
 
 .PHONY: bench-guest
@@ -162,11 +162,11 @@ bench-guest: build ## compare the performance with the kernel's Soft-RoCE, in a 
 	@scripts/bench-guest $(ARGS)
 
 .PHONY: vuln
-vuln: ## report known vulnerabilities in the called code, by govulncheck with its database (GOVULNDB). The status is 1 if the query fails or finds one
+vuln: ## report known vulnerabilities in the called code (govulncheck). GOVULNDB is the URL of the database
 	@GO="$(GO)" scripts/vuln
 
 .PHONY: release-test
-release-test: ## check that two builds are equal, and test the artefacts and recipes in bare Debian 12 and 13. Needs root, and takes minutes
+release-test: ## check that two builds are equal, and test artefacts and recipes in bare Debian 12 and 13. Needs root. Takes minutes
 	@scripts/deps mmdebstrap rpm
 	cd packaging && $(GO) vet ./... && $(GO) test -count=1 ./...
 	cd test/release && $(GO) vet ./... && $(GO) test -count=1 -timeout 30m -v ./...
