@@ -79,7 +79,9 @@ static uint32_t join(int tcp, struct rail *r)
 	return to.next;
 }
 
-/* reap polls completions, and advances done to the first message that has not completed. It returns the first error, or success. */
+/*
+ * reap polls completions, and sets done to the first message that has not completed. It returns the first error, or success.
+ */
 static enum ibv_wc_status reap(struct rail *r, uint32_t *done)
 {
 	struct ibv_wc wc[WINDOW];

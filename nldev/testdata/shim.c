@@ -1,4 +1,4 @@
-// TestRDMATool preloads this library into rdma(8). It replaces a NETLINK_RDMA socket by a connection to the test, which
+// TestRDMATool preloads this library into rdma(8). It replaces a NETLINK_RDMA socket with a connection to the test, which
 // answers in place of the kernel. The process must have only one such socket.
 #define _GNU_SOURCE
 #include <dlfcn.h>

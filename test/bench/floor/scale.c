@@ -1,8 +1,9 @@
 // scale -d DEVICE -g GID_INDEX [-c CONTEXTS] [-q QPS] [-s rts|err|post] -n N
 //
-// Opens contexts and creates queue pairs in them. They are connected in pairs and stay idle: in RTS, in ERR (-s err), or in ERR
-// while the program posts receives to them in rotation (-s post). Then it times other operations in the first context: N messages
-// of 64 bytes of each kind, and up to 500 times the creation and destruction of a queue pair and of a region. It prints a line for each, "NAME mean=US typical=US p99=US", then "ready", and waits for the end of its standard input.
+// Opens contexts and creates queue pairs in them. The queue pairs are connected in pairs and stay idle: in RTS, in ERR (-s err),
+// or in ERR while the program posts receives to them in rotation (-s post). Then the program times other operations in the
+// first context: N messages of 64 bytes of each kind, and up to 500 creations and destructions of a queue pair and of a region.
+// It prints a line "NAME mean=US typical=US p99=US" for each, then "ready", and waits for the end of its standard input.
 #include "loop.h"
 #include <poll.h>
 #include <sys/resource.h>

@@ -60,7 +60,7 @@ static void active(char *host, char *port, enum state s)
 	if (s == RESOLVED)
 		return;
 	CHECK(!rdma_connect(id, &parameters));
-	if (s == ACCEPTED) { // the answer has come, but librdmacm completes the connection only when it is asked for the event
+	if (s == ACCEPTED) { // the answer has arrived; librdmacm completes the connection in the call that takes the event
 		struct pollfd p = {channel->fd, POLLIN};
 		CHECK(poll(&p, 1, 10000) == 1);
 	}

@@ -1,8 +1,8 @@
 // A program that drains an extended completion queue: ibv_next_poll until ENOENT, then ibv_end_poll. The provider of
 // rdma-core v34 to v54 then counts one completion too many, and the consumer index is ahead of the producer index.
 //
-//	drain       ask for an event before the queue is looked at again: that finds the queue empty
-//	drain busy  look again at once: the old completion that such a provider finds is counted, and printed
+//	drain       request an event before the next poll, which then finds the queue empty
+//	drain busy  poll again at once, and print the number of old completions that such a provider finds
 #include "verbs.h"
 
 enum { ENTRIES = 7 };

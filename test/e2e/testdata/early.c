@@ -25,7 +25,7 @@ int main(void)
 	mr = ibv_reg_mr(pd, buf, sizeof buf, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(mr);
 	struct ibv_qp *qp = create_qp(pd, cq, NULL); // connected to itself
-	for (int round = 0; round < 30; round++) { // more than fit the queue
+	for (int round = 0; round < 30; round++) { // more requests than the queue has slots
 		CHECK(post(qp, 1, 1) == EINVAL);
 		CHECK(post(qp, 2, 3) == EINVAL);
 	}

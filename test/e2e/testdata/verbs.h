@@ -1,4 +1,4 @@
-// What the test programs have in common. Each ends with 0, or says what is wrong and ends with 1.
+// Common functions of the test programs. The exit code is 0, or 1 after a message about the failed check.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -57,7 +57,7 @@ static inline void to_rts(struct ibv_qp *qp)
 		IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-// connect_qp makes a queue pair ready to send to another one of the same device.
+// connect_qp moves a queue pair to RTS, connected to another one of the same device.
 static inline void connect_qp(struct ibv_qp *qp, struct ibv_qp *to)
 {
 	to_init(qp);
@@ -65,7 +65,7 @@ static inline void connect_qp(struct ibv_qp *qp, struct ibv_qp *to)
 	to_rts(qp);
 }
 
-// transfer does one RDMA operation and returns what came of it.
+// transfer executes one RDMA operation, and returns its status.
 static inline enum ibv_wc_status transfer(struct ibv_qp *qp, enum ibv_wr_opcode op, void *at, unsigned length, uint32_t lkey,
 	void *remote, uint32_t rkey)
 {

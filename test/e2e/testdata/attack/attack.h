@@ -1,5 +1,5 @@
-// The attack programs: what they have in common. Each prints its findings on standard output, one per line, for the test
-// to judge. It ends with 0 whether or not the attack succeeds, and with 1 where a step fails that must not.
+// Common functions of the attack programs. Each program prints its observations on standard output, one per line, and the
+// test judges them. The exit code is 0 whether or not the attack succeeds, and 1 if a preparatory step fails.
 #define _GNU_SOURCE
 #include "../verbs.h"
 #include <fcntl.h>
@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-// The member of a request with the number of the control protocol, which the test gives.
+// The member of a request with the number of the control protocol, which the test passes.
 #define PROTOCOL_OF(n) "\"Protocol\":" #n
 #define PROTOCOL_AS(n) PROTOCOL_OF(n)
 #define PROTOCOL PROTOCOL_AS(CONTROL_PROTOCOL)
