@@ -93,7 +93,7 @@ func update(s uint32, p []byte) uint32 {
 	return s
 }
 
-// unshift undoes the effect of n zero bytes on a state. n is at most 64 KB.
+// unshift undoes the effect of n zero bytes on a state. n is less than 64 KiB.
 func unshift(s uint32, n int) uint32 {
 	return mul(mul(s, crcTab.back[n&0xff]), crcTab.back256[n>>8])
 }

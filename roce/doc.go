@@ -1,6 +1,6 @@
 // Package roce implements the RoCEv2 wire format. RoCEv2 packets are InfiniBand transport packets in UDP over IPv4 or
-// IPv6. The package has no state, opens no sockets and allocates no memory. A driver adds sending, receiving and loss
-// recovery.
+// IPv6. The package has no state and opens no sockets. Only its texts and errors allocate memory. A driver adds
+// sending, receiving and loss recovery.
 //
 // # A packet
 //

@@ -17,7 +17,7 @@ type GRHFields struct {
 	FlowLabel    uint32 // 20 bits; only for IPv6
 	HopLimit     uint8  // IPv4: time to live
 	ID           uint16 // identification; IPv4 only
-	PacketLen    int    // number of bytes from the BTH to the ICRC, at most 65507
+	PacketLen    int    // number of bytes from the BTH to the ICRC, at most 65507 (IPv6: 65527)
 	SGID, DGID   GID
 }
 

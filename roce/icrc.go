@@ -147,7 +147,8 @@ func (f Flow) Verify(guess uint16, pkt []byte) (id uint16, ok bool) {
 // packet, such as Ethernet padding, are ignored.
 //
 // isRoCE reports whether the packet is a UDP packet to [UDPPort]. isRoCE is false for fragments and for IPv6 packets
-// with extension headers. For a truncated packet isRoCE is true and ok is false.
+// with extension headers. If the packet is truncated after its UDP header, or its lengths are inconsistent, isRoCE is
+// true and ok is false.
 func CheckIP(p []byte) (ok, isRoCE bool) {
 	var buf [60 + udpLen + bthHead]byte // space for the largest IPv4 header, UDP, and the BTH head
 	var ipLen, total int

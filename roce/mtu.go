@@ -16,7 +16,8 @@ const (
 
 // MaxOverhead is the number of bytes by which a link MTU must exceed the payload. The number is RXE_MAX_HDR_LENGTH of
 // Linux, the sum of IPv6 (40), UDP (8), BTH (12), RETH (16) and ICRC (4). An RDMA WRITE Only with Immediate has 4 more
-// bytes. Over IPv6 and with a full payload, such a packet does not fit in the smallest link MTU for its path MTU.
+// bytes, and an XRC request 4 more than its RC counterpart. Over IPv6 and with a full payload, such a WRITE Only does
+// not fit in the smallest link MTU for its path MTU.
 const MaxOverhead = 80
 
 // Valid reports whether m is one of the five path MTUs.

@@ -150,7 +150,7 @@ const (
 	FlagLast
 	FlagOnly
 
-	// The next flags are the operation. Each opcode has exactly one of them.
+	// The next flags are the operation. Each known opcode except [CNP] has exactly one of them.
 	FlagSend
 	FlagWrite        // RDMA WRITE
 	FlagRead         // RDMA READ request

@@ -100,9 +100,10 @@ func ParseBody(b []byte) (Packet, error) {
 	return Packet{Opcode: op, Flags: info.flags, Data: b, Payload: b[start:end:end]}, nil
 }
 
-// NewPacket lays out a packet with n bytes of payload at the start of buf, which must have [Opcode.PacketLen] bytes.
-// NewPacket writes the BTH from f, but computes the pad count from n. NewPacket also zeroes the padding. NewPacket
-// panics if buf is too short or the opcode is unknown. NewPacket also panics if n > 0 and the opcode has no payload.
+// NewPacket lays out a packet with n bytes of payload at the start of buf, whose capacity must be at least
+// [Opcode.PacketLen]. NewPacket writes the BTH from f, but computes the pad count from n. NewPacket also zeroes the
+// padding. NewPacket panics if the capacity is too small, the opcode is unknown or n is negative. NewPacket also panics
+// if n > 0 and the opcode has no payload.
 //
 // The caller must encode every extended header of the opcode, because buf is not cleared. The caller then fills Payload
 // and calls [Flow.Seal] on Data.
