@@ -7,7 +7,10 @@
 // (go.dev/blog/module-compatibility).
 //
 // Without -old the command checks signatures. No exported function, method, field, variable or constant of a public
-// package may have a type of a non-public package. Thus a user of the module can name every type.
+// package may have a type of a non-public package. Thus a user of the module can name every type. The exit code is 1
+// if a signature breaks this rule.
+//
+// The exit code is 2 if the packages cannot be loaded.
 package main
 
 import (

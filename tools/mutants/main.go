@@ -1,19 +1,23 @@
 // Command mutants introduces one defect at a time into the code, and checks that the unit tests of the package
 // detect the defect:
 //
-//	bin/mutants [-run REGEXP] [-limit DURATION]
-//	bin/mutants -drivers [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-list]
-//	bin/mutants -generated [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-e2e REGEXP] [-list]
+//	bin/mutants [flags]             mutants of the list
+//	bin/mutants -drivers [flags]    mutants derived from the source of the drivers
+//	bin/mutants -generated [flags]  mutants derived from the packages that isolate users
+//
+// All forms accept -run REGEXP, -sample N with -seed S, -budget DURATION, -limit DURATION, -parallel N and -list.
+// -e2e REGEXP has an effect with -drivers and -generated.
 //
 // An overlay of the go command replaces the original file by the file with the defect. The working tree does not
 // change. A mutant is detected if a test fails. A mutant is not detected if a test hangs or if the code does not
-// compile. The source must contain the place of each mutant exactly once. The exit code is 1 unless all mutants are
-// detected.
+// compile. The source must contain the place of each mutant exactly once. The exit code is 1 if a mutant is not
+// detected or if none was, and 2 for wrong usage.
 //
 // The mutants come from a list (mutants.go). With -generated the command derives the mutants from the source of the
 // packages that isolate users from each other (generate.go). It places a mutant at each check of an identity, each
 // comparison of users, each limit and each refusal. A generated mutant that does not compile is not counted.
-// unseen.txt lists the mutants that no unit test can detect, with the reasons. The command omits these mutants.
+// unseen.txt lists the mutants that no unit test can detect, with the reasons. The command omits these mutants,
+// unless -e2e is set.
 // With -drivers the command derives defects of all kinds from the source of the drivers (anywhere.go). The contract
 // suite with its reference model, or else the driver's own tests, must detect these defects. For these defects, a
 // test that hangs counts as a detection.

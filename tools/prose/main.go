@@ -6,7 +6,7 @@
 //	prose [-C folder] -since REV      list the findings in the lines that have changed since a revision
 //	prose [-C folder] -update-todo    lower the numbers of tools/prose/todo.txt
 //	prose [-C folder] -commits RANGE  check the messages of commits
-//	prose [-C folder] -rates [path]   count the findings of each rule per 1,000 sentences
+//	prose [-C folder] -rates [path]   count the findings of each rule per 1,000 sentences, in all or some files
 //	prose -rules                      list the rules
 //
 // The command compares sentences with patterns of words and with lists of words. The command knows neither types
@@ -19,6 +19,9 @@
 // remove the file first.
 //
 // tools/prose/exceptions.txt lists findings that are permitted, each with the reason.
+//
+// The exit code is 1 if there are findings (without arguments: more findings than tools/prose/todo.txt allows), and 2
+// for an error.
 package main
 
 import (

@@ -4,16 +4,17 @@
 //
 //	verbenavet [-C folder] [-v] [packages]
 //
-// The first form checks whole programs, and its results are exact. Each command among the packages forms a program
-// with all of its imports. The packages that no command imports form one more program. The exit code is 1 if there
-// are reports, and 2 if the packages cannot be loaded.
+// The first form checks whole programs. Each command among the packages forms a program with all of its imports. The
+// packages that no command imports form one more program. In the module verbena it also checks the layers of the
+// packages. The exit code is 1 if there are reports, and 2 for wrong usage or if the packages cannot be loaded.
 //
 //	go vet -vettool=$(which verbenavet) [packages]
 //
-// The second form checks one package at a time, with facts about the functions of other packages.
-// docs/verbenavet.md describes its limits.
+// The second form checks one package at a time, with facts about the functions of other packages. It finds fewer
+// breaches.
 //
-// docs/verbenavet.md explains each report, its rule and its remedy, and the comments that verbenavet reads.
+// docs/verbenavet.md describes the limits of both forms. It explains each report, its rule and its remedy, and the
+// comments that verbenavet reads.
 package main
 
 import (

@@ -2,15 +2,18 @@
 //
 //	go test -json ./... | bin/verdict
 //
-// The verdict is a failure if a test has failed, and also in these cases:
+// The verdict is a failure (exit code 1) if a test has failed, and also in these cases:
 //
+//   - if no package was tested, or if a test or package has not ended;
+//   - if a package has failed without a failed test, or with a panic, a fatal error or a data race;
 //   - if a test was skipped with CI=true, and test/skips.txt gives no reason;
 //   - if a test that test/pending.txt expects to fail has passed (its line must be removed);
 //   - if tests have repeated lossy runs more than four times. Such a test logs a line that contains "repeat:".
 //
-// verdict reports a failure of a pending test, but the run then still passes. verdict prints the output of failed
-// tests, and one line for each package. With -v, verdict prints the logs of all tests. The reasons of skipped tests
-// follow, each reason once. A pipe into verdict hides the exit code of go test.
+// verdict reports a failure of a pending test, but the run then still passes. verdict prints the output of failed and
+// unfinished tests, and one line for each package. With -v, verdict prints the logs of all tests. The reasons of
+// skipped tests follow, each reason once, and with -slowest N the slowest tests. A pipe into verdict hides the exit
+// code of go test.
 package main
 
 import (
