@@ -106,7 +106,7 @@ var ErrUnsynced = fmt.Errorf("the target's host was restarted, and writes that w
 var errNoDevice = errors.New("the host has no RDMA device")
 
 // Open returns the disk once its first session is established. If ctx ends before, Open returns the reason for the
-// missing session.
+// missing session. The caller must close the disk. Open may sleep.
 func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	if cfg.Depth <= 0 {
 		cfg.Depth = 64

@@ -103,7 +103,7 @@ func OpenFile(path string) (interface {
 }
 
 // fileID returns an ID that distinguishes a file from a later file of the same name, even with the same inode
-// number. A block device has no ID.
+// number. A block device has no ID, and neither has a file on a file system without birth times.
 func fileID(f *os.File) string {
 	const need = unix.STATX_TYPE | unix.STATX_INO | unix.STATX_BTIME
 	var st unix.Statx_t

@@ -61,7 +61,8 @@ type initiator struct {
 	session *session
 }
 
-// NewTarget returns a target on the devices of core. The target accepts connections once Serve is called.
+// NewTarget returns a target on the devices of core. The target accepts connections once Serve is called. The caller
+// must close it. NewTarget may sleep.
 func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 	def := func(v *int, d int) {
 		if *v <= 0 {
