@@ -32,7 +32,8 @@ type result struct {
 
 var done = make(chan result, 1)
 
-// report never blocks on the reader of result, because the completion handler calls it too.
+// report sends the first result to done, and drops later ones. report never blocks, because the completion handler
+// calls it too.
 func report(r result) {
 	select {
 	case done <- r:

@@ -160,7 +160,7 @@ func (e *endpoint) send(i int, ah *ib.AH, qpn, n uint32, done completion.Done) e
 		RemoteQKey: key}, done)
 }
 
-// close destroys everything. send sleeps, so completion functions must not call it.
+// close destroys all objects. close may sleep, so completion functions must not call it.
 func (e *endpoint) close() (err error) {
 	if e.qp != nil {
 		err = errors.Join(err, e.qp.Destroy()) // all completion functions have returned

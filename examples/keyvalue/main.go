@@ -1,5 +1,5 @@
-// Command keyvalue looks up keys in another program's table by RDMA READ. The owner of the table executes no code
-// for a look-up.
+// Command keyvalue looks up keys in the table of a peer by RDMA READ. The owner of the table executes no code for a
+// look-up. Both ends are in this process; on a network the table would belong to another program.
 //
 //	go run ./examples/keyvalue
 package main
@@ -33,7 +33,7 @@ func hash(key string) int {
 	return int(h.Sum32() % slots)
 }
 
-// put inserts a key. Only the owner of the table calls put.
+// put inserts a new key of at most keySize bytes. Only the owner of the table calls put.
 func put(table []byte, key, value string) error {
 	if key == "" || len(key) > keySize || len(value) > valueSize {
 		return fmt.Errorf("put %q: key exceeds %d bytes, or value exceeds %d bytes", key, keySize, valueSize)
@@ -58,6 +58,7 @@ type reader struct {
 	table verbs.Remote
 }
 
+// get returns the value of a key, or errNotFound. get sleeps until each READ has completed.
 func (r *reader) get(ctx context.Context, key string) (string, error) {
 	var wc [1]verbs.WC
 	for i := range slots {

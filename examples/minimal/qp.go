@@ -52,7 +52,7 @@ func (q *queuePair) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) err
 		return err
 	}
 	if q.d.failed && to != ib.QPErr && to != ib.QPReset {
-		return fmt.Errorf("create queue pair: the device is in error: %w", syscall.EIO)
+		return fmt.Errorf("modify queue pair: the device is in error: %w", syscall.EIO)
 	}
 	if err := check(attr, mask); err != nil {
 		return err

@@ -1,6 +1,6 @@
 // Command rpc implements remote procedure calls by SEND: each call is a message, and each reply is another one. The
-// ID of a work request identifies its memory. The immediate data of a reply identifies the call, so many calls can
-// be in flight.
+// ID of a receive identifies its memory. The immediate data of a request and of its reply identifies the call, so
+// several calls can be in flight.
 //
 //	go run ./examples/rpc
 package main
@@ -27,7 +27,7 @@ type conn struct {
 	qp       *verbs.QP
 	cq       *verbs.CQ
 	in, out  *verbs.MR
-	received func(id uint32, message []byte)
+	received func(id uint32, message []byte) // must not retain message: its memory receives again
 }
 
 func newConn(dev *verbs.Device) (*conn, error) {
@@ -75,7 +75,8 @@ func (c *conn) send(id uint32, message []byte) error {
 		Local: c.out.SGE(at, len(message))})
 }
 
-// serve delivers received messages until the context is cancelled.
+// serve delivers received messages until the context is cancelled, and then returns nil. After a failed work request it
+// returns the error.
 func (c *conn) serve(ctx context.Context) error {
 	for wc, err := range c.cq.Completions(ctx) {
 		if errors.Is(err, context.Canceled) {
@@ -113,6 +114,7 @@ func newClient(c *conn) *client {
 	return cl
 }
 
+// call sends a request, and waits for the reply, without a timeout. It first waits while all numbers are in use.
 func (cl *client) call(request []byte) ([]byte, error) {
 	id := <-cl.free
 	defer func() { cl.free <- id }()

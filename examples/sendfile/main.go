@@ -20,7 +20,8 @@ const (
 	inFlight = 16 // maximum number of parts in flight
 )
 
-// send writes a file to the memory of the peer, which must have posted a receive.
+// send writes a file to the memory of the peer, which must have posted a receive. The file has at least 1 byte, and at
+// most 2^32-1 bytes, because immediate data has 32 bits. send sleeps until all parts have completed.
 func send(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to verbs.Remote) error {
 	wc := make([]verbs.WC, inFlight)
 	left := file.Len()
