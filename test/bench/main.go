@@ -8,9 +8,10 @@
 //	bench -check                                            only check the floors
 //	bench -base BINARY                                      make bench-compare: two binaries, alternately
 //	bench -in-guest                                         make bench-guest: with the kernel's rxe, in a guest
+//	bench -list                                             list the measurements
 //
-// The exit status is 0 on success. It is 1 if a measurement failed, or a floor is doubtful with -check. It is 2 for
-// wrong usage.
+// The exit status is 0 on success. It is 1 if a measurement failed, if the run was interrupted, or if a floor is
+// doubtful with -check. It is 2 for wrong flags.
 package main
 
 import (
@@ -55,7 +56,7 @@ func main() {
 	flag.StringVar(&o.json, "json", "", "write all measurements to this `file`")
 	flag.StringVar(&o.run, "run", ".",
 		"take only measurements with a section/group/name that matches this `regexp`, and their floors")
-	flag.IntVar(&o.rounds, "rounds", 0, "number of rounds (default 5; with -short 3, with -base 15)")
+	flag.IntVar(&o.rounds, "rounds", 0, "number of rounds (default 5; with -short or -check 3, with -base 15)")
 	flag.Float64Var(&o.scale, "scale", 1, "multiply the number of messages by this factor")
 	flag.DurationVar(&o.limit, "limit", limitOfOne, "limit the time of a single measurement")
 	flag.BoolVar(&o.short, "short", false, "take only the short list: floors, some latencies and bandwidths, idle cost")

@@ -24,7 +24,7 @@ const (
 	exNinetyth = "p90"
 	exOnPath   = "on its path, %" // part of the packets
 
-	// The following map has the columns of scale.c, by the names in its output.
+	// The next columns are the operations of scale.c, with the names in its output.
 	exSend       = "send"
 	exCreate     = "create"
 	exConnect    = "connect"
@@ -33,7 +33,7 @@ const (
 	exDeregister = "deregister"
 	exIdle       = "ms in 2 s"
 
-	// The following map has the columns of cmtime, whose "connect" is exConnect.
+	// The next columns are the steps of cmtime, besides exConnect.
 	exResolve    = "resolve"
 	exCreateQP   = "create QP"
 	exDisconnect = "disconnect"
@@ -41,7 +41,7 @@ const (
 
 // exchange is a run of a program of perftest, or of test/bench/floor/verbs.c.
 type exchange struct {
-	path    string // shortcut, wire, or "" for the kernel's device
+	path    string // one of the paths of a service, or "" for the kernel's device
 	tool    string // name of the tool, such as ib_send_lat
 	size    int
 	each    float64 // approximate time of a message or a round trip, in microseconds

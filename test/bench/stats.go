@@ -9,9 +9,9 @@ import (
 type Summary struct {
 	N      int     `json:"n"`
 	Median float64 `json:"median"`
-	Low    float64 `json:"low"` // the minimum
-	High   float64 `json:"high"`
-	Q1     float64 `json:"q1"` // the quartiles
+	Low    float64 `json:"low"`  // the minimum
+	High   float64 `json:"high"` // the maximum
+	Q1     float64 `json:"q1"`   // the quartiles
 	Q3     float64 `json:"q3"`
 }
 
@@ -54,7 +54,7 @@ func interval(v []float64, confidence float64) (low, high float64, ok bool) {
 	return low, high, ok
 }
 
-// ratios returns a/b for each round with both figures. Missing figures yield NaN.
+// ratios returns a/b for each round with both figures. A missing figure is NaN, and its round is omitted.
 func ratios(a, b []float64) []float64 {
 	var r []float64
 	for i := range min(len(a), len(b)) {
