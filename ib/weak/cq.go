@@ -47,7 +47,7 @@ type entry struct {
 	send bool
 	seq  uint64 // number of the request in its queue
 	wait int    // remaining steps
-	tail bool   // the completion is that of the second half of a WRITE
+	half bool   // the completion is that of the first posted half of a WRITE
 }
 
 // Unwrap gives access to the optional interfaces of the inner queue.
@@ -180,11 +180,11 @@ func (c *cq) fillWindow(most int) error {
 			e.r.arrived = true
 			continue
 		}
-		if e.tail {
-			if e.r.tailDone = e.wc.Status == ib.WCSuccess; e.r.tailDone {
+		if e.half {
+			if e.r.halfDone = e.wc.Status == ib.WCSuccess; e.r.halfDone {
 				continue
 			}
-			e.r.tailBad = true
+			e.r.halfBad = true
 		}
 		c.held = append(c.held, e)
 	}
@@ -199,7 +199,7 @@ func (d *driver) entry(wc ib.WC) entry {
 	q := d.qps[wc.QP]
 	if r := d.reqs[wc.ID]; r != nil {
 		delete(d.reqs, wc.ID)
-		e.r, e.wc.ID, e.send, e.seq, e.tail = r, r.id, r.send, r.seq, wc.ID == r.tail
+		e.r, e.wc.ID, e.send, e.seq, e.half = r, r.id, r.send, r.seq, wc.ID == r.half
 		if r.qp != nil {
 			q = r.qp
 		}

@@ -128,10 +128,10 @@ type request struct {
 	hidden  bool
 	arrived bool // a hidden request has completed in the inner driver; under cq.mu
 
-	// tail is the number in the inner driver of the second half of a WRITE, which is posted first, or 0.
-	tail              uint64
+	// half is the number in the inner driver of the half of a WRITE that is posted first, or 0.
+	half              uint64
 	cut               uint64 // length of the first half before the second half is posted; 0: the halves are not separate
-	tailDone, tailBad bool   // whether the second half has succeeded or failed; under cq.mu
+	halfDone, halfBad bool   // whether that half has succeeded or failed; under cq.mu
 
 	wr    ib.SendWR // the work request of a delayed send
 	ownAH bool      // the address handle of wr is a copy
@@ -151,7 +151,7 @@ func (d *driver) enter(r *request) *request {
 //verbena:held mu
 func (d *driver) remove(r *request) {
 	delete(d.reqs, r.num)
-	delete(d.reqs, r.tail)
+	delete(d.reqs, r.half)
 }
 
 // drop removes requests that will not complete.

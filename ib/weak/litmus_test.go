@@ -58,6 +58,7 @@ var litmuses = []litmus{
 	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostsFirst},
 	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freesHandlerFirst},
 	{weak.WriteOrder, "waits for the last byte of a WRITE", pollsLastByte},
+	{weak.WriteOrder, "waits for the first byte of a WRITE", pollsFirstByte},
 	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitsByTime},
 }
 
@@ -560,15 +561,20 @@ func readsSharedTargetEarly(w *world, wrong bool) error {
 //go:norace
 func at(b []byte, i int) byte { return b[i] }
 
-func pollsLastByte(w *world, wrong bool) error {
+func pollsLastByte(w *world, wrong bool) error { return pollsByte(w, wrong, 63, 0) }
+
+func pollsFirstByte(w *world, wrong bool) error { return pollsByte(w, wrong, 0, 63) }
+
+// pollsByte polls one byte of the target of WRITEs, and then reads another one.
+func pollsByte(w *world, wrong bool, polled, other int) error {
 	a, _ := w.pair()
 	from, to := w.memory(shared), w.memory(shared)
 	for i := range byte(2 * queueLen) {
 		fill(from.b, i+1)
 		a.post(to.to(ib.WRRDMAWrite, from))
 		early := false
-		if wrong && testutil.Poll(func() bool { return at(to.b, len(to.b)-1) == i+1 }) {
-			early = at(to.b, 0) != i+1
+		if wrong && testutil.Poll(func() bool { return at(to.b, polled) == i+1 }) {
+			early = at(to.b, other) != i+1
 		}
 		if wc := w.wait(a.send, 1)[0]; wc.Status != ib.WCSuccess {
 			return fmt.Errorf("write: %v", wc.Status)
@@ -604,6 +610,51 @@ func freesHandlerFirst(w *world, wrong bool) error {
 		return errors.New("the handler used freed state")
 	}
 	return nil
+}
+
+// TestEventAtEnd tests that an event of the device begins when an event function ends. A consumer that ends the
+// function with a lock that the function takes has a deadlock.
+func TestEventAtEnd(t *testing.T) {
+	for _, wrong := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h, core := wrapped(newLoopback, weak.Config{Seed: 1})(t), &ib.Core{}
+			must(t, core.Register(h))
+			calls := 0
+			lock := make(chan struct{}, 1) // a mutex would stop the bubble's time
+			stop := h.Device().OnEvent(func(ib.Event) {
+				lock <- struct{}{}
+				calls++
+				<-lock
+			})
+			ended := make(chan struct{})
+			if wrong {
+				lock <- struct{}{}
+			}
+			go func() {
+				stop()
+				close(ended)
+			}()
+			time.Sleep(time.Minute)
+			select {
+			case <-ended:
+				if wrong {
+					t.Error("end of the event function with its lock: got success, want a deadlock")
+				}
+			default:
+				if !wrong {
+					t.Error("end of the event function: got no return, want one")
+				}
+			}
+			if wrong {
+				<-lock
+			}
+			<-ended
+			if calls == 0 {
+				t.Error("event function: got no call, want one")
+			}
+			must(t, core.Unregister(h))
+		})
+	}
 }
 
 // TestPendingEvent tests that a pending event of the device begins before the end of an event function.

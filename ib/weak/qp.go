@@ -388,15 +388,15 @@ func (q *qp) begin() bool {
 		return false
 	}
 	if r.cut > 0 && state == ib.QPRTS {
-		q.beginTail(r)
+		q.beginHalf(r)
 		return true
 	}
-	if r.tail != 0 {
+	if r.half != 0 {
 		q.sendCQ.mu.Lock()
 		_ = q.sendCQ.fillWindow(1 << 30)
-		done, bad := r.tailDone, r.tailBad
+		done, bad := r.halfDone, r.halfBad
 		q.sendCQ.mu.Unlock()
-		if bad { // the completion of the second half is that of the request
+		if bad { // the completion of that half is that of the request
 			q.held = q.held[1:]
 			return true
 		}
@@ -411,8 +411,8 @@ func (q *qp) begin() bool {
 	return true
 }
 
-// cut returns the length of the first half of a WRITE whose second half is written first, or 0. A refused WRITE changes
-// no memory, so the target must be in a region of the same device.
+// cut returns the length of the first half of a WRITE whose halves are written one after the other, or 0. A refused
+// WRITE changes no memory, so the target must be in a region of the same device.
 func (q *qp) cut(wr *ib.SendWR, seq uint64) uint64 {
 	n := uint64(len(wr.Inline))
 	for _, s := range wr.SGList {
@@ -425,36 +425,40 @@ func (q *qp) cut(wr *ib.SendWR, seq uint64) uint64 {
 	return n/2 - (wr.RemoteAddr+n/2)%8 // an aligned word is written as a whole
 }
 
-// beginTail posts the second half of a WRITE, and delays the first half.
+// beginHalf posts one half of a WRITE, and delays the other half.
 //
 //verbena:held mu
-func (q *qp) beginTail(r *request) {
-	wr, cut := r.wr, r.cut
+func (q *qp) beginHalf(r *request) {
+	head, tail, cut := r.wr, r.wr, r.cut
 	r.cut = 0
-	wr.RemoteAddr += cut
-	wr.Flags = wr.Flags&^ib.SendSolicited | ib.SendSignaled
-	r.wait = 1 + q.d.draw(WriteOrder, q.ord, r.seq, 4)
-	head := r.wr
-	if wr.Inline != nil {
-		head.Inline, wr.Inline = wr.Inline[:cut], wr.Inline[cut:]
+	tail.RemoteAddr += cut
+	drawn := q.d.draw(WriteOrder, q.ord, r.seq, 16) / 2 // cut has used the last bit
+	r.wait = 1 + drawn/2
+	if r.wr.Inline != nil {
+		head.Inline, tail.Inline = r.wr.Inline[:cut], r.wr.Inline[cut:]
 	} else {
-		head.SGList, wr.SGList = split(wr.SGList, cut)
+		head.SGList, tail.SGList = split(r.wr.SGList, cut)
 	}
+	wr, rest := tail, head
+	if drawn%2 == 0 {
+		wr, rest = head, tail
+	}
+	wr.Flags = wr.Flags&^ib.SendSolicited | ib.SendSignaled
 	q.sendCQ.hides.Store(true)
 	q.d.mu.Lock()
 	q.d.last++
-	r.tail = q.d.last
-	q.d.reqs[r.tail] = r
+	r.half = q.d.last
+	q.d.reqs[r.half] = r
 	q.d.mu.Unlock()
-	wr.ID = r.tail
+	wr.ID = r.half
 	if _, err := q.DriverQP.PostSend([]ib.SendWR{wr}); err != nil {
 		q.d.mu.Lock()
-		delete(q.d.reqs, r.tail)
+		delete(q.d.reqs, r.half)
 		q.d.mu.Unlock()
-		r.tail = 0 // the whole request follows
+		r.half = 0 // the whole request follows
 		return
 	}
-	r.wr = head
+	r.wr = rest
 }
 
 // split splits a list after n bytes.

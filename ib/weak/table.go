@@ -156,9 +156,9 @@ var Choices = [numChoices]Row{
 	},
 	{
 		WriteOrder, "write-order",
-		"writes the second half of some WRITEs first, and the first half some steps later",
+		"writes one half of some WRITEs first, the first or the second one, and the other half some steps later",
 		"ibv_reg_mr(3), ordering semantics: data are guaranteed to be present only after a completing event",
-		"polls the last byte of a WRITE's target, and treats it as proof of the other bytes",
+		"polls a byte of a WRITE's target, and treats it as proof of the other bytes",
 	},
 }
 
