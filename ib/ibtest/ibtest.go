@@ -72,7 +72,8 @@ func Groups(names ...string) Option { return func(c *config) { c.groups = names 
 func newConfig(newDevice NewDevice, opts []Option) config {
 	c := config{
 		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
-		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &packages{}, abilities: &abilities{known: map[ability]bool{}},
+		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &packages{},
+		abilities: &abilities{known: map[ability]bool{}},
 	}
 	if testing.Short() {
 		c.load = 1

@@ -584,8 +584,8 @@ func (d *drawer) qp() *model.QP {
 		qps = ready
 	}
 	// Queue pairs of the other types do not fail, so they would get most of the requests.
-	if list := slices.DeleteFunc(slices.Clone(qps), func(q *model.QP) bool { return !acknowledged(q.Type) }); len(list) > 0 &&
-		!d.x.episodes && d.plan.focus != onDatagrams && d.one(2) {
+	list := slices.DeleteFunc(slices.Clone(qps), func(q *model.QP) bool { return !acknowledged(q.Type) })
+	if len(list) > 0 && !d.x.episodes && d.plan.focus != onDatagrams && d.one(2) {
 		qps = list
 	}
 	return pick(d, qps)

@@ -98,7 +98,7 @@ func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong b
 		e.off = r.Len - n + 1 + d.Uint64N(was-r.Len)
 	}
 	if n > 0 {
-		e.xor = d.stale(keyOf{e.mr, true}, 8)
+		e.xor = d.staleKey(keyOf{e.mr, true}, 8)
 	}
 	if wrong && d.one(2) {
 		switch d.IntN(4) {
@@ -115,8 +115,8 @@ func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong b
 	return e
 }
 
-// stale returns the difference between a key and its former value, for one request in n, or 0.
-func (d *drawer) stale(key keyOf, n int) uint32 {
+// staleKey returns the difference between a key and its former value, for one request in n, or 0.
+func (d *drawer) staleKey(key keyOf, n int) uint32 {
 	if f, ok := d.former[key]; ok && d.one(n) {
 		return f ^ d.known[key]
 	}
@@ -165,7 +165,7 @@ func (d *drawer) target(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags
 			}
 		}
 	}
-	t.xor = d.stale(keyOf{t.key, false}, 4)
+	t.xor = d.staleKey(keyOf{t.key, false}, 4)
 	if was := d.ranges[t.key]; was > length && n > 0 && n <= length && d.one(6) { // partly in its former range only
 		t.off = length - n + 1 + d.Uint64N(was-length)
 	}
