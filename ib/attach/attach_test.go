@@ -333,6 +333,7 @@ func TestUnregisterWaits(t *testing.T) {
 		must(t, err)
 		gone := make(chan error, 1)
 		go func() { gone <- core.Unregister(dev) }()
+		testutil.Advance(100 * time.Millisecond) // a weak device delays the end of the event function
 		d.wantState(attach.Detaching)
 		select {
 		case err := <-gone:
