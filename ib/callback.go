@@ -298,9 +298,9 @@ func (c *callbacks) drain() {
 // callbacks begin first. These include callbacks raised by Ending.
 type ender interface{ Ending() bool }
 
-// lastCallbacks calls Ending of an ender, and then raise, and waits until the due callbacks have begun. For other
-// drivers it does nothing. The wait is limited, because a callback may wait for the caller.
-func lastCallbacks[D any](c *callbacks, d D, raise func()) {
+// lastCallbacks calls Ending of an ender and waits until the due callbacks have begun. For other drivers it does
+// nothing. The wait is limited, because a callback may wait for the caller.
+func lastCallbacks[D any](c *callbacks, d D) {
 	e, ok := As[ender](d)
 	if !ok {
 		return
@@ -311,7 +311,6 @@ func lastCallbacks[D any](c *callbacks, d D, raise func()) {
 	if !e.Ending() {
 		return
 	}
-	raise()
 	c.mu.Lock()
 	due := [2]uint64{c.taken[0] + uint64(c.due.len()), c.taken[1] + uint64(c.events.len())}
 	c.mu.Unlock()

@@ -180,7 +180,7 @@ func (cq *CQ) destroyIn(ctx context.Context) error {
 
 // destroy ends the callbacks first, because they use the driver's queue.
 func (cq *CQ) destroy() error {
-	lastCallbacks(&cq.dev.callbacks, cq.drv, func() {})
+	lastCallbacks(&cq.dev.callbacks, cq.drv)
 	cq.notify.step(notify.Notice.Die)
 	cq.dev.callbacks.waitFor(cq.notify.quiet)
 	err := cq.queue.Destroy()

@@ -95,7 +95,7 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 		h.mu.Unlock()
 		in, _ := enter(s, observe.Destroy, "the end of Device.OnEvent", nil)
 		defer in.leave()
-		lastCallbacks(&d.callbacks, d.drv, func() { d.handle.DispatchEvent(EventClientReregister, 1) })
+		lastCallbacks(&d.callbacks, d.drv)
 		h.end(x)
 		note(s, observe.Died, nil)
 	}

@@ -271,7 +271,7 @@ func (qp *QP) destroyIn(ctx context.Context) error {
 // destroy ends the callbacks first, because they may use the driver's queue pair. If the driver's method fails, an
 // event may be lost. The loss is acceptable because the consumer wants to destroy the queue pair.
 func (qp *QP) destroy() error {
-	lastCallbacks(&qp.dev.callbacks, qp.drv, func() {})
+	lastCallbacks(&qp.dev.callbacks, qp.drv)
 	qp.dead.Store(true)
 	qp.dev.callbacks.waitFor(func() bool { return qp.pending.Load() == 0 })
 	err := qp.queue.Destroy()

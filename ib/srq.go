@@ -201,7 +201,7 @@ func (srq *SRQ) destroyIn(ctx context.Context) error {
 
 // destroy ends the callbacks first, like QP.destroy.
 func (srq *SRQ) destroy() error {
-	lastCallbacks(&srq.dev.callbacks, srq.drv, func() {})
+	lastCallbacks(&srq.dev.callbacks, srq.drv)
 	srq.dead.Store(true)
 	srq.dev.callbacks.waitFor(func() bool { return srq.pending.Load() == 0 })
 	err := srq.drv.Destroy()

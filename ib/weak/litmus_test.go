@@ -612,51 +612,6 @@ func freesHandlerFirst(w *world, wrong bool) error {
 	return nil
 }
 
-// TestEventAtEnd tests that an event of the device begins when an event function ends. A consumer that ends the
-// function with a lock that the function takes has a deadlock.
-func TestEventAtEnd(t *testing.T) {
-	for _, wrong := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			h, core := wrapped(newLoopback, weak.Config{Seed: 1})(t), &ib.Core{}
-			must(t, core.Register(h))
-			calls := 0
-			lock := make(chan struct{}, 1) // a mutex would stop the bubble's time
-			stop := h.Device().OnEvent(func(ib.Event) {
-				lock <- struct{}{}
-				calls++
-				<-lock
-			})
-			ended := make(chan struct{})
-			if wrong {
-				lock <- struct{}{}
-			}
-			go func() {
-				stop()
-				close(ended)
-			}()
-			time.Sleep(time.Minute)
-			select {
-			case <-ended:
-				if wrong {
-					t.Error("end of the event function with its lock: got success, want a deadlock")
-				}
-			default:
-				if !wrong {
-					t.Error("end of the event function: got no return, want one")
-				}
-			}
-			if wrong {
-				<-lock
-			}
-			<-ended
-			if calls == 0 {
-				t.Error("event function: got no call, want one")
-			}
-			must(t, core.Unregister(h))
-		})
-	}
-}
-
 // TestPendingEvent tests that a pending event of the device begins before the end of an event function.
 func TestPendingEvent(t *testing.T) {
 	for range 20 {
