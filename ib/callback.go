@@ -386,7 +386,7 @@ type Hold struct {
 	rest    Work
 }
 
-// Staller receives reports of deferred work that is blocked.
+// Staller receives reports of deferred work that is blocked. Stalled may not sleep.
 type Staller interface{ Stalled() }
 
 // OnStall sets the receiver of Stalled calls until Run returns. A nil Staller is ignored.

@@ -15,7 +15,7 @@ func (p *Program) checkCallbacks() (reports []Report) {
 		}
 	}
 	callbacks := map[*function]root{}
-	for _, r := range p.stored(handlerFields, true) {
+	for _, r := range p.handlersStored() {
 		callbacks[r.f] = r
 	}
 	fields := p.fieldsOf(ibPath, handlerFields)
@@ -97,7 +97,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	taken := map[*lock]*visit{}
 	locks := lockSet{}
 	where := map[*lock]token.Pos{}
-	roots := append(p.stored(handlerFields, true), p.stored(clientFields, false)...)
+	roots := append(p.handlersStored(), p.stored(p.fieldsOf(ibPath, clientFields), nil)...)
 	for _, k := range p.completions {
 		roots = append(roots, root{k.f, name(k.f) + ", which a completion calls,"})
 	}

@@ -17,11 +17,14 @@ const module = "verbena"
 
 const ibPath = module + "/ib"
 
-// noSleepMethods lists the methods of a driver that may not sleep, by their interface of package ib. They are the
-// methods of the atomic verbs, and the method for the transition to the error state, which may happen in any
-// context.
+// noSleepMethods lists the methods that may not sleep, by their interface of package ib or of a package below it. They
+// are the methods of the atomic verbs, and methods that are no verbs. TestPromises compares the table with the comments
+// of these packages.
 var noSleepMethods = func() map[string][]string {
-	methods := map[string][]string{"Driver": {"EnterError"}}
+	methods := map[string][]string{
+		"Driver": {"EnterError"}, "CQCounter": {"Waiting"}, "QPPeeker": {"Peek"}, "MethodDriver": {"Methods"},
+		"LibraryFaulter": {"LibraryFault"}, "Staller": {"Stalled"}, "Work": {"Run"}, "slot.Stopper": {"AtWorkRequest"},
+	}
 	for _, v := range verb.Table {
 		for _, name := range v.Driver {
 			if i, m, _ := strings.Cut(name, "."); v.Atomic {
@@ -31,6 +34,13 @@ var noSleepMethods = func() map[string][]string {
 	}
 	return methods
 }()
+
+// optionalOf lists interfaces with methods that other types may have by coincidence. The value is the interface that
+// every implementation has too, or "" if only the types count that the program converts to the interface.
+var optionalOf = map[string]string{
+	"CQCounter": "DriverCQ", "QPPeeker": "DriverQP", "MethodDriver": "Driver", "LibraryFaulter": "UserContext",
+	"Staller": "", "Work": "",
+}
 
 // sleepingVerbs contains the methods of package ib for consumers that may sleep: the methods of the verbs that are not
 // atomic.
@@ -74,6 +84,10 @@ var handlerFields = map[string][]string{
 	"eventHandler": {"f"},
 }
 
+// driverFields lists the fields of package ib that hold a function of a driver that may not sleep. A driver may call
+// these functions from its methods.
+var driverFields = map[string][]string{"CQHandle": {"completed"}, "QPHandle": {"raise"}, "MRHandle": {"set"}}
+
 // completionFields lists the corresponding fields of package ib/completion.
 var completionFields = map[string][]string{"Init": {"Failed"}}
 
@@ -81,6 +95,14 @@ var completionFields = map[string][]string{"Init": {"Failed"}}
 // the index of the argument. The index does not count the receiver.
 var handlerArgs = map[string]int{
 	"(*" + ibPath + ".Device).OnEvent": 0,
+}
+
+// driverArgs lists the corresponding functions and methods for functions of a driver or of the owner of a device.
+var driverArgs = map[string]int{
+	"(*" + ibPath + ".DeviceHandle).AtHandler": 0,
+	"(" + ibPath + ".CQHandle).Redirect":       0,
+	"(" + ibPath + ".QPHandle).Redirect":       0,
+	"(" + ibPath + ".MRHandle).Redirect":       0,
 }
 
 // hotplug lists the functions that must not be called by a callback or with a lock that a callback acquires.

@@ -27,9 +27,10 @@ type Program struct {
 	traces      *tracer
 	handlers    map[*types.Var]string // see isHandler
 	completions []completion
-	foreigners  map[*types.Package]bool // see foreignMemory
-	own         map[string]bool         // the paths of the checked packages
-	main        map[string]bool         // the files of the module itself
+	foreigners  map[*types.Package]bool          // see foreignMemory
+	converted   map[string]map[*types.Named]bool // see converts
+	own         map[string]bool                  // the paths of the checked packages
+	main        map[string]bool                  // the files of the module itself
 	escapes     escapes
 	all         []*Escape
 	funcs       map[*ssa.Function]*function

@@ -42,9 +42,13 @@ func (p *Program) typesOf() (list []*types.Named) {
 	return append(list, slices.CompactFunc(more, func(a, b *types.Named) bool { return a.String() == b.String() })...)
 }
 
-// iface returns an interface of package ib by its name.
+// iface returns an interface of package ib, or of a package below it, by its name.
 func (p *Program) iface(name string) *types.Interface {
-	k := p.prog.ImportedPackage(ibPath)
+	path := ibPath
+	if below, rest, ok := strings.Cut(name, "."); ok {
+		path, name = path+"/"+below, rest
+	}
+	k := p.prog.ImportedPackage(path)
 	if k == nil {
 		return nil
 	}
@@ -67,6 +71,13 @@ func (p *Program) methods(of map[string][]string) (roots []root) {
 			if it == nil || !types.Implements(t, it) || n.Obj().Pkg().Path() == ibPath && n.Obj().Exported() {
 				continue
 			}
+			whose := "is a driver's "
+			if base, optional := optionalOf[i]; optional {
+				if base != "" && !types.Implements(t, p.iface(base)) || base == "" && !p.converts(n, i) {
+					continue
+				}
+				whose = "implements ib."
+			}
 			for _, m := range of[i] {
 				obj, _, _ := types.LookupFieldOrMethod(t, true, n.Obj().Pkg(), m)
 				fn, ok := obj.(*types.Func)
@@ -79,12 +90,62 @@ func (p *Program) methods(of map[string][]string) (roots []root) {
 				}
 				if f := p.funcs[ssaFn]; f != nil && !seen[f] {
 					seen[f] = true
-					roots = append(roots, root{f, fmt.Sprintf("%s, which is a driver's %s.%s,", name(f), i, m)})
+					roots = append(roots, root{f, fmt.Sprintf("%s, which %s%s.%s,", name(f), whose, i, m)})
 				}
 			}
 		}
 	}
 	return roots
+}
+
+// converts reports whether the program converts a type, or a pointer to it, to an interface of package ib.
+func (p *Program) converts(n *types.Named, iface string) bool {
+	if p.converted == nil {
+		p.converted = map[string]map[*types.Named]bool{}
+	}
+	if p.converted[iface] == nil {
+		p.converted[iface] = p.convertedTo(iface)
+	}
+	return p.converted[iface][n.Origin()]
+}
+
+// convertedTo returns the types that the program converts to an interface of package ib. Pointers count as their
+// targets.
+func (p *Program) convertedTo(iface string) map[*types.Named]bool {
+	found := map[*types.Named]bool{}
+	made := func(v ssa.Value) bool {
+		_, ok := v.(*ssa.MakeInterface)
+		return ok
+	}
+	for _, f := range p.order {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				v, ok := at.(ssa.Value)
+				if !ok {
+					continue
+				}
+				to := v.Type()
+				switch at := at.(type) {
+				case *ssa.MakeInterface, *ssa.ChangeInterface:
+				case *ssa.TypeAssert:
+					to = at.AssertedType
+				default:
+					continue
+				}
+				if !isNamed(to, ibPath+"."+iface) {
+					continue
+				}
+				for _, o := range p.traces.origins(v, nil, made) {
+					if m, ok := o.v.(*ssa.MakeInterface); ok {
+						if n := namedOf(m.X.Type()); n != nil {
+							found[n.Origin()] = true
+						}
+					}
+				}
+			}
+		}
+	}
+	return found
 }
 
 // fieldsOf returns fields of the structs of a package, with their names.
@@ -109,17 +170,18 @@ func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.V
 	return of
 }
 
+// handlersStored returns the functions of consumers that may not sleep, except those of work requests.
+func (p *Program) handlersStored() []root {
+	want := p.fieldsOf(ibPath, handlerFields)
+	maps.Copy(want, p.fieldsOf(completionPath, completionFields))
+	for v := range p.nosleepFields {
+		want[v] = v.Name()
+	}
+	return p.stored(want, handlerArgs)
+}
+
 // stored returns the functions that are stored in fields of package ib or passed to functions of package ib.
-func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
-	want := p.fieldsOf(ibPath, fields)
-	if args {
-		maps.Copy(want, p.fieldsOf(completionPath, completionFields))
-	}
-	if args {
-		for v := range p.nosleepFields {
-			want[v] = v.Name()
-		}
-	}
+func (p *Program) stored(want map[*types.Var]string, args map[string]int) (roots []root) {
 	seen := map[*function]bool{}
 	add := func(v ssa.Value, what string) {
 		fn := functionOf(v)
@@ -142,10 +204,12 @@ func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
 						}
 					}
 				case ssa.CallInstruction:
-					if fn := at.Common().StaticCallee(); args && fn != nil && objectOf(fn) != nil {
+					if fn := at.Common().StaticCallee(); fn != nil && objectOf(fn) != nil {
 						if o, ok := objectOf(fn).(*types.Func); ok {
-							if i, ok := handlerArgs[o.FullName()]; ok {
-								add(at.Common().Args[i+1], "the function of "+short(o))
+							if i, ok := args[o.FullName()]; ok {
+								for _, from := range p.traces.origins(at.Common().Args[i+1], nil, isFunction) {
+									add(from.v, "the function of "+short(o))
+								}
 							}
 						}
 					}
@@ -168,10 +232,14 @@ func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
 	return roots
 }
 
+// isFunction reports whether a value is a known function.
+func isFunction(v ssa.Value) bool { return functionOf(v) != nil }
+
 // noSleepRoots returns the functions that may not sleep.
 func (p *Program) noSleepRoots() []root {
 	roots := p.methods(noSleepMethods)
-	roots = append(roots, p.stored(handlerFields, true)...)
+	roots = append(roots, p.handlersStored()...)
+	roots = append(roots, p.stored(p.fieldsOf(ibPath, driverFields), driverArgs)...)
 	roots = append(roots, p.completionRoots()...)
 	for _, f := range p.order {
 		if f.nosleep {
@@ -301,6 +369,16 @@ func (p *Program) driverIface(recv types.Type) string {
 		}
 	}
 	return ""
+}
+
+// isPromised reports whether a method belongs to an interface that is no driver interface, and may not sleep.
+func isPromised(recv types.Type, m *types.Func) bool {
+	n, ok := types.Unalias(recv).(*types.Named)
+	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != ibPath {
+		return false
+	}
+	_, optional := optionalOf[n.Obj().Name()]
+	return optional && slices.Contains(noSleepMethods[n.Obj().Name()], m.Name())
 }
 
 func (p *Program) mayNotSleep(recv types.Type, m *types.Func) bool {

@@ -84,7 +84,9 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 		f.op(c.at, opCopy, "copies to or from process memory by "+short(c.iface))
 		return false // the effect does not depend on the callee
 	}
-	if p.isDriverMethod(recv, c.iface) {
+	if isPromised(recv, c.iface) {
+		c.agreed = true
+	} else if p.isDriverMethod(recv, c.iface) {
 		c.agreed = true
 		if c.atomic = p.mayNotSleep(recv, c.iface); !c.atomic {
 			f.op(c.at, opSleep, "calls "+short(c.iface)+", which may sleep")
@@ -233,6 +235,7 @@ func (p *Program) isHandler(v *types.Var) bool {
 	}
 	if p.handlers == nil {
 		p.handlers = p.fieldsOf(ibPath, handlerFields)
+		maps.Copy(p.handlers, p.fieldsOf(ibPath, driverFields))
 		maps.Copy(p.handlers, p.fieldsOf(completionPath, completionFields))
 	}
 	return p.handlers[v] != ""

@@ -295,7 +295,7 @@ func (p *Program) entryPoints() map[*function]bool {
 			all[i] = append(all[i], it.Method(k).Name())
 		}
 	}
-	roots := slices.Concat(p.methods(all), p.noSleepRoots(), p.stored(clientFields, false))
+	roots := slices.Concat(p.methods(all), p.noSleepRoots(), p.stored(p.fieldsOf(ibPath, clientFields), nil))
 	for _, r := range roots {
 		is[r.f] = true
 	}
