@@ -132,7 +132,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 			}
 			for _, l := range held.sorted() {
 				k := locks.has(l)
-				if k == nil || next != nil && !next.locksHeldThroughout(held)[l] {
+				if k == nil || next != nil && !c.locksHeldIn(p, next, held)[l] {
 					continue
 				}
 				v := taken[k]

@@ -131,7 +131,7 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				if c.spawns && len(held) == 0 || c.agreed || f.allowed[NoSleep] != nil {
 					continue
 				}
-				for _, u := range c.passedUnder() {
+				for _, u := range c.passedUnder(p) {
 					if sleep.of[u.f] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
 						why := &cause{pos: c.pos, what: "calls " + name(u.f), next: u.f}
 						mark(u.by, u.f.locksHeldThroughout(u.held), why, p.endsInVagueWait(sleep, u.f), false)
@@ -142,7 +142,7 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				}
 				for _, g := range c.callees {
 					if sleep.of[g] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
-						mark(f, g.locksHeldThroughout(held), &cause{pos: c.pos, what: "calls " + name(g), next: g},
+						mark(f, c.locksHeldIn(p, g, held), &cause{pos: c.pos, what: "calls " + name(g), next: g},
 							p.endsInVagueWait(sleep, g), c.static != nil && hotplug[c.static.FullName()])
 					}
 				}
@@ -182,13 +182,13 @@ type passedWithLocks struct {
 
 // passedUnder returns the functions that a call passes to its callees, with the locks that the callees hold when
 // they call these functions.
-func (c *call) passedUnder() (list []passedWithLocks) {
+func (c *call) passedUnder(p *Program) (list []passedWithLocks) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
 			if a.f == nil || !g.runs[a.param] {
 				continue
 			}
-			if held := g.heldCalling(a.param, 0); len(held) > 0 {
+			if held := p.heldCalling(g, a.param, 0); len(held) > 0 {
 				list = append(list, passedWithLocks{a.f, g, held})
 			}
 		}
@@ -198,7 +198,7 @@ func (c *call) passedUnder() (list []passedWithLocks) {
 
 // heldCalling returns the locks that may be held when a function calls one of its parameters. The call may be
 // direct, or through a function to which the parameter is passed.
-func (f *function) heldCalling(param, depth int) lockSet {
+func (p *Program) heldCalling(f *function, param, depth int) lockSet {
 	held := lockSet{}
 	for _, c := range f.calls {
 		if c.spawns {
@@ -213,8 +213,8 @@ func (f *function) heldCalling(param, depth int) lockSet {
 			}
 			for _, g := range c.ownCallees() {
 				if g.runs[a.param] {
-					maps.Copy(held, f.locks.may[c.at])
-					maps.Copy(held, g.heldCalling(a.param, depth+1))
+					maps.Copy(held, p.heldCallingWith(g, a.param, f.locks.may[c.at], depth+1))
+					maps.Copy(held, p.heldCalling(g, a.param, depth+1))
 				}
 			}
 		}
@@ -236,6 +236,65 @@ func (f *function) locksHeldThroughout(held lockSet) lockSet {
 		}
 	}
 	return left
+}
+
+// locksHeldIn returns the locks that remain held during the whole execution of a callee of a call with some locks held.
+// The callee may be a function that the call passes to another callee, which may release locks before it calls the
+// function.
+func (c *call) locksHeldIn(p *Program, f *function, held lockSet) lockSet {
+	if i := slices.Index(c.callees, f); len(held) > 0 && i >= c.own {
+		during := lockSet{}
+		found := false
+		for _, a := range c.passes {
+			for _, g := range c.callees[:min(c.own, len(c.callees))] {
+				if a.f != nil && a.f.Function == f.Function && g.runs[a.param] {
+					found = true
+					maps.Copy(during, p.heldCallingWith(g, a.param, held, 0))
+				}
+			}
+		}
+		if found {
+			held = during
+		}
+	}
+	return f.locksHeldThroughout(held)
+}
+
+// heldCallingWith returns those of the locks held by the caller of a function that may still be held when the function
+// calls one of its parameters.
+func (p *Program) heldCallingWith(f *function, param int, held lockSet, depth int) lockSet {
+	if depth > maxFrames {
+		return held
+	}
+	for _, closure := range f.AnonFuncs { // the locks in closures that call the parameter are unknown
+		if g := p.funcs[closure]; g != nil && slices.ContainsFunc(g.calls, func(c *call) bool { return c.param == -param }) {
+			return held
+		}
+	}
+	during := lockSet{}
+	for _, c := range f.calls {
+		if c.spawns {
+			continue
+		}
+		left := held.clone()
+		for l := range held {
+			touched := f.locks.entered.has(l) != nil || slices.ContainsFunc(f.held, l.overlaps)
+			if touched && f.locks.may[c.at].has(l) == nil {
+				delete(left, l)
+			}
+		}
+		if c.param == param {
+			maps.Copy(during, left)
+		}
+		for _, a := range c.passes {
+			for _, g := range c.ownCallees() {
+				if a.from == param && g.runs[a.param] {
+					maps.Copy(during, p.heldCallingWith(g, a.param, left, depth+1))
+				}
+			}
+		}
+	}
+	return during
 }
 
 // condLocks returns the locks that sync.Cond.Wait releases.

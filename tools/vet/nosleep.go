@@ -98,7 +98,7 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 			}
 			for _, g := range c.callees {
 				if copies.of[g] != nil {
-					report(f, g.locksHeldThroughout(f.locks.may[c.at]), c.pos, "calls "+name(g), g)
+					report(f, c.locksHeldIn(p, g, f.locks.may[c.at]), c.pos, "calls "+name(g), g)
 				}
 			}
 		}
