@@ -173,7 +173,7 @@ func (q *streamQuery) ask(v ssa.Value, at *frame) {
 	q.seen[v] = true
 	defer func(u []string) { q.uses = u }(q.uses)
 	q.uses = streamUses(streamType(v))
-	origins := q.p.traces.origins(v, at, nil)
+	origins := q.p.traces.origins(v, at, isWriterOfType)
 	if _, ok := v.Type().Underlying().(*types.Slice); ok {
 		origins = q.elements(v, at)
 	}
@@ -183,6 +183,13 @@ func (q *streamQuery) ask(v ssa.Value, at *frame) {
 	for _, o := range origins {
 		q.origin(o)
 	}
+}
+
+// isWriterOfType reports whether a value is an interface made of a type that determines the called method. In this case
+// the origin of the value is irrelevant.
+func isWriterOfType(v ssa.Value) bool {
+	m, ok := v.(*ssa.MakeInterface)
+	return ok && namedOf(m.X.Type()) != nil && isStream(m.Type()) && !holdsStream(m.X.Type())
 }
 
 // elements returns the elements of a slice. For a slice of a literal, elements returns only the elements of that
@@ -203,7 +210,7 @@ func (q *streamQuery) elements(v ssa.Value, at *frame) (list []origin) {
 		}
 		for _, r := range *i.Referrers() {
 			if st, ok := r.(*ssa.Store); ok {
-				list = append(list, q.p.traces.origins(st.Val, at, nil)...)
+				list = append(list, q.p.traces.origins(st.Val, at, isWriterOfType)...)
 			}
 		}
 	}
@@ -222,6 +229,8 @@ func (q *streamQuery) origin(o origin) {
 		if !q.nonSleepingVariable(v) {
 			q.value(v)
 		}
+	case *ssa.MakeInterface:
+		q.method(v.X.Type())
 	case *ssa.Call:
 		q.made(v, o.at)
 	case *ssa.Extract:
