@@ -12,7 +12,9 @@ import (
 func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 	said := map[*lock]bool{}
 	at := map[token.Pos]bool{}
-	p.reach(NoSleep, p.noSleepRoots(), nil, func(v *visit) {
+	// A sleeping function of a helper package is reported at the call, because the caller can correct only the call.
+	reported := func(c *call) bool { return at[c.pos] }
+	p.reach(NoSleep, p.noSleepRoots(), reported, func(v *visit) {
 		for i := range v.f.ops {
 			o := &v.f.ops[i]
 			if o.kind != opSleep || p.escapes.at(p.Fset, o.pos, NoSleep) != nil || at[o.pos] {
@@ -24,16 +26,24 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 		}
 		for _, c := range v.f.calls {
 			// reported by checkHotplug
-			if c.spawns || !intoIB(v.f, c) || at[c.pos] || c.static != nil && hotplug[c.static.FullName()] {
+			if c.spawns || at[c.pos] || c.static != nil && hotplug[c.static.FullName()] {
 				continue
 			}
+			ib := intoIB(v.f, c)
 			for _, g := range c.callees {
-				if sleep.of[g] == nil || c.static == nil && !isIB(g) || p.escapes.at(p.Fset, c.pos, NoSleep) != nil {
+				called := c.called
+				if intoHelper(v.f, c, g) {
+					called = func() string { return name(g) }
+				} else if !ib || c.static == nil && !isIB(g) {
+					continue
+				}
+				if sleep.of[g] == nil || p.escapes.at(p.Fset, c.pos, NoSleep) != nil {
 					continue
 				}
 				at[c.pos] = true
 				path := append(v.path(Step{c.pos, name(v.f), "calls " + name(g)}), sleep.path(g)...)
-				reports = append(reports, Report{NoSleep, c.pos, v.root.why + " may sleep: it calls " + c.called(), path})
+				reports = append(reports,
+					Report{NoSleep, c.pos, v.root.why + " may sleep: it calls " + called(), path})
 			}
 		}
 		for _, s := range v.f.locks.direct {

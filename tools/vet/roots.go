@@ -258,7 +258,8 @@ type visit struct {
 }
 
 // reach visits all functions that the roots reach, in the order of their distance. reach does not follow calls with
-// an escape.
+// an escape. For a call for which stop returns true, check Callback follows no callee, and check NoSleep follows no
+// function of a helper package. stop may be nil.
 func (p *Program) reach(check string, roots []root, stop func(*call) bool, f func(*visit)) map[*function]*visit {
 	seen := map[*function]*visit{}
 	var queue []*visit
@@ -288,7 +289,7 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 				continue
 			}
 			for _, g := range c.callees {
-				if into && isIB(g) {
+				if into && isIB(g) || check == NoSleep && stop != nil && stop(c) && intoHelper(v.f, c, g) {
 					continue
 				}
 				if x := g.allowed[check]; x != nil {
@@ -321,6 +322,17 @@ func intoIB(f *function, c *call) bool {
 func isIB(f *function) bool {
 	pkg := pkgOf(f.Function)
 	return pkg != nil && pkg.Path() == ibPath
+}
+
+// isHelper reports whether a function belongs to a package below package ib, such as ib/completion.
+func isHelper(f *function) bool {
+	pkg := pkgOf(f.Function)
+	return pkg != nil && strings.HasPrefix(pkg.Path(), ibPath+"/")
+}
+
+// intoHelper reports whether a callee of a call belongs to a package below package ib, and the caller does not.
+func intoHelper(f *function, c *call, g *function) bool {
+	return !c.agreed && !isIB(f) && !isHelper(f) && isHelper(g)
 }
 
 // called returns the name of the callee of a call.
