@@ -1,10 +1,12 @@
 package vet
 
 import (
+	"cmp"
 	"fmt"
 	"go/token"
 	"go/types"
 	"slices"
+	"strings"
 
 	"golang.org/x/tools/go/ssa"
 )
@@ -14,6 +16,7 @@ import (
 // for a lock at an unknown place.
 type lock struct {
 	name  string
+	key   string
 	class *lock // for a part: its class
 	parts []*lock
 
@@ -91,10 +94,7 @@ func (s lockSet) sorted() []*lock {
 		list = append(list, l)
 	}
 	slices.SortFunc(list, func(a, b *lock) int {
-		if a.name < b.name {
-			return -1
-		}
-		return 1
+		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.key, b.key))
 	})
 	return list
 }
@@ -161,7 +161,7 @@ func (p *Program) markPrograms() {
 
 func (p *Program) lockNamed(key, name string) *lock {
 	if p.locks[key] == nil {
-		p.locks[key] = &lock{name: name}
+		p.locks[key] = &lock{name: name, key: key}
 	}
 	return p.locks[key]
 }
@@ -282,7 +282,11 @@ func (p *Program) onceLock(f *function, at ssa.CallInstruction) *lock {
 
 // partOf returns the part of a class for a place.
 func (p *Program) partOf(class *lock, key, field string) *lock {
-	l := p.lockNamed(class.name+" of "+key, shortKey(key)+"."+field)
+	name := shortKey(key) + "." + field
+	if strings.Contains(name, ".go:") { // the place is an allocation, which has no name
+		name = class.name
+	}
+	l := p.lockNamed(class.name+" of "+key, name)
 	if l.class == nil {
 		l.class, l.program = class, class.program
 		class.parts = append(class.parts, l)
