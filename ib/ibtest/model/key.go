@@ -26,6 +26,7 @@ type Region struct {
 	Fast     bool // created by AllocMR
 	MaxPages int
 	Map      *Mapping // mapping of the next REG_MR; nil: none
+	Doubt    bool     // a REG_MR was flushed that a driver may have executed
 }
 
 // Mapping is the memory of the last MR.Map.
@@ -48,6 +49,7 @@ type Window struct {
 	Len     uint64
 	Shift   uint64 // difference to the region's addresses
 	Refused bool   // the last bind was rejected
+	Doubt   bool   // a bind was flushed that a driver may have executed
 }
 
 func contains(first, n, addr, k uint64) bool {
@@ -109,7 +111,39 @@ func (m *Model) local(sgl []ib.SGE, pd ID, need ib.AccessFlags) locals {
 	return l
 }
 
+// inDoubt is the reason why some results are undefined: a driver may execute a local request before the requests in
+// front of it are complete, so a flushed one may have been executed.
+const inDoubt = "a region or window whose flushed request may have been executed"
+
+// leavesDoubt notes the regions and windows of the requests that a queue pair flushes.
+func (m *Model) leavesDoubt(q *QP) {
+	for i := range q.Sends {
+		s := &q.Sends[i]
+		switch {
+		case s.Op == ib.WRRegMR && m.Regions[s.Reg.MR] != nil:
+			m.Regions[s.Reg.MR].Doubt = true
+		case s.Op == ib.WRBindMW && m.Windows[s.Bind.MW] != nil:
+			m.Windows[s.Bind.MW].Doubt = true
+		}
+	}
+}
+
+// checkDoubt marks the result of a call as undefined if it depends on such a key.
+func (m *Model) checkDoubt(key uint32) {
+	for _, r := range m.Regions {
+		if r.Doubt && !r.Dead && (r.RKey^key)>>8 == 0 {
+			m.open(inDoubt)
+		}
+	}
+	for _, w := range m.Windows {
+		if w.Doubt && !w.Dead && (w.RKey^key)>>8 == 0 {
+			m.open(inDoubt)
+		}
+	}
+}
+
 func (m *Model) byLKey(key uint32) *Region {
+	m.checkDoubt(key)
 	for _, r := range m.Regions {
 		if r.Valid && !r.Dead && r.LKey == key {
 			return r
@@ -119,6 +153,7 @@ func (m *Model) byLKey(key uint32) *Region {
 }
 
 func (m *Model) byRKey(key uint32) (*Region, *Window) {
+	m.checkDoubt(key)
 	for _, r := range m.Regions {
 		if r.Valid && !r.Dead && r.RKey == key {
 			return r, nil
@@ -186,6 +221,9 @@ func length(spans []Span) (n uint64) {
 // bound returns the number of windows on a region.
 func (m *Model) bound(id ID) (n int) {
 	for _, w := range m.Windows {
+		if w.Doubt && !w.Dead {
+			m.open(inDoubt)
+		}
 		if w.Bound && !w.Dead && w.Region == id {
 			if w.Refused {
 				m.open("the region of a window whose last bind was rejected")
@@ -229,6 +267,9 @@ func (m *Model) tryBind(q *QP, b *Bind) bool {
 	w := m.Windows[b.MW]
 	if w == nil || w.Dead || w.PD != q.PD {
 		return false
+	}
+	if w.Doubt {
+		m.open(inDoubt)
 	}
 	m.changesKey(w.RKey)
 	key := w.RKey&^0xff | b.RKey&0xff
@@ -281,6 +322,9 @@ func (m *Model) tryBind(q *QP, b *Bind) bool {
 func (m *Model) register(q *QP, b *Reg) bool {
 	r := m.Regions[b.MR]
 	m.changesKey(b.Key)
+	if r != nil && r.Doubt {
+		m.open(inDoubt)
+	}
 	switch {
 	case r == nil, r.Dead, !r.Fast, r.Valid, r.Map == nil, r.PD != q.PD, b.Key>>8 != r.RKey>>8,
 		b.Access&remoteWrites != 0 && b.Access&ib.AccessLocalWrite == 0:

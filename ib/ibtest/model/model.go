@@ -299,6 +299,8 @@ func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	switch {
 	case !r.Fast, pages > uint64(r.MaxPages):
 		return syscall.EINVAL
+	case r.Doubt:
+		m.open(inDoubt)
 	case r.Valid:
 		return syscall.EBUSY
 	}

@@ -234,6 +234,9 @@ func (m *Model) reset(q *QP) {
 // toError flushes all work of a queue pair.
 func (m *Model) toError(q *QP) {
 	first := q.State != ib.QPErr
+	if first {
+		m.leavesDoubt(q)
+	}
 	for i := range q.Sends {
 		s := &q.Sends[i]
 		s.sent = m.deferred && q.State == ib.QPRTS && q.reliable() && s.done == nil && s.inlineMessage()
