@@ -112,11 +112,12 @@ func (c rereg) String() string {
 func (c rereg) uses() []model.ID { return []model.ID{c.mr, c.pd} }
 
 func (c rereg) device(x *runner) got {
-	s := x.span(c.at)
-	return got{err: x.objs[c.mr].mr.Rereg(c.flags, ib.MRChange{
+	s, mr := x.span(c.at), x.objs[c.mr].mr
+	err := mr.Rereg(c.flags, ib.MRChange{
 		Space: x.areas[c.at.area].space, Addr: s.Addr, Length: s.Len, IOVA: c.iova,
 		PD: x.objs[c.pd].pd, Access: c.access,
-	})}
+	})
+	return got{err: err, lkey: mr.LKey(), rkey: mr.RKey()}
 }
 
 func (c rereg) expect(x *runner, m *model.Model, g *got) want {
@@ -135,7 +136,11 @@ func (c rereg) expect(x *runner, m *model.Model, g *got) want {
 		ch.Access = &c.access
 	}
 	mr := x.objs[c.mr].mr
-	return wantErr(m.Rereg(c.mr, ch, mr.LKey(), mr.RKey()))
+	lkey, rkey := mr.LKey(), mr.RKey()
+	if g != nil { // another thread may have changed the region since
+		lkey, rkey = g.lkey, g.rkey
+	}
+	return wantErr(m.Rereg(c.mr, ch, lkey, rkey))
 }
 
 // allocMR creates a region for fast registration.

@@ -138,6 +138,8 @@ type got struct {
 	attr   ib.QPAttr     // result of a query
 	init   ib.QPInitAttr // result of a query
 	wcs    []ib.WC       // result of a poll
+
+	lkey, rkey uint32 // keys after a rereg
 }
 
 // want is the result of a call on a model.
