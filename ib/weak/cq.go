@@ -86,7 +86,7 @@ func (c *cq) reported() {
 //
 //verbena:held mu
 func (c *cq) delays() bool {
-	return c.d.Choices&Of(LateCompletion, MissedCompletion, CrossOrder, LateFlush) != 0 && !c.moderated
+	return c.d.Choices&Of(LateCompletion, MissedCompletion, CrossOrder, LateFlush, SplitAtomic) != 0 && !c.moderated
 }
 
 // Moderate implements ib.CQModerator. A moderated queue counts its completions, and does not delay them.
@@ -145,6 +145,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	}
 	if n > 0 {
 		err = nil
+		storeAtomics()
 	}
 	if c.notify&ib.NotifyNextComp != 0 && len(c.held) > 0 && c.delays() {
 		c.later = true
@@ -220,6 +221,10 @@ func (d *driver) entry(wc ib.WC) entry {
 	}
 	if d.has(LateFlush) && wc.Status == ib.WCWRFlushErr {
 		e.wait += 1 + d.draw(LateFlush, side, e.seq, 4)
+	}
+	if d.has(SplitAtomic) && e.send && wc.Status == ib.WCSuccess &&
+		(wc.Opcode == ib.WCFetchAdd || wc.Opcode == ib.WCCompSwap) {
+		e.wait += 1 + d.draw(SplitAtomic, side, e.seq, 3)
 	}
 	return e
 }

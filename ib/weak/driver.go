@@ -27,14 +27,16 @@ type driver struct {
 	mu     sync.Mutex
 	made   uint64 // number of queue pairs created
 	queues uint64 // number of completion queues created
-	last   uint64 // last request number
-	reqs   map[uint64]*request
-	qps    map[*ib.QP]*qp
-	later  map[*qp]struct{} // queue pairs with delayed sends
-	cqs    map[*cq]struct{}
-	mrs    map[uint32]*mr // by the inner driver's local keys
-	holds  map[kind]bool  // kinds of requests that the inner driver has accepted
-	slept  uint64         // number of calls of slow
+	// regions is the number of regions with an atomicSpace.
+	regions uint64
+	last    uint64 // last request number
+	reqs    map[uint64]*request
+	qps     map[*ib.QP]*qp
+	later   map[*qp]struct{} // queue pairs with delayed sends
+	cqs     map[*cq]struct{}
+	mrs     map[uint32]*mr // by the inner driver's local keys
+	holds   map[kind]bool  // kinds of requests that the inner driver has accepted
+	slept   uint64         // number of calls of slow
 
 	timer   sync.Mutex // taken under the inner driver's locks
 	ticking bool
@@ -110,6 +112,7 @@ func (d *driver) QueryPKey(port, index int) (uint16, error) {
 // EnterError implements ib.Driver. Delayed requests are flushed later.
 func (d *driver) EnterError() {
 	d.Driver.EnterError()
+	storeAtomics()
 	d.kick()
 }
 
@@ -205,7 +208,7 @@ func (d *driver) tick() {
 		cqs = append(cqs, c)
 	}
 	d.mu.Unlock()
-	more := false
+	more := d.stepAtomics()
 	for _, q := range qps {
 		more = q.advance() || more
 	}

@@ -59,6 +59,7 @@ var litmuses = []litmus{
 	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freesHandlerFirst},
 	{weak.WriteOrder, "waits for the last byte of a WRITE", pollsLastByte},
 	{weak.WriteOrder, "waits for the first byte of a WRITE", pollsFirstByte},
+	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", addsByProcessor},
 	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitsByTime},
 }
 
@@ -564,6 +565,40 @@ func at(b []byte, i int) byte { return b[i] }
 func pollsLastByte(w *world, wrong bool) error { return pollsByte(w, wrong, 63, 0) }
 
 func pollsFirstByte(w *world, wrong bool) error { return pollsByte(w, wrong, 0, 63) }
+
+// increment adds 1 to a word. increment hides the data race with the device from the race detector.
+//
+//go:norace
+func increment(b []byte) { (*[8]byte)(b)[0]++ }
+
+func addsByProcessor(w *world, wrong bool) error {
+	a, b := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
+	w.connectWith(a, b, ib.AccessRemoteAtomic)
+	old, word := w.buffer(make([]byte, 8), private), w.buffer(make([]byte, 8), ib.AccessLocalWrite|ib.AccessRemoteAtomic)
+	const n = 16
+	for range n {
+		add := word.to(ib.WRAtomicFetchAdd, old)
+		add.CompareAdd = 1
+		a.post(add)
+		if wrong {
+			settleBriefly()
+			increment(word.b)
+		}
+		if wc := w.wait(a.send, 1)[0]; wc.Status != ib.WCSuccess {
+			return fmt.Errorf("atomic: %v", wc.Status)
+		}
+		if !wrong {
+			increment(word.b)
+		}
+	}
+	if got := at(word.b, 0); got != 2*n {
+		return fmt.Errorf("word: got %d, want %d", got, 2*n)
+	}
+	return nil
+}
+
+// settleBriefly waits for the execution of a request, but less than a step of the device.
+func settleBriefly() { testutil.Advance(50 * time.Microsecond) }
 
 // pollsByte polls one byte of the target of WRITEs, and then reads another one.
 func pollsByte(w *world, wrong bool, polled, other int) error {

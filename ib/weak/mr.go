@@ -53,6 +53,8 @@ type mr struct {
 	access ib.AccessFlags
 	gone   bool
 	shadow *shadow // nil: none
+	// atomics is the memory that the inner driver uses; nil: that of region. Changes are also under driver.mu.
+	atomics *atomicSpace
 	// poisoned contains the memory of posted receives that is filled with the pattern.
 	poisoned []*target
 }
@@ -75,8 +77,10 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	}
 	d.delayCall()
 	m := &mr{d: d, obj: h, region: r, pd: pd, access: access}
+	inner, atomics := d.splitAtomics(r, access)
+	m.atomics = atomics
 	var err error
-	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.grant), pd, r, access, nil); err != nil {
+	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.grant), pd, inner, access, nil); err != nil {
 		return nil, err
 	}
 	if m.shadow, err = d.newShadow(r, pd, access); err != nil {
@@ -84,8 +88,20 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mrs[m.key] = m
+	d.addRegion(m)
 	return m, nil
+}
+
+// addRegion adds a region to the table.
+//
+//verbena:held mu
+func (d *driver) addRegion(m *mr) {
+	d.mrs[m.key] = m
+	if m.atomics != nil {
+		d.regions++
+		m.atomics.ord = d.regions
+	}
+	d.noteShared(m)
 }
 
 // grant sets the keys that consumers see. It hides the inner driver's local key.
@@ -143,6 +159,7 @@ func (m *mr) Dereg() error {
 	if err := m.DriverMR.Dereg(); err != nil {
 		return err
 	}
+	m.atomics.end()
 	m.d.mu.Lock()
 	if m.d.mrs[m.key] == m {
 		delete(m.d.mrs, m.key)
@@ -169,14 +186,16 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 		return err
 	}
 	was := m.key
+	to, atomics := m.d.splitAtomics(r, access)
 	if m.d.has(NewKeys) {
-		err = m.replace(r, pd, access)
+		err = m.replace(to, pd, access)
 	} else {
-		err = inner.Rereg(r, pd, access, u)
+		err = inner.Rereg(to, pd, access, u)
 	}
 	if err != nil {
 		return errors.Join(err, shadow.end())
 	}
+	m.atomics.end()
 	m.mu.Lock()
 	for len(m.poisoned) > 0 {
 		m.poisoned[0].restore(0)
@@ -186,7 +205,8 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 	m.mu.Unlock()
 	m.d.mu.Lock()
 	delete(m.d.mrs, was)
-	m.d.mrs[m.key] = m
+	m.atomics = atomics
+	m.d.addRegion(m)
 	m.d.mu.Unlock()
 	return shadow.end()
 }

@@ -619,6 +619,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	if err := q.DriverQP.Modify(attr, mask, u); err != nil {
 		return err
 	}
+	storeAtomics()
 	if mask&ib.QPAttrState == 0 {
 		return nil
 	}
@@ -733,6 +734,7 @@ func (q *qp) Destroy() error {
 		q.mu.Unlock()
 		return err
 	}
+	storeAtomics()
 	q.freeAH(held...)
 	q.d.drop(held...)
 	q.report(false)

@@ -22,6 +22,7 @@ const (
 	PoisonedTarget
 	LastCallback
 	WriteOrder
+	SplitAtomic
 	numChoices
 )
 
@@ -159,6 +160,14 @@ var Choices = [numChoices]Row{
 		"writes one half of some WRITEs first, the first or the second one, and the other half some steps later",
 		"ibv_reg_mr(3), ordering semantics: data are guaranteed to be present only after a completing event",
 		"polls a byte of a WRITE's target, and treats it as proof of the other bytes",
+	},
+	{
+		SplitAtomic, "split-atomic",
+		"stores the results of some atomic operations, and reports their completions, some steps after it has read the " +
+			"word; for other operations of the device the result is stored at once",
+		"ibv_query_device(3), IBV_ATOMIC_HCA; IBA 9.4.5: atomic operations are atomic among the queue pairs of one " +
+			"device, not with respect to the processor",
+		"changes a word by the processor while a peer's atomic operation on the word may be in progress",
 	},
 }
 

@@ -1,0 +1,200 @@
+package weak
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// wordLen is the length of the operand of an atomic operation, in bytes.
+const wordLen = 8
+
+// atomicSpace is the memory of a region with the right to atomic operations. A driver executes an atomic operation as a
+// read of the word and a write of the result. An atomicSpace delays some of these writes. An access of the device to the
+// region ends the delay, so operations of the device remain atomic among themselves. An access of the processor does
+// not.
+type atomicSpace struct {
+	umem.Space
+	d   *driver
+	ord uint64 // number of the region in creation order
+
+	mu     sync.Mutex
+	count  uint64 // number of atomic operations
+	read   uint64 // address of the word that the last access has read, or 0
+	addr   uint64 // address of the delayed write, or 0
+	result [wordLen]byte
+	wait   int  // remaining steps of the delay
+	shared bool // other regions have the same memory; no write is delayed
+}
+
+// delayedWrites holds the spaces of all devices with a delayed write. A completion of another device may prove that the
+// operation has ended.
+var delayedWrites struct {
+	count atomic.Int64 // length of in
+	sync.Mutex
+	in map[*atomicSpace]struct{}
+}
+
+// splitAtomics returns the region to register in the inner driver in place of r, and its memory. The memory is nil if
+// no write is delayed.
+func (d *driver) splitAtomics(r *umem.Region, access ib.AccessFlags) (*umem.Region, *atomicSpace) {
+	if !d.has(SplitAtomic) || access&ib.AccessRemoteAtomic == 0 || !isLocal(r) {
+		return r, nil
+	}
+	if a, err := d.Driver.QueryDevice(); err != nil || a.AtomicCap != ib.AtomicHCA {
+		return r, nil
+	}
+	memory := umem.NewLocal()
+	if err := memory.AddAt(r.Addr(), r.Direct(r.IOVA(), r.Len())); err != nil {
+		return r, nil
+	}
+	s := &atomicSpace{Space: memory, d: d}
+	inner, err := umem.Get(s, nil, r.Addr(), r.Len(), r.IOVA(), true)
+	if err != nil {
+		return r, nil
+	}
+	return inner, s
+}
+
+// noteShared ends the delays in regions that have memory in common with m. The driver's accesses through one region do
+// not end the delay of a write through the other.
+//
+//verbena:held mu
+func (d *driver) noteShared(m *mr) {
+	for _, o := range d.mrs {
+		if o == m || o.atomics == nil && m.atomics == nil {
+			continue
+		}
+		o.mu.RLock()
+		overlap := !o.gone && o.region.Addr() < m.region.Addr()+m.region.Len() &&
+			m.region.Addr() < o.region.Addr()+o.region.Len()
+		o.mu.RUnlock()
+		if overlap {
+			o.atomics.share()
+			m.atomics.share()
+		}
+	}
+}
+
+// share ends the delays of the space. s may be nil.
+func (s *atomicSpace) share() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store()
+	s.shared = true
+}
+
+// ReadV implements umem.Space.
+func (s *atomicSpace) ReadV(dst [][]byte, addr uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store()
+	s.read = 0
+	if isWord(dst, addr) {
+		s.read = addr
+	}
+	return s.Space.ReadV(dst, addr)
+}
+
+// WriteV implements umem.Space.
+func (s *atomicSpace) WriteV(src [][]byte, addr uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store()
+	if s.read != addr && isWord(src, addr) { // the driver may store the former value of the word in between
+		return s.Space.WriteV(src, addr)
+	}
+	atomically := s.read == addr && isWord(src, addr) && !s.shared
+	s.read = 0
+	if !atomically {
+		return s.Space.WriteV(src, addr)
+	}
+	s.count++
+	s.wait = s.d.draw(SplitAtomic, s.ord, s.count, 4)
+	if s.wait == 0 {
+		return s.Space.WriteV(src, addr)
+	}
+	s.addr = addr
+	copy(s.result[:], src[0])
+	delayedWrites.Lock()
+	defer delayedWrites.Unlock()
+	if delayedWrites.in == nil {
+		delayedWrites.in = map[*atomicSpace]struct{}{}
+	}
+	delayedWrites.in[s] = struct{}{}
+	delayedWrites.count.Store(int64(len(delayedWrites.in)))
+	s.d.kick()
+	return nil
+}
+
+// isWord reports whether an access may be the half of an atomic operation.
+func isWord(v [][]byte, addr uint64) bool {
+	return len(v) == 1 && len(v[0]) == wordLen && addr%wordLen == 0 && addr != 0
+}
+
+// store executes the delayed write.
+//
+//verbena:held mu
+func (s *atomicSpace) store() {
+	if s.addr == 0 {
+		return
+	}
+	_ = s.Space.WriteV([][]byte{s.result[:]}, s.addr) // the read has shown that the memory exists
+	s.addr = 0
+	delayedWrites.Lock()
+	defer delayedWrites.Unlock()
+	delete(delayedWrites.in, s)
+	delayedWrites.count.Store(int64(len(delayedWrites.in)))
+}
+
+// storeAtomics executes all delayed writes. The consumer may now have proof that the operations have ended.
+func storeAtomics() {
+	for _, s := range delayed(nil) {
+		s.mu.Lock()
+		s.store()
+		s.mu.Unlock()
+	}
+}
+
+// delayed returns the spaces of a device with a delayed write. A nil device means all devices.
+func delayed(d *driver) (some []*atomicSpace) {
+	if delayedWrites.count.Load() == 0 {
+		return nil
+	}
+	delayedWrites.Lock()
+	defer delayedWrites.Unlock()
+	for s := range delayedWrites.in {
+		if d == nil || s.d == d {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+// stepAtomics executes one step for the delayed writes of the device. It reports whether more steps are needed.
+func (d *driver) stepAtomics() (more bool) {
+	for _, s := range delayed(d) {
+		s.mu.Lock()
+		if s.wait--; s.wait <= 0 {
+			s.store()
+		}
+		more = more || s.addr != 0
+		s.mu.Unlock()
+	}
+	return more
+}
+
+// end executes the delayed write of a region that is deregistered or changed. s may be nil.
+func (s *atomicSpace) end() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store()
+}
