@@ -23,6 +23,9 @@ type checker struct {
 	live    map[*object]struct{}
 	made    uint64 // number of objects created
 
+	regions  sync.Map // from regionKey to *region
+	landings landings
+
 	looking   sync.Mutex // held during an inspection of the goroutines
 	reporting sync.Mutex
 	reported  map[string]bool // under reporting
@@ -54,8 +57,11 @@ type ending struct{}
 
 func (ending) Leave(c *observe.Call) {
 	f := c.State.(*frame)
-	if c.Kind == observe.Handler {
+	switch c.Kind {
+	case observe.Handler:
 		f.obj.noteReturned(f, c.Returned)
+	case observe.Change:
+		f.obj.addRegion()
 	}
 	if f.unregistered {
 		f.k.stillInside(f)

@@ -59,6 +59,8 @@ type object struct {
 	raised  atomic.Pointer[[]uintptr]
 	handler atomic.Pointer[frame] // the handler call in progress
 
+	region atomic.Pointer[region] // MR
+
 	// The next fields belong to a QP or SRQ.
 	work     *work       // nil: the work requests of the queue are not tracked
 	stopping atomic.Bool // the driver has begun the destruction
@@ -103,6 +105,7 @@ func (o *object) Enter(c *observe.Call) error {
 	case observe.Destroy:
 		return o.destroy(c, f)
 	case observe.Change:
+		o.endRegion()
 		defer o.checkInFlight(c.What)
 	}
 	c.State = f
@@ -135,6 +138,7 @@ func (o *object) destroy(c *observe.Call, f *frame) error {
 		return err
 	}
 	o.ends.Store(&f.entry)
+	o.endRegion()
 	o.checkInFlight(c.What)
 	return nil
 }
@@ -175,6 +179,7 @@ func (o *object) Note(e observe.Event, _ any) error {
 	switch e {
 	case observe.Born:
 		o.addLive()
+		o.addRegion()
 	case observe.Died:
 		o.removeLive()
 	case observe.Abandoned:

@@ -78,6 +78,9 @@ const (
 	RuleLeftInCQ
 	// RuleUseAfterRemove is violated by a client that uses a device after the client's Remove has returned.
 	RuleUseAfterRemove
+	// RuleSourceChanged is violated by a consumer that changes the memory of a SEND or RDMA WRITE before it has polled the
+	// completion.
+	RuleSourceChanged
 	numRules
 )
 
@@ -112,6 +115,7 @@ var ruleText = [numRules]struct {
 	RuleSRQUndrained:         {"srq-undrained", 5},
 	RuleCQTooSmall:           {"cq-too-small", 1},
 	RuleUnsignaledOnly:       {"unsignaled-only", 1},
+	RuleSourceChanged:        {"source-changed", 1},
 }
 
 // String returns the name of the rule, such as "callchain".

@@ -18,6 +18,12 @@ type request struct {
 	begin, end uint64  // start and end times of the post; end is 0 while the post is in progress
 	pending    *object // the queue that counts the request in pending
 	at         []uintptr
+
+	// sources is the memory that the request sends. targets is memory that the request may change. since is the number
+	// of landings at the post.
+	sources []source
+	targets []span
+	since   uint64
 }
 
 // work tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are not
@@ -93,13 +99,11 @@ func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 	if w == nil || w.sendCap == 0 || f == nil {
 		return func(int) {}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.seq++
 	var posted []*request
 	for i := range wrs {
 		wr := &wrs[i]
-		r := &request{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, begin: w.seq, at: f.entry}
+		r := &request{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, at: f.entry}
+		w.noteMemory(r, wr)
 		if wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite {
 			r.keys = keysOf(wr.SGList)
 		}
@@ -113,7 +117,7 @@ func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 		}
 		posted = append(posted, r)
 	}
-	w.send = append(w.send, posted...)
+	w.begin(&w.send, posted)
 	return func(n int) {
 		w.noteAccepted(&w.send, posted, n, w.sendCQ, w.sendCap)
 		w.checkSignaled(f)
@@ -126,19 +130,27 @@ func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	if w == nil || w.recvCap == 0 || f == nil {
 		return func(int) {}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.seq++
 	var posted []*request
 	for i := range wrs {
-		posted = append(posted, &request{id: wrs[i].ID, keys: keysOf(wrs[i].SGList), signaled: true, begin: w.seq,
-			at: f.entry})
+		posted = append(posted, &request{id: wrs[i].ID, keys: keysOf(wrs[i].SGList), signaled: true, at: f.entry,
+			targets: w.targetsOf(wrs[i].SGList)})
 	}
-	w.recv = append(w.recv, posted...)
+	w.begin(&w.recv, posted)
 	return func(n int) {
 		w.noteAccepted(&w.recv, posted, n, w.recvCQ, w.recvCap)
 		w.checkRoom(f, w.recvCQ)
 	}
+}
+
+// begin appends requests to a queue at the start of their post.
+func (w *work) begin(queue *[]*request, posted []*request) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seq++
+	for _, r := range posted {
+		r.begin = w.seq
+	}
+	*queue = append(*queue, posted...)
 }
 
 // noteAccepted records that the driver has accepted the first n requests. If the number of requests then exceeds the
@@ -160,13 +172,18 @@ func (w *work) noteAccepted(queue *[]*request, posted []*request, n int, cq *obj
 		return r.end == 0 && slices.Contains(posted, r)
 	})
 	for len(*queue) > 2*room+64 {
-		(*queue)[0].done()
+		w.done((*queue)[0])
 		*queue = (*queue)[1:]
 	}
 }
 
-// done must be called with work.mu held.
-func (r *request) done() {
+// done records that a request is done, or will not complete.
+//
+//verbena:held mu
+func (w *work) done(r *request) {
+	if len(r.targets) > 0 {
+		w.o.k.landings.add(r.targets)
+	}
 	if r.pending != nil {
 		r.pending.pending.Add(-1)
 		r.pending = nil
@@ -241,7 +258,7 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 		wc := &wcs[i]
 		if wc.QP != nil {
 			if qp := objectOf(wc.QP); qp != nil {
-				qp.work.completed(o, wc)
+				qp.work.completed(f, o, wc)
 				continue
 			}
 		}
@@ -250,7 +267,7 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 			o.nameless.Add(1)
 		}
 		if w != nil && wc.QP == nil {
-			if r := w.completed(o, wc); r != nil && !w.lost() {
+			if r := w.completed(f, o, wc); r != nil && !w.lost() {
 				o.k.report(Violation{
 					Rule: RuleDestroyUndrained,
 					What: fmt.Sprintf("a completion of QP %d was polled after the QP had been destroyed: "+
@@ -292,16 +309,18 @@ func (o *object) destroyedQPs() map[uint32]*work {
 
 // completed records a completion on cq. completed returns the request of the completion, or nil if the request is
 // unknown.
-func (w *work) completed(cq *object, wc *ib.WC) (r *request) {
+func (w *work) completed(f *frame, cq *object, wc *ib.WC) (r *request) {
 	if w == nil {
 		return nil
 	}
 	mayRecv := w.recvCQ == cq && (wc.Status != ib.WCSuccess || wc.Opcode&ib.WCRecv != 0)
 	maySend := w.sendCQ == cq && (wc.Status != ib.WCSuccess || wc.Opcode&ib.WCRecv == 0)
 	if maySend {
+		var changed []*request
 		w.mu.Lock()
-		r = w.sent(wc)
+		r, changed = w.sent(wc)
 		w.mu.Unlock()
+		w.checkSources(f, changed)
 	}
 	if !mayRecv {
 		return r
@@ -317,17 +336,18 @@ func (w *work) completed(cq *object, wc *ib.WC) (r *request) {
 		return r
 	}
 	r = from.recv[i]
-	r.done()
+	from.done(r)
 	from.recv = slices.Delete(from.recv, i, i+1)
 	return r
 }
 
 // sent removes the request of a completion from the send queue, together with all requests that may have preceded it.
-// Later requests of the same PostSend remain.
+// Later requests of the same PostSend remain. changed is the list of the removed requests with source memory that has
+// changed. The comparison is under the lock, because another thread may poll a later completion and then change the
+// memory.
 //
 //verbena:held w.mu
-func (w *work) sent(wc *ib.WC) *request {
-	var r *request
+func (w *work) sent(wc *ib.WC) (r *request, changed []*request) {
 	same := 0
 	for _, x := range w.send {
 		if x.id != wc.ID {
@@ -343,19 +363,22 @@ func (w *work) sent(wc *ib.WC) *request {
 		}
 	}
 	if r == nil {
-		return nil
+		return nil, nil
 	}
 	passed := false
 	w.send = slices.DeleteFunc(w.send, func(x *request) bool {
 		behind := passed && x.begin == r.begin
 		passed = passed || x == r
 		if !behind && (r.end == 0 || x.begin < r.end) {
-			x.done()
+			w.done(x)
+			if wc.Status == ib.WCSuccess && x.changed() {
+				changed = append(changed, x)
+			}
 			return true
 		}
 		return false
 	})
-	return r
+	return r, changed
 }
 
 // noteState records the state of the queue pair after a Modify.
@@ -394,7 +417,7 @@ func (w *work) connect(on bool) {
 //verbena:held w.mu
 func (w *work) forget() {
 	for _, r := range slices.Concat(w.send, w.recv) {
-		r.done()
+		w.done(r)
 	}
 	w.send, w.recv = nil, nil
 }
@@ -407,7 +430,7 @@ func (w *work) noteDestroyed(at []uintptr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range slices.Concat(w.send, w.recv) {
-		r.done()
+		w.done(r)
 	}
 	if w.qp == nil {
 		return

@@ -60,6 +60,22 @@ var workConsumers = []wrongConsumer{
 		says: "rule in-flight",
 	},
 	{
+		defect: "fills the memory of a request again after the reply and before the completion of the request",
+		use: func(e *env) {
+			p := rc(e)
+			request, reply := e.buffer(p.pd, 64, ib.AccessLocalWrite), e.buffer(p.pd, 64, ib.AccessLocalWrite)
+			p.recv(1, 1, 0, 64)
+			if _, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: reply.sgl(0, 64)}); err != nil {
+				e.Fatal(err)
+			}
+			p.post(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: request.sgl(0, 64)})
+			e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+			request.b[0]++
+			e.waitOne(p.cqs[0], 3, ib.WCSuccess)
+		},
+		says: "rule source-changed",
+	},
+	{
 		defect: "deregisters the source of an unsignaled write without the completion of a later request",
 		use: func(e *env) {
 			p := rc(e)
