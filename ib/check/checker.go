@@ -22,6 +22,8 @@ type checker struct {
 	threads map[int64]*thread // by goroutine; contains only threads with frames
 	live    map[*object]struct{}
 	made    uint64 // number of objects created
+	// abandoned contains abandoned objects of clients, except those of user contexts.
+	abandoned map[*object]struct{}
 
 	regions  sync.Map // from regionKey to *region
 	landings landings
@@ -33,7 +35,8 @@ type checker struct {
 
 func newChecker(cfg Config) *checker {
 	return &checker{
-		cfg: cfg, threads: map[int64]*thread{}, live: map[*object]struct{}{}, reported: map[string]bool{},
+		cfg: cfg, threads: map[int64]*thread{}, live: map[*object]struct{}{}, abandoned: map[*object]struct{}{},
+		reported: map[string]bool{},
 	}
 }
 

@@ -77,6 +77,7 @@ func (d *device) Note(e observe.Event, arg any) error {
 		inside := d.k.callsInside(observe.Goroutine(), func(x *frame) bool { return x.by == d })
 		d.k.reportInside(RuleUseAfterRemove, d.dev, inside, when, at)
 		d.leftBehind(d.client, when)
+		d.abandonedIdle(when)
 	case observe.Unregistered:
 		at := callers()
 		d.unregistered.Store(&at)
@@ -157,6 +158,39 @@ func (d *device) leftBehind(cl *ib.Client, when string) {
 		}
 	}
 	k.mu.Unlock()
+	d.reportLeft(left, fmt.Sprintf("objects left when %s returned", when), when)
+}
+
+// abandonedIdle reports, once, the client's abandoned objects at the end of its Remove. Abandon is allowed if a
+// destruction, or another call of the client, is in progress.
+func (d *device) abandonedIdle(when string) {
+	k, self := d.k, observe.Goroutine()
+	k.mu.Lock()
+	var left []*object
+	idle := true
+	for o := range k.abandoned {
+		if o.owner != d.client || o.dev != d.dev {
+			continue
+		}
+		left = append(left, o)
+		delete(k.abandoned, o)
+		idle = idle && o.ends.Load() == nil
+	}
+	for id, th := range k.threads {
+		idle = idle && (id == self || th.find(func(x *frame) bool {
+			return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d.dev &&
+				(x.by == d || x.obj != nil && x.obj.owner == d.client)
+		}) == nil)
+	}
+	k.mu.Unlock()
+	if idle {
+		d.reportLeft(left, fmt.Sprintf("objects abandoned when %s returned, although no call on them was in progress", when),
+			when)
+	}
+}
+
+// reportLeft reports objects that a client has not destroyed.
+func (d *device) reportLeft(left []*object, what, when string) {
 	if len(left) == 0 {
 		return
 	}
@@ -169,9 +203,8 @@ func (d *device) leftBehind(cl *ib.Client, when string) {
 			stacks = append(stacks, Stack{o.kind + " made at", trace(o.made)})
 		}
 	}
-	k.report(Violation{
-		Rule: RuleLeftBehind, What: fmt.Sprintf("objects left when %s returned: %s", when, strings.Join(kinds, ", ")),
-		Stacks: stacks,
+	d.k.report(Violation{
+		Rule: RuleLeftBehind, What: what + ": " + strings.Join(kinds, ", "), Stacks: stacks,
 	}, d.dev, left[0].made)
 }
 

@@ -1,8 +1,10 @@
 package check
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -29,6 +31,7 @@ type object struct {
 	destroyed atomic.Pointer[[]uintptr] // stack of the destruction
 	ends      atomic.Pointer[[]uintptr] // stack of the call that started the destruction
 	abandoned atomic.Bool               // may be used after Unregister, until its destruction
+	program   bool                      // belongs to a user context
 	// a queue of a user context, on which the program may post and poll without a call
 	user bool
 
@@ -73,13 +76,24 @@ const eventFunction = "event function"
 func (k *checker) Object(self any, kind string, by, of observe.Subject) observe.Subject {
 	d := by.(*device)
 	o := &object{k: k, self: self, dev: d.dev, by: d, kind: kind, made: callers(), owner: d.client}
-	if of != nil && o.owner == nil {
-		o.owner = of.(*object).owner
+	if of != nil {
+		o.program = of.(*object).program
+		o.owner = cmp.Or(o.owner, of.(*object).owner)
 	}
+	o.program = o.program || k.inUserCall()
 	if o.owner == nil {
 		o.owner = d.owner()
 	}
 	return o
+}
+
+// inUserCall reports whether the calling thread executes a call of a user context (ib.UserSide).
+func (k *checker) inUserCall() bool {
+	id := observe.Goroutine()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	th := k.threads[id]
+	return th != nil && th.find(func(f *frame) bool { return strings.HasPrefix(f.what, "user.") }) != nil
 }
 
 // objectOf returns the checked state of an object of package ib, or nil if the object is not checked.
@@ -236,6 +250,7 @@ func (o *object) removeLive() {
 	id := observe.Goroutine()
 	o.k.mu.Lock()
 	delete(o.k.live, o)
+	delete(o.k.abandoned, o)
 	var inside *frame
 	for _, th := range o.k.threads {
 		// A thread that waits for its own destruction call is not inside the object.
@@ -259,6 +274,9 @@ func (o *object) abandon() {
 	o.k.mu.Lock()
 	defer o.k.mu.Unlock()
 	delete(o.k.live, o)
+	if o.owner != nil && !o.program && o.destroyed.Load() == nil {
+		o.k.abandoned[o] = struct{}{}
+	}
 }
 
 var errProbe = errors.New("only checked mode has armed the queue")

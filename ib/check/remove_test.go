@@ -1,10 +1,14 @@
 package check_test
 
 import (
+	"context"
+	"errors"
 	"sync"
 	"testing"
+
 	"verbena/ib"
 	"verbena/ib/check"
+	"verbena/ib/ibfake"
 )
 
 // TestCheckUseAfterRemove checks that a client must not use its device handle after Remove has returned. Handles of
@@ -129,5 +133,51 @@ func TestClientsDevice(t *testing.T) {
 	w.expect(t, check.RuleLeftBehind)
 	if err := core.Unregister(dev); err == nil {
 		t.Error("Unregister with a remaining object: got nil, want an error")
+	}
+}
+
+// TestCheckAbandonedIdle checks that a client must not abandon objects in Remove, unless a destruction is in progress.
+func TestCheckAbandonedIdle(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		destroys bool
+		rules    []check.Rule
+	}{
+		{"idle", false, []check.Rule{check.RuleLeftBehind}},
+		{"a destruction goes on", true, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w, core := &witness{}, &ib.Core{}
+			check.On(core, check.Config{Report: w.report})
+			h, drv := newDevice("fake0")
+			must(t, core.Register(h))
+			entered, release := drv.Hold(ibfake.DestroyCQ)
+			var cq *ib.CQ
+			var pd *ib.PD
+			cl := &ib.Client{Name: "A", Add: func(d *ib.Device) (_ any, err error) {
+				pd, err = d.AllocPD()
+				must(t, err)
+				cq, err = d.CreateCQ(ib.CQInit{Entries: 4})
+				return nil, err
+			}, Remove: func(*ib.Device, any) {
+				if c.destroys {
+					ctx, cancel := context.WithCancel(t.Context())
+					go func() {
+						<-entered
+						cancel()
+					}()
+					if err := cq.DestroyContext(ctx); !errors.Is(err, context.Canceled) {
+						t.Errorf("DestroyContext with a blocked driver: got %v, want %v", err, context.Canceled)
+					}
+				}
+				cq.Abandon()
+				pd.Abandon()
+			}}
+			must(t, core.RegisterClient(cl))
+			core.UnregisterClient(cl)
+			w.expect(t, c.rules...)
+			release()
+			must(t, core.Unregister(h))
+		})
 	}
 }

@@ -12,9 +12,9 @@ import (
 const wordLen = 8
 
 // atomicSpace is the memory of a region with the right to atomic operations. A driver executes an atomic operation as a
-// read of the word and a write of the result. An atomicSpace delays some of these writes. An access of the device to the
-// region ends the delay, so operations of the device remain atomic among themselves. An access of the processor does
-// not.
+// read of the word and a write of the result. An atomicSpace delays some of these writes. An access of the device to
+// the region ends the delay, so operations of the device remain atomic among themselves. An access of the processor
+// does not.
 type atomicSpace struct {
 	umem.Space
 	d   *driver
