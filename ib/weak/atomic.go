@@ -16,7 +16,7 @@ const wordLen = 8
 // the region ends the delay, so operations of the device remain atomic among themselves. An access of the processor
 // does not.
 type atomicSpace struct {
-	umem.Space
+	*umem.Local
 	d   *driver
 	ord uint64 // number of the region in creation order
 
@@ -50,7 +50,7 @@ func (d *driver) splitAtomics(r *umem.Region, access ib.AccessFlags) (*umem.Regi
 	if err := memory.AddAt(r.Addr(), r.Direct(r.IOVA(), r.Len())); err != nil {
 		return r, nil
 	}
-	s := &atomicSpace{Space: memory, d: d}
+	s := &atomicSpace{Local: memory, d: d}
 	inner, err := umem.Get(s, nil, r.Addr(), r.Len(), r.IOVA(), true)
 	if err != nil {
 		return r, nil
@@ -89,7 +89,7 @@ func (s *atomicSpace) share() {
 	s.shared = true
 }
 
-// ReadV implements umem.Space.
+// ReadV implements umem.Space. The memory belongs to this process.
 func (s *atomicSpace) ReadV(dst [][]byte, addr uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +98,7 @@ func (s *atomicSpace) ReadV(dst [][]byte, addr uint64) error {
 	if isWord(dst, addr) {
 		s.read = addr
 	}
-	return s.Space.ReadV(dst, addr)
+	return s.Local.ReadV(dst, addr)
 }
 
 // WriteV implements umem.Space.
@@ -107,17 +107,17 @@ func (s *atomicSpace) WriteV(src [][]byte, addr uint64) error {
 	defer s.mu.Unlock()
 	s.store()
 	if s.read != addr && isWord(src, addr) { // the driver may store the former value of the word in between
-		return s.Space.WriteV(src, addr)
+		return s.Local.WriteV(src, addr)
 	}
 	atomically := s.read == addr && isWord(src, addr) && !s.shared
 	s.read = 0
 	if !atomically {
-		return s.Space.WriteV(src, addr)
+		return s.Local.WriteV(src, addr)
 	}
 	s.count++
 	s.wait = s.d.draw(SplitAtomic, s.ord, s.count, 4)
 	if s.wait == 0 {
-		return s.Space.WriteV(src, addr)
+		return s.Local.WriteV(src, addr)
 	}
 	s.addr = addr
 	copy(s.result[:], src[0])
@@ -144,7 +144,7 @@ func (s *atomicSpace) store() {
 	if s.addr == 0 {
 		return
 	}
-	_ = s.Space.WriteV([][]byte{s.result[:]}, s.addr) // the read has shown that the memory exists
+	_ = s.Local.WriteV([][]byte{s.result[:]}, s.addr) // the read has shown that the memory exists
 	s.addr = 0
 	delayedWrites.Lock()
 	defer delayedWrites.Unlock()
