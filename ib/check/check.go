@@ -28,7 +28,8 @@ type Config struct {
 
 // On turns checked mode on for devices that are registered later. The rules are those of the comment of package ib;
 // docs/results/contract.md lists them. Checked mode adds several microseconds to a call. When checked mode is off,
-// posting and polling cost nothing extra, and other calls cost one comparison. On may not sleep.
+// posting and polling cost nothing extra, and other calls cost one comparison. While a callback of the device waits for
+// a lock, checked mode delays the return of calls that may sleep, by up to 120 ms. On may not sleep.
 //
 // The checker attributes callbacks and methods to threads by goroutine. A callback or method must therefore not
 // continue on another goroutine. The checker finds sleepers by inspecting goroutines with long calls, and can

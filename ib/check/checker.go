@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,6 +28,8 @@ type checker struct {
 
 	regions  sync.Map // from regionKey to *region
 	landings landings
+
+	acrossTime, acrossLooks atomic.Int64 // see across.go
 
 	looking   sync.Mutex // held during an inspection of the goroutines
 	reporting sync.Mutex
@@ -69,6 +72,7 @@ func (ending) Leave(c *observe.Call) {
 	if f.unregistered {
 		f.k.stillInside(f)
 	}
+	f.k.checkAcross(f)
 	f.leave()
 	if f.kind == inCallback && !c.Returned {
 		f.k.report(Violation{

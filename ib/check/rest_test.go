@@ -3,8 +3,10 @@ package check_test
 import (
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
 	"verbena/ib"
 	"verbena/ib/check"
 )
@@ -43,5 +45,63 @@ func TestCheckLockHeldBySleeper(t *testing.T) {
 				t.Errorf("second stack: got %v, want the stack of the lock holder", v)
 			}
 		}
+	}
+}
+
+// TestCheckLockAcrossCall checks a callback that waits for a lock while another thread's call that may sleep returns.
+// The callback must be reported if the lock is held across the call, although the call has not slept.
+func TestCheckLockAcrossCall(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		across bool
+	}{{"held across the call", true}, {"held by a thread that works", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			w, core := &witness{}, &ib.Core{}
+			check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.report})
+			var mu sync.Mutex
+			begun := make(chan int, 1)
+			b := newBenchOn(t, core, func(*ib.CQ) {
+				begun <- 1
+				mu.Lock()
+				defer mu.Unlock()
+			}, nil)
+			locked := make(chan int)
+			var calls atomic.Int32
+			var wg sync.WaitGroup
+			if c.across {
+				mu.Lock()
+			} else {
+				wg.Go(func() {
+					mu.Lock()
+					defer mu.Unlock()
+					close(locked)
+					for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end) || calls.Load() < 10; {
+					}
+				})
+				<-locked
+			}
+			second(b.cq.ReqNotify(ib.NotifyNextComp))
+			b.drv.cq.Completed()
+			<-begun
+			for range 10 {
+				must(t, second(b.dev.QueryDevice()))
+				calls.Add(1)
+			}
+			if c.across {
+				mu.Unlock()
+			}
+			wg.Wait()
+			b.free(t)
+			if !c.across {
+				w.expect(t)
+				return
+			}
+			w.expect(t, check.RuleSleepInCallback)
+			for _, v := range w.seen() {
+				if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockAcrossCall") {
+					t.Errorf("second stack: got %v, want the stack of the lock holder", v)
+				}
+			}
+		})
 	}
 }
