@@ -10,7 +10,7 @@ import (
 
 // A lock that a thread holds across a call that may sleep must not be taken by a callback. A call that returns quickly
 // does not show this mistake. The checker therefore delays the return of such a call while a callback of the device
-// waits for a lock. If no other goroutine runs meanwhile, the lock belongs to the caller, or to a goroutine that sleeps.
+// waits for a lock. If no other goroutine runs meanwhile, the lock belongs to the caller or to a sleeping goroutine.
 const (
 	acrossLook = 3 * time.Millisecond
 	acrossMost = 40          // looks for one call
