@@ -422,20 +422,29 @@ func testDestroyedTarget(e *env) {
 			}
 		}}
 	}, send, recv)
-	// The target keeps no reference to the shared queue that it has used.
+	// The target keeps no reference to the shared queues that it has used, and knows all their completion queues.
+	other := e.reportingCQ()
+	srqs := []*ib.SRQ{srq, e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: other.CQ,
+		Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})}
 	ini, tgt := e.xrcPair(pd, x, send.CQ)
-	e.postSRQ(srq, ib.RecvWR{ID: 9, SGList: buf.sgl(128, 128)})
-	wr := ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: srq.Num()}
-	if n, err := ini.PostSend(wr); n != 1 {
-		e.Fatalf("post send: %v", err)
+	for _, s := range srqs {
+		e.postSRQ(s, ib.RecvWR{ID: 9, SGList: buf.sgl(128, 128)})
+		wr := ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: s.Num()}
+		if n, err := ini.PostSend(wr); n != 1 {
+			e.Fatalf("post send: %v", err)
+		}
+		e.waitOne(send.CQ, 9, ib.WCSuccess)
 	}
-	e.waitOne(send.CQ, 9, ib.WCSuccess)
 	num := tgt.Num()
-	e.destroy(srq)
+	for _, s := range srqs {
+		e.destroy(s)
+	}
 	e.destroy(tgt)
-	if wc := e.waitOne(recv.CQ, 9, ib.WCSuccess); wc.QPNum != num || wc.QP != nil {
-		e.Errorf("target destroyed after its shared receive queue: completion has number %d and object %p, want %d and nil",
-			wc.QPNum, wc.QP, num)
+	for _, cq := range []*ib.CQ{recv.CQ, other.CQ} {
+		if wc := e.waitOne(cq, 9, ib.WCSuccess); wc.QPNum != num || wc.QP != nil {
+			e.Errorf("target destroyed after its shared receive queues: completion has number %d and object %p, want %d and nil",
+				wc.QPNum, wc.QP, num)
+		}
 	}
 }
 
