@@ -21,6 +21,10 @@ type Config struct {
 	Report func(Violation)
 	// Timeout is the longest permitted wait for a lock. A longer wait means a deadlock or a sleeping lock holder.
 	// Default: 2 s. Direct sleeping is reported at once.
+	//
+	// Timeout is also the longest time for which completions may wait for a poll after ReqNotify, or after a handler that
+	// has not armed its CQ (RuleArmWithoutPoll, RuleNotRearmed, RuleLeftInCQ). A program that polls less often needs a
+	// longer Timeout. A program that runs for less than two Timeouts may get no report.
 	Timeout time.Duration
 	// ClientTimeout is the longest permitted duration of an Add, a Remove or a callback. Default: 30 s.
 	ClientTimeout time.Duration
