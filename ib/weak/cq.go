@@ -47,7 +47,7 @@ type entry struct {
 	send bool
 	seq  uint64 // number of the request in its queue
 	wait int    // remaining steps
-	half bool   // the completion is that of the first posted half of a WRITE
+	half bool   // the completion is that of the first posted part of a WRITE
 }
 
 // Unwrap gives access to the optional interfaces of the inner queue.

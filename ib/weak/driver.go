@@ -131,10 +131,10 @@ type request struct {
 	hidden  bool
 	arrived bool // a hidden request has completed in the inner driver; under cq.mu
 
-	// half is the number in the inner driver of the half of a WRITE that is posted first, or 0.
+	// half is the number in the inner driver of the part of a WRITE that is posted first, or 0.
 	half              uint64
-	cut               uint64 // length of the first half before the second half is posted; 0: the halves are not separate
-	halfDone, halfBad bool   // whether that half has succeeded or failed; under cq.mu
+	cut               uint64 // length of the first part until one part is posted; 0: the parts are not separate
+	halfDone, halfBad bool   // whether that part has succeeded or failed; under cq.mu
 
 	wr    ib.SendWR // the work request of a delayed send
 	ownAH bool      // the address handle of wr is a copy

@@ -59,6 +59,8 @@ var litmuses = []litmus{
 	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freesHandlerFirst},
 	{weak.WriteOrder, "waits for the last byte of a WRITE", pollsLastByte},
 	{weak.WriteOrder, "waits for the first byte of a WRITE", pollsFirstByte},
+	{weak.WriteOrder, "waits for the first byte, and reads the next words", pollsHeader},
+	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollsTrailer},
 	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", addsByProcessor},
 	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitsByTime},
 }
@@ -565,6 +567,10 @@ func at(b []byte, i int) byte { return b[i] }
 func pollsLastByte(w *world, wrong bool) error { return pollsByte(w, wrong, 63, 0) }
 
 func pollsFirstByte(w *world, wrong bool) error { return pollsByte(w, wrong, 0, 63) }
+
+func pollsHeader(w *world, wrong bool) error { return pollsByte(w, wrong, 0, 24) }
+
+func pollsTrailer(w *world, wrong bool) error { return pollsByte(w, wrong, 63, 40) }
 
 // increment adds 1 to a word. increment hides the data race with the device from the race detector.
 //

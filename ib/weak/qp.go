@@ -411,21 +411,32 @@ func (q *qp) begin() bool {
 	return true
 }
 
-// cut returns the length of the first half of a WRITE whose halves are written one after the other, or 0. A refused
-// WRITE changes no memory, so the target must be in a region of the same device.
+// edge is the length, in bytes, of a part that is much shorter than the other part of its WRITE.
+const edge = 16
+
+// cut returns the length of the first part of a WRITE whose parts are written one after the other, or 0. A refused
+// WRITE changes no memory, so the target must be in a region of the same device. The low bits of the drawn number
+// decide whether the WRITE is cut, which part is first, the delay, and the place.
 func (q *qp) cut(wr *ib.SendWR, seq uint64) uint64 {
 	n := uint64(len(wr.Inline))
 	for _, s := range wr.SGList {
 		n += uint64(s.Length)
 	}
 	if !q.d.has(WriteOrder) || wr.Opcode != ib.WRRDMAWrite || q.init.Type != ib.QPTypeRC || q.init.SigAll || n < 32 ||
-		q.d.draw(WriteOrder, q.ord, seq, 2) == 0 || !q.d.writable(wr.RKey, wr.RemoteAddr, n) {
+		q.d.draw(WriteOrder, q.ord, seq, 64)%2 == 0 || !q.d.writable(wr.RKey, wr.RemoteAddr, n) {
 		return 0
 	}
-	return n/2 - (wr.RemoteAddr+n/2)%8 // an aligned word is written as a whole
+	at := n / 2
+	switch q.d.draw(WriteOrder, q.ord, seq, 64) / 16 {
+	case 2:
+		at = edge
+	case 3:
+		at = n - edge
+	}
+	return at - (wr.RemoteAddr+at)%8 // an aligned word is written as a whole
 }
 
-// beginHalf posts one half of a WRITE, and delays the other half.
+// beginHalf posts one part of a WRITE, and delays the other part.
 //
 //verbena:held mu
 func (q *qp) beginHalf(r *request) {

@@ -157,7 +157,8 @@ var Choices = [numChoices]Row{
 	},
 	{
 		WriteOrder, "write-order",
-		"writes one half of some WRITEs first, the first or the second one, and the other half some steps later",
+		"divides some WRITEs in the middle, after a short first part or before a short last part; writes either part first, " +
+			"and the other part some steps later",
 		"ibv_reg_mr(3), ordering semantics: data are guaranteed to be present only after a completing event",
 		"polls a byte of a WRITE's target, and treats it as proof of the other bytes",
 	},
