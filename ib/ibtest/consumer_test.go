@@ -170,7 +170,7 @@ var basicConsumers = []wrongConsumer{
 			e.destroy(cq)
 			unlock()
 		},
-		says: "has waited for long",
+		says: "rule sleep-in-callback",
 	},
 	{
 		defect: "keeps a queue pair past Remove",

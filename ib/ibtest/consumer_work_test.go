@@ -390,7 +390,7 @@ var callbackConsumers = []wrongConsumer{
 			e.eventually("the handler", begun.Load)
 			e.reported()
 		},
-		says: "the completion handler has waited for long",
+		says: "rule sleep-in-callback",
 	},
 	asks("resizes the CQ in its handler", func(_ *env, _ *pair, cq *ib.CQ) { cq.Resize(256) }, "rule sleep-in-callback"),
 	asks("queries a queue pair in a handler", func(_ *env, p *pair, _ *ib.CQ) { p.qps[0].Query(ib.QPAttrState) },

@@ -122,14 +122,37 @@ func (e *env) longest(pd *ib.PD, op ib.WROpcode, n uint32) {
 		}
 		e.Fatalf("post opcode %d of %d bytes, MaxMsgSize: %v", op, n, err)
 	}
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitLong(p.cqs[0], 1, to)
 	if op == ib.WRSend {
-		if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != n {
+		if wc := e.waitLong(p.cqs[1], 2, to); wc.ByteLen != n {
 			e.Errorf("receive of %d bytes, MaxMsgSize: got ByteLen %d", n, wc.ByteLen)
 		}
 	}
 	if got := to.n.Load(); got < uint64(n) {
 		e.Errorf("opcode %d of %d bytes, MaxMsgSize: got %d bytes stored", op, n, got)
+	}
+}
+
+// waitLong waits for the successful completion of a message to a sink, as long as data arrive.
+func (e *env) waitLong(cq *ib.CQ, id uint64, to *sink) ib.WC {
+	e.Helper()
+	wait, stored := e.newWait(), uint64(0)
+	for {
+		wc := make([]ib.WC, 1)
+		n, err := cq.Poll(wc)
+		e.must("poll", err)
+		if n == 1 {
+			if wc[0].ID != id || wc[0].Status != ib.WCSuccess {
+				e.Fatalf("completion of work request %d with %q, want %d with success", wc[0].ID, wc[0].Status, id)
+			}
+			return wc[0]
+		}
+		if now := to.n.Load(); now != stored {
+			wait, stored = e.newWait(), now
+		}
+		if wait.over() {
+			e.Fatalf("a long message: got no data for %v, want a completion", e.cfg.timeout)
+		}
 	}
 }
 
