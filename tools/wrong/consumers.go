@@ -193,7 +193,7 @@ func (l *link) traffic(n int) error {
 const pause = 50 * time.Millisecond // delay after which handlers have run
 
 // Consumers lists the mistakes, each with the consumer that makes it.
-var Consumers = slices.Concat(firstConsumers, secondConsumers, weakConsumers)
+var Consumers = slices.Concat(firstConsumers, secondConsumers, thirdConsumers, weakConsumers)
 
 var firstConsumers = []Consumer{
 	{
