@@ -248,7 +248,8 @@ func (w *work) checkSources(f *frame, changed []*request) {
 	}
 }
 
-// deviceMayChange reports whether an outstanding request or a peer may change memory of this process.
+// deviceMayChange reports whether an outstanding request or a peer may change memory of this process. The memory of a
+// region of AllocMR is unknown, so such a region may have any memory.
 func (k *checker) deviceMayChange(s span) bool {
 	may := false
 	k.regions.Range(func(_, x any) bool {
