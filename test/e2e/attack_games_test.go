@@ -136,7 +136,8 @@ func TestAttackForkStorm(t *testing.T) {
 	s.bounded(before, 100)
 	testutil.Eventually(t, "descriptors to be closed and threads to end", func() bool {
 		l := s.load()
-		return l.descriptors <= before.descriptors+20 && l.threads <= before.threads+20
+		// The Go runtime keeps idle threads, more of them after a busy time. A leak is one for each process.
+		return l.descriptors <= before.descriptors+20 && l.threads <= before.threads+80
 	})
 }
 
