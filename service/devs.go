@@ -15,9 +15,9 @@ import (
 	"verbena/uverbs"
 )
 
-// altered reports whether a command has put the device into a state that only another command or an event ends. In such
-// a state the device is unplugged, its hardware hangs or does not respond, or a reset is armed.
-func (l *rdmaLink) altered() bool {
+// inManualState reports whether a command has put the device into a state that only another command or an event ends.
+// In such a state the device is unplugged, its hardware hangs or does not respond, or a reset is armed.
+func (l *rdmaLink) inManualState() bool {
 	st := l.slot.Status()
 	return st.State != slot.Running || st.Armed != "" || l.hw.State() != driver.Running
 }

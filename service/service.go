@@ -401,5 +401,5 @@ func (s *Service) changedByHandLocked() bool {
 		return true
 	}
 	return s.links.configured ||
-		slices.ContainsFunc(s.links.list, func(l *rdmaLink) bool { return l.altered() || len(l.faults.List()) > 0 })
+		slices.ContainsFunc(s.links.list, func(l *rdmaLink) bool { return l.inManualState() || len(l.faults.List()) > 0 })
 }

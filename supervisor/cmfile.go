@@ -84,7 +84,7 @@ func (p *cmPipe) current() bool { return p.want == p.full && !p.edge }
 func (p *cmPipe) update() {
 	for {
 		p.mu.Lock()
-		if busy := p.busy; busy != nil { // the pipe changes before full is set
+		if busy := p.busy; busy != nil { // another thread updates the pipe; full may be out of date until it ends
 			p.mu.Unlock()
 			timer := time.NewTimer(pipeTimeout)
 			select {
@@ -434,20 +434,21 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 func (w *worker) nonBlocking(f *openFile) (bool, error) {
 	th, err := w.lookUpThread()
 	if err != nil {
-		return false, onlyGone(err)
+		return false, keepErrGone(err)
 	}
 	defer th.close()
 	fd := int32(w.n.args[0])
 	copied, err := w.copyFile(th, fd)
 	if err != nil {
-		return err == unix.EPERM && w.nonBlockingByProc(fd), onlyGone(err)
+		return err == unix.EPERM && w.nonBlockingByProc(fd), keepErrGone(err)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
 	return err == nil && isFile(copied, f.inode) && flags&unix.O_NONBLOCK != 0, nil
 }
 
-func onlyGone(err error) error {
+// keepErrGone returns errGone errors, and nil for others.
+func keepErrGone(err error) error {
 	if errors.Is(err, errGone) {
 		return err
 	}

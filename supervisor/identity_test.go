@@ -207,7 +207,8 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// TestMemoryByHelperIsBound tests that the supervisor never accesses memory opened by the launcher by process ID.
+// TestMemoryByHelperIsBound tests that the supervisor never uses a process ID to access memory that
+// the launcher has opened.
 // The service itself may not access the process, and the process ID may be reused.
 func TestMemoryByHelperIsBound(t *testing.T) {
 	defer func() { askHelper = false }()

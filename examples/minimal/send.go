@@ -78,7 +78,7 @@ func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 		return ib.WCRetryExcErr, true // the same status as without a response
 	case len(p.recvs) == 0 && q.attr.RNRRetry == 0:
 		return ib.WCRNRRetryExcErr, true
-	case len(p.recvs) == 0: // receiver not ready: retries take no time in this driver, so they continue without limit
+	case len(p.recvs) == 0: // receiver not ready: this driver has no timer, so the request waits for a receive
 		return 0, false
 	}
 	wc := ib.WC{Opcode: ib.WCRecv, ByteLen: uint32(len(data)), SrcQP: q.h.Num(), Port: 1}

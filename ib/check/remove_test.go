@@ -11,8 +11,8 @@ import (
 	"verbena/ib/ibfake"
 )
 
-// TestCheckUseAfterRemove checks that a client must not use its device handle after Remove has returned. Handles of
-// other clients are not affected.
+// TestCheckUseAfterRemove checks that checked mode reports a client that uses its device handle after Remove has
+// returned. Handles of other clients are not affected.
 func TestCheckUseAfterRemove(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -936,7 +936,7 @@ func caught(t *testing.T, r *recorder, says string) {
 		t.Fatalf("driver: got no failed check, want one: %s", r)
 	}
 	if !strings.Contains(r.String(), says) {
-		t.Errorf("caught, but it does not say %q:\n%.2000s", says, r)
+		t.Errorf("failed check: got a message without %q:\n%.2000s", says, r)
 	}
 }
 

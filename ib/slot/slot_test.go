@@ -429,7 +429,7 @@ func TestMomentOfAnotherDevice(t *testing.T) {
 		t.Errorf("pending moments of a former device: got %q, want none", a)
 	}
 	must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
-	h.onReset = h.hit // called directly, and also by the moment
+	h.onReset = h.hit // the work request is reached during the reset
 	must(t, s.Reset(t.Context()))
 	h.onReset = nil
 	must(t, s.Reset(t.Context()))

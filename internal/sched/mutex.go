@@ -22,14 +22,14 @@ var singleCPU = runtime.NumCPU() == 1
 
 // Lock locks m.
 func (m *Mutex) Lock() {
-	if m.mu.TryLock() || m.look() {
+	if m.mu.TryLock() || m.spin() {
 		return
 	}
 	m.mu.Lock()
 }
 
-// look spins for a short time.
-func (m *Mutex) look() bool {
+// spin tries to take the mutex for a short time, and reports whether it has taken it.
+func (m *Mutex) spin() bool {
 	if singleCPU {
 		return false
 	}

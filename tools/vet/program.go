@@ -39,7 +39,7 @@ type Program struct {
 	nosleepFields map[*types.Var]bool
 	nosleepLines  map[line]bool
 	programLocks  map[*types.Var]*Escape
-	values        map[*types.Package][]*ssa.Function // see taken
+	values        map[*types.Package][]*ssa.Function // functions used as values; see functionValues
 	decls         map[types.Object][]directive
 	locks         map[string]*lock
 	split         split

@@ -148,7 +148,7 @@ func (p *Program) convertedTo(iface string) map[*types.Named]bool {
 	return found
 }
 
-// fieldsOf returns fields of the structs of a package, with their names.
+// fieldsOf returns the listed fields of the listed structs of a package, each with its qualified name.
 func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.Var]string {
 	of := map[*types.Var]string{}
 	k := p.prog.ImportedPackage(path)

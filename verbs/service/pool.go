@@ -45,8 +45,8 @@ func newPool(f *os.File, allocate func(addr uint64, n int) (uint64, error)) *poo
 	return &pool{file: f, allocate: allocate, free: map[int][]piece{}}
 }
 
-// sizeOf returns the size of a piece for n bytes. There are four sizes for each power of two, in whole pages.
-func sizeOf(n int) int {
+// pieceSize returns the size of a piece for n bytes. There are four sizes for each power of two, in whole pages.
+func pieceSize(n int) int {
 	page := int(umem.PageSize)
 	n = (n + page - 1) &^ (page - 1)
 	step := max(page, 1<<max(0, bits.Len(uint(n-1))-3))
@@ -58,7 +58,7 @@ func (p *pool) alloc(n int) (transport.Memory, error) {
 	if n <= 0 || n > 1<<46 {
 		return transport.Memory{}, fmt.Errorf("allocate %d bytes: %w", n, syscall.EINVAL)
 	}
-	size := sizeOf(n)
+	size := pieceSize(n)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
