@@ -440,7 +440,7 @@ func TestNetlinkResources(t *testing.T) {
 	}
 	dev := w.srv.devices()[0].ib
 	view := rdmacm.View{Device: dev}
-	ids := []ucma.Info{{PID: 1, Owner: mine, View: view}, {PID: 2, Owner: others, View: view}, {PID: 3, Owner: mine}}
+	ids := []ucma.IDInfo{{PID: 1, Owner: mine, View: view}, {PID: 2, Owner: others, View: view}, {PID: 3, Owner: mine}}
 	for _, tt := range []struct {
 		name   string
 		source netlinkSource

@@ -486,7 +486,7 @@ func ifIndexOf(d *device, port int) uint32 {
 const handleBits = 20
 
 // ids returns the connection manager's IDs on a device that the sender may see.
-func (s netlinkSource) ids(all []ucma.Info, dev string) (list []ucma.Info) {
+func (s netlinkSource) ids(all []ucma.IDInfo, dev string) (list []ucma.IDInfo) {
 	for _, i := range all {
 		if s.sees(i.Owner) && i.View.Device != nil && i.View.Device.Name() == dev {
 			list = append(list, i)

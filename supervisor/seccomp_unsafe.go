@@ -110,7 +110,7 @@ func setFilter(filter []unix.SockFilter, flags uintptr) (listener int, err error
 	return int(fd), nil
 }
 
-// bytesOf returns the memory of a value, which has the kernel's layout for programs.
+// bytesOf returns the bytes of *v, whose type has the layout of the kernel's user ABI.
 func bytesOf[T unix.Stat_t | unix.Statx_t](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }

@@ -21,7 +21,7 @@ import (
 //
 // The kernel holds a lock of the pipe while it copies data into the memory of the reader, and this copy may block.
 // Until the copy ends, every call on the pipe blocks, even a non-blocking call. The thread that raises an event
-// therefore only queues the record, and a goroutine writes the record (pump). A thread must acquire the token turn
+// therefore only queues the record, and a goroutine writes the record (pump). A thread must acquire the token
 // before a call on the pipe. mu is not held during such calls. pipeGate limits the number of threads in calls on the
 // pipes of a user's files.
 //

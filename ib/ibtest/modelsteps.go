@@ -98,7 +98,7 @@ func testModelDestroyed(e *env) {
 	known := modeltest.NewAbilities()
 	for i := range max(1, e.seeds()/40) {
 		seed := *modelSeed + uint64(i)
-		if f := modeltest.RunDestroyed(e.factory(seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
+		if f := modeltest.RunDestroyPrefixes(e.factory(seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
 			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
 		}
 	}

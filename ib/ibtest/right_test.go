@@ -13,8 +13,8 @@ var rightDrivers = []struct {
 	name  string
 	alter func(d *wrongDriver)
 }{
-	{"small", func(d *wrongDriver) { limited(d, 2, 32, 512) }},
-	{"smallest", func(d *wrongDriver) { limited(d, 1, 16, 256) }},
+	{"small", func(d *wrongDriver) { setLimits(d, 2, 32, 512) }},
+	{"smallest", func(d *wrongDriver) { setLimits(d, 1, 16, 256) }},
 	{"few queue pairs", func(d *wrongDriver) {
 		const most = 64
 		d.limits = func(a *ib.DeviceAttr) { a.MaxQP = most }
@@ -41,8 +41,8 @@ func TestRightDrivers(t *testing.T) {
 	}
 }
 
-// limited gives the device the limits of small hardware for SEND.
-func limited(d *wrongDriver, elements, requests, completions int) {
+// setLimits gives the device the limits of small hardware for SEND.
+func setLimits(d *wrongDriver, elements, requests, completions int) {
 	d.limits = func(a *ib.DeviceAttr) {
 		a.MaxSendSGE, a.MaxRecvSGE, a.MaxSGERd, a.MaxSRQSGE = elements, elements, 1, elements
 		a.MaxQPWR, a.MaxSRQWR, a.MaxCQE = requests, requests, completions

@@ -114,8 +114,8 @@ type event struct {
 	resp    ucm.EventResp
 }
 
-// Info describes an ID.
-type Info struct {
+// IDInfo describes an ID.
+type IDInfo struct {
 	ID       uint32
 	PID, UID int      // IDs of the process that opened the file
 	Owner    quota.ID // the user who is charged
@@ -125,7 +125,7 @@ type Info struct {
 }
 
 // IDs describes all IDs, sorted by number. It may sleep.
-func (s *Server) IDs() (list []Info) {
+func (s *Server) IDs() (list []IDInfo) {
 	s.mu.Lock()
 	ids := slices.SortedFunc(maps.Values(s.ids), func(a, b *context) int { return cmp.Compare(a.id, b.id) })
 	files := make([]*File, len(ids))
@@ -134,7 +134,7 @@ func (s *Server) IDs() (list []Info) {
 	}
 	s.mu.Unlock()
 	for i, c := range ids {
-		list = append(list, Info{
+		list = append(list, IDInfo{
 			ID: c.id, PID: files[i].cfg.PID, UID: files[i].cfg.UID, Owner: files[i].cfg.User.ID(), Space: c.cm.Space(),
 			Type: c.cm.Type(), View: c.cm.View(),
 		})

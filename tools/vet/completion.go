@@ -217,7 +217,7 @@ func (q *queueQuery) add(f *function, in contexts) {
 	maps.Copy(q.of[f].made, q.made)
 }
 
-// parameterIn returns the function that has at least one of two values as a parameter.
+// parameterIn returns the function of the first parameter in the list, or nil if the list contains no parameter.
 func parameterIn(list ...ssa.Value) *ssa.Function {
 	for _, v := range list {
 		if x, ok := v.(*ssa.Parameter); ok {

@@ -160,17 +160,17 @@ type poller struct {
 	closed  bool    // the descriptors are closed as well
 }
 
-// descriptors is the number of the service's descriptors for a poller, in addition to watches.
-const descriptors = 2
+// descriptorsPerPoller is the number of the service's descriptors for a poller, in addition to watches.
+const descriptorsPerPoller = 2
 
 func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
 	p := &poller{set: s, user: u}
 	p.files.Store(&[]*Polled{})
-	if err := u.Take(quota.Descriptors, descriptors); err != nil {
+	if err := u.Take(quota.Descriptors, descriptorsPerPoller); err != nil {
 		return nil, err
 	}
 	if p.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		u.Give(quota.Descriptors, descriptors)
+		u.Give(quota.Descriptors, descriptorsPerPoller)
 		return nil, fmt.Errorf("epoll_create1: %w", err)
 	}
 	if p.kick, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
@@ -207,7 +207,7 @@ func (p *poller) closeFiles() {
 	if p.kick > 0 {
 		unix.Close(p.kick)
 	}
-	p.user.Give(quota.Descriptors, descriptors)
+	p.user.Give(quota.Descriptors, descriptorsPerPoller)
 }
 
 // startLocked starts a thread. mu must be held.

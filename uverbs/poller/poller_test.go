@@ -246,7 +246,7 @@ func TestUnwatched(t *testing.T) {
 // TestWatchFails checks that Add fails for a file that cannot be watched, and leaves no resources behind.
 func TestWatchFails(t *testing.T) {
 	w := newWorld(t)
-	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: descriptors - 1}}).User(1000)
+	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: descriptorsPerPoller - 1}}).User(1000)
 	_, s, _ := w.writes()
 	if _, err := w.Pollers.Add(w.user, s); err == nil {
 		t.Fatal("Add beyond the limit of descriptors: got nil, want an error")

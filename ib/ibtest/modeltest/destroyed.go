@@ -7,10 +7,10 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// RunDestroyed runs growing prefixes of the call sequence generated from seed: one call, two calls, and so on. Each
-// time it destroys all objects right after the last call. Work of that call may still be in progress. Destruction must
-// succeed, and neither callbacks nor stores may follow.
-func RunDestroyed(make Factory, seed uint64, steps int) *Failure {
+// RunDestroyPrefixes runs growing prefixes of the call sequence generated from seed: one call, two calls, and so on.
+// Each time it destroys all objects right after the last call. Work of that call may still be in progress. Destruction
+// must succeed, and neither callbacks nor stores may follow.
+func RunDestroyPrefixes(make Factory, seed uint64, steps int) *Failure {
 	var calls []call
 	f := once(make, func(x *runner) (_ []call, err error) {
 		calls, err = drawn(x, seed, steps)
