@@ -2,6 +2,7 @@ package ibtest
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -57,7 +58,7 @@ func testOverrun(e *env) {
 	}})
 	e.must("create cq", err)
 	own(e, cq, cq.Destroy)
-	pd, room := e.pd(), cq.Entries()
+	pd, room := e.pd(), e.room(cq)
 	buf := e.buffer(pd, 8, allAccess)
 	var qps [2]*ib.QP
 	for i := range qps {
@@ -102,6 +103,32 @@ func testOverrun(e *env) {
 	if n := events.Load(); n != 1 {
 		e.Errorf("%d events EventCQErr, want 1", n)
 	}
+}
+
+// room returns the number of completions that a queue like cq holds. A device may hold more completions than it
+// reports.
+func (e *env) room(cq *ib.CQ) int {
+	e.Helper()
+	var lost atomic.Bool
+	like, err := e.dev.CreateCQ(ib.CQInit{Entries: cq.Entries(), Event: func(*ib.CQ, ib.EventType) { lost.Store(true) }})
+	e.must("create cq", err)
+	own(e, like, like.Destroy)
+	flushed := min(2*like.Entries()+2, e.limits.MaxQPWR)
+	pd := e.pd()
+	qp := e.qp(pd, ib.QPInitAttr{SendCQ: like, RecvCQ: like, Type: ib.QPTypeRC,
+		Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: uint32(flushed), MaxRecvSGE: 1}})
+	e.up(qp, qp.Num(), ib.QPRTS)
+	for range flushed {
+		e.postRecv(qp, ib.RecvWR{})
+	}
+	e.must("modify to ERR", qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	e.eventually(fmt.Sprintf("the event that a queue of %d entries has no room for %d completions (EventCQErr)",
+		like.Entries(), flushed), lost.Load)
+	n := e.drain(like)
+	if n < like.Entries() {
+		e.Fatalf("a queue holds %d completions, want at least the %d that it reports", n, like.Entries())
+	}
+	return n
 }
 
 // testResizeUnderTraffic sends a stream of messages while one thread polls and another one resizes.

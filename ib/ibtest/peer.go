@@ -398,7 +398,7 @@ func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	small, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) { events.Add(1) }})
 	e.must("create cq", err)
 	own(e, small, small.Destroy)
-	room := small.Entries()
+	room := e.room(small)
 	// Side 0 has the small queue, for its sends or for its receives.
 	p := &pair{e: e, pd: pd}
 	for i := range p.qps {
@@ -469,7 +469,7 @@ func testOverrunInSQE(e *env) {
 	e.allow(check.RuleCQTooSmall)
 	pd, recvs := e.pd(), e.cq(16, nil)
 	small, buf := e.cq(4, nil), e.buffer(pd, 64, allAccess)
-	room := small.Entries()
+	room := e.room(small)
 	qp := e.qp(pd, ib.QPInitAttr{SendCQ: small, RecvCQ: recvs, Type: ib.QPTypeUD,
 		Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
 	e.up(qp, 0, ib.QPRTS)
