@@ -141,7 +141,7 @@ func (q *qp) post(wr *ib.SendWR) error {
 		case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(q.room.MaxInlineData):
 			return fmt.Errorf("%d bytes of inline data exceed the limit %d: %w",
 				len(wr.Inline), q.room.MaxInlineData, syscall.EINVAL)
-		case full && q.DriverQP.State() >= ib.QPRTS:
+		case full && q.room.MaxSendWR > 0 && q.DriverQP.State() >= ib.QPRTS:
 			return fmt.Errorf("the queue is full: %d work requests are outstanding: %w", q.room.MaxSendWR, syscall.ENOMEM)
 		}
 	}
