@@ -1,6 +1,7 @@
 package ibtest
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -146,7 +147,9 @@ func testOneHandler(e *env) {
 				if hold {
 					e.handle.HoldCallbacks()
 				}
-				to.PostRecv(ib.RecvWR{ID: uint64(k), SGList: buf.sgl(8*i, 8)})
+				if err := e.spinRecv(to, ib.RecvWR{ID: uint64(k), SGList: buf.sgl(8*i, 8)}); err != nil {
+					e.Errorf("%v", err)
+				}
 				n, err := from.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(32+8*i, 8)})
 				if hold {
 					e.handle.RunCallbacks()
@@ -164,6 +167,19 @@ func testOneHandler(e *env) {
 	}
 	threads.Wait()
 	e.eventually("the handler to see all completions", func() bool { return int(polled.Load()) == senders*each })
+}
+
+// spinRecv posts a receive, from any goroutine. The queue may be full until a handler has polled.
+func (e *env) spinRecv(qp *ib.QP, wr ib.RecvWR) error {
+	for p := e.newWait(); ; {
+		_, err := qp.PostRecv(wr)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, syscall.ENOMEM) || p.over() {
+			return fmt.Errorf("post receive: %w", err)
+		}
+	}
 }
 
 // spin polls until it has n completions, from any goroutine.

@@ -530,6 +530,24 @@ func (e *env) wait(cq *ib.CQ, n int) []ib.WC {
 	return all
 }
 
+// emptyPolls is the number of polls in succession after which drain takes a queue to be empty. A device may return a
+// completion of a flushed request some polls late.
+const emptyPolls = 16
+
+// drain removes all completions of a queue, and returns their number.
+func (e *env) drain(cq *ib.CQ) (total int) {
+	e.Helper()
+	var wc [8]ib.WC
+	for empty := 0; empty < emptyPolls; empty++ {
+		n, err := cq.Poll(wc[:])
+		e.must("poll", err)
+		if n > 0 {
+			total, empty = total+n, -1
+		}
+	}
+	return total
+}
+
 // waitOne waits for one completion and checks its ID and status.
 func (e *env) waitOne(cq *ib.CQ, id uint64, status ib.WCStatus) ib.WC {
 	e.Helper()

@@ -47,8 +47,8 @@ var modelChecks = []ruleTest{
 	},
 }
 
-// Seeds sets the number of seeds of each check of the group Model. A negative number omits the group. This is for
-// drivers with timers that depend on the machine's load: they may give up peers that the model considers alive. The
+// Seeds sets the number of seeds of each check of the group Model. A negative number omits the runs of the model. This is
+// for drivers with timers that depend on the machine's load: they may give up peers that the model considers alive. The
 // flag -ibtest.seeds overrides a positive number.
 func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
 

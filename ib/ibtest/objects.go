@@ -390,11 +390,7 @@ func (p *pair) again() {
 	p.e.reset(p.qps[:]...)
 	for i := range p.qps {
 		p.e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
-		for { // flushed requests
-			if n, _ := p.cqs[i].Poll(make([]ib.WC, 8)); n == 0 {
-				break
-			}
-		}
+		p.e.drain(p.cqs[i]) // flushed requests
 	}
 }
 
