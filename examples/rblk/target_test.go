@@ -86,6 +86,7 @@ func TestLoginRefused(t *testing.T) {
 	// The first message must not be a request, and the second must not be a login.
 	r := w.sendLogin(login{Initiator: "x", Export: "disk"})
 	r.answer()
+	<-r.sent // both messages use the same memory
 	if err := r.ep.sendTalk(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
 		t.Fatal(err)
 	}

@@ -185,6 +185,7 @@ type raw struct {
 	conn *rdmacm.Conn
 	ep   *endpoint
 	said chan []byte
+	sent chan struct{} // a value for each completed message
 }
 
 // dial connects to the target with an offer.
@@ -192,14 +193,18 @@ func (w *world) dial(offer []byte) (_ *raw, err error) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	r := &raw{t: w.t, said: make(chan []byte, 1)}
+	r := &raw{t: w.t, said: make(chan []byte, 1), sent: make(chan struct{}, 2)}
 	dev := w.init.core.Devices()[0]
 	if r.conn, err = w.init.manager.Resolve(ctx, rdmacm.Target{Addr: w.config().Target, Device: dev}); err != nil {
 		w.t.Fatal(err)
 	}
 	handle := func(wc *ib.WC) {
-		if wc.ID == ofHello && wc.Status == ib.WCSuccess {
+		switch {
+		case wc.Status != ib.WCSuccess:
+		case wc.ID == ofHello:
 			r.said <- r.ep.receivedTalk(wc)
+		case wc.ID == ofReply:
+			r.sent <- struct{}{}
 		}
 	}
 	if r.ep, err = newEndpoint(dev, 4, 4, handle, func(ib.EventType) {}); err != nil {
