@@ -54,7 +54,7 @@ func All() ([]Interface, error) {
 		return nil, fmt.Errorf("list network interfaces: %w", err)
 	}
 	// If the file does not exist, the host has no IPv6 or no /proc. All addresses then count as usable.
-	pending := unusable(readTable("/proc/thread-self/net/if_inet6"))
+	pending := unusableAddrs(readTable("/proc/thread-self/net/if_inet6"))
 	list := make([]Interface, 0, len(ifs))
 	for _, ifi := range ifs {
 		addrs, err := ifi.Addrs()
@@ -62,7 +62,10 @@ func All() ([]Interface, error) {
 			return nil, fmt.Errorf("list addresses of %s: %w", ifi.Name, err)
 		}
 		i := makeInterface(ifi, addrs)
-		i.Addrs = slices.DeleteFunc(i.Addrs, func(a netip.Addr) bool { return pending[indexed{i.Index, a.WithZone("")}] })
+		i.Addrs = slices.DeleteFunc(i.Addrs, func(a netip.Addr) bool {
+			return pending[interfaceAddr{i.Index,
+				a.WithZone("")}]
+		})
 		list = append(list, i)
 	}
 	slices.SortFunc(list, func(a, b Interface) int { return a.Index - b.Index })
@@ -81,18 +84,18 @@ func readTable(path string) string {
 	return string(b)
 }
 
-// indexed is an address with the index of its interface.
-type indexed struct {
+// interfaceAddr is an address with the index of its interface.
+type interfaceAddr struct {
 	index int
 	addr  netip.Addr
 }
 
-// unusable returns the addresses to which no socket can be bound. An address is tentative during duplicate address
+// unusableAddrs returns the addresses to which no socket can be bound. An address is tentative during duplicate address
 // detection (RFC 4862, 5.4). The address is permanently unusable if the detection fails. table is the text of
 // /proc/net/if_inet6. The fields of a line are address, index, prefix length, scope and flags, in hexadecimal. The
 // kernel announces an address again when the address is no longer tentative.
-func unusable(table string) map[indexed]bool {
-	set := map[indexed]bool{}
+func unusableAddrs(table string) map[interfaceAddr]bool {
+	set := map[interfaceAddr]bool{}
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)
 		if len(f) < 5 {
@@ -107,7 +110,7 @@ func unusable(table string) map[indexed]bool {
 		}
 		const optimistic, failed, tentative = 0x04, 0x08, 0x40 // IFA_F_OPTIMISTIC, IFA_F_DADFAILED, IFA_F_TENTATIVE
 		if flags&failed != 0 || flags&(tentative|optimistic) == tentative {
-			set[indexed{int(index), addr}] = true
+			set[interfaceAddr{int(index), addr}] = true
 		}
 	}
 	return set
@@ -133,12 +136,12 @@ func makeInterface(ifi net.Interface, addrs []net.Addr) Interface {
 			continue
 		}
 		addr = addr.Unmap()
-		if rank(addr) == rankLinkLocal {
+		if addrRank(addr) == rankLinkLocal {
 			addr = addr.WithZone(ifi.Name)
 		}
 		i.Addrs = append(i.Addrs, addr)
 	}
-	slices.SortStableFunc(i.Addrs, func(a, b netip.Addr) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(i.Addrs, func(a, b netip.Addr) int { return addrRank(a) - addrRank(b) })
 	return i
 }
 
@@ -149,7 +152,7 @@ const (
 	rankLinkLocal
 )
 
-func rank(a netip.Addr) int {
+func addrRank(a netip.Addr) int {
 	switch {
 	case a.Is4():
 		return rankIPv4
@@ -187,7 +190,8 @@ func firstUsable(list []Interface) (*Interface, error) {
 			return i, nil
 		}
 	}
-	return nil, fmt.Errorf("no network interface is up and has an address, not even loopback (%s): %w", describe(list),
+	return nil, fmt.Errorf("no network interface is up and has an address, not even loopback (%s): %w",
+		describeInterfaces(list),
 		syscall.ENODEV)
 }
 
@@ -206,7 +210,7 @@ func byName(list []Interface, name string) (*Interface, error) {
 			return &list[n], nil
 		}
 	}
-	return nil, fmt.Errorf("no network interface is called %q (%s): %w", name, describe(list), syscall.ENODEV)
+	return nil, fmt.Errorf("no network interface is called %q (%s): %w", name, describeInterfaces(list), syscall.ENODEV)
 }
 
 // ByAddr returns the interface that has address a. For a link-local IPv6 address, the zone selects the link by name or
@@ -239,11 +243,12 @@ func byAddr(list []Interface, a netip.Addr) (*Interface, error) {
 		return nil, fmt.Errorf("address %v is on %s and %s: name one, as in %v%%%s: %w",
 			a, found[0].Name, found[1].Name, a, found[0].Name, syscall.EADDRNOTAVAIL)
 	}
-	return nil, fmt.Errorf("no network interface has the address %v (%s): %w", a, describe(list), syscall.EADDRNOTAVAIL)
+	return nil, fmt.Errorf("no network interface has the address %v (%s): %w", a, describeInterfaces(list),
+		syscall.EADDRNOTAVAIL)
 }
 
-// describe lists the available interfaces, for error messages.
-func describe(list []Interface) string {
+// describeInterfaces lists the available interfaces, for error messages.
+func describeInterfaces(list []Interface) string {
 	if len(list) == 0 {
 		return "there are no interfaces"
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func addrs(list ...string) []netip.Addr {
+func parseAddrs(list ...string) []netip.Addr {
 	var a []netip.Addr
 	for _, s := range list {
 		a = append(a, netip.MustParseAddr(s))
@@ -21,11 +21,11 @@ func addrs(list ...string) []netip.Addr {
 
 func lo() Interface {
 	return Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true, Loopback: true,
-		Addrs: addrs("127.0.0.1", "::1")}
+		Addrs: parseAddrs("127.0.0.1", "::1")}
 }
 
 func eth(name string, index int, up, running bool, a ...string) Interface {
-	return Interface{Name: name, Index: index, MTU: 1500, Up: up, Running: running, Addrs: addrs(a...)}
+	return Interface{Name: name, Index: index, MTU: 1500, Up: up, Running: running, Addrs: parseAddrs(a...)}
 }
 
 func TestFirstUsable(t *testing.T) {
@@ -124,7 +124,7 @@ func TestMakeInterface(t *testing.T) {
 	}
 	i := makeInterface(net.Interface{Index: 7, MTU: 4200, Name: "eth3", HardwareAddr: mac,
 		Flags: net.FlagUp | net.FlagRunning}, list)
-	if want := addrs("10.0.0.2", "10.0.0.1", "2001:db8::2", "fd00::1", "fe80::5%eth3"); !slices.Equal(i.Addrs, want) {
+	if want := parseAddrs("10.0.0.2", "10.0.0.1", "2001:db8::2", "fd00::1", "fe80::5%eth3"); !slices.Equal(i.Addrs, want) {
 		t.Errorf("addresses %v, want %v", i.Addrs, want)
 	}
 	if i.Name != "eth3" || i.Index != 7 || i.MTU != 4200 || i.MAC.String() != mac.String() || !i.Up || !i.Running ||
@@ -133,8 +133,8 @@ func TestMakeInterface(t *testing.T) {
 	}
 }
 
-// TestHost checks the interfaces of this host.
-func TestHost(t *testing.T) {
+// TestHostInterfaces checks the interfaces of this host.
+func TestHostInterfaces(t *testing.T) {
 	list, err := All()
 	if err != nil {
 		t.Fatal(err)
@@ -154,8 +154,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestUnusable checks addresses to which no socket can be bound. Such addresses are tentative or duplicate.
-func TestUnusable(t *testing.T) {
+// TestUnusableAddrs checks addresses to which no socket can be bound. Such addresses are tentative or duplicate.
+func TestUnusableAddrs(t *testing.T) {
 	const table = `fe800000000000002c2d35fffe4ea3f0 02 40 20 c0    veth0
 fd770000000000000000000000000001 02 40 00 80    veth0
 fe800000000000002c2d35fffe4ea3f0 0b 40 20 80    veth1
@@ -164,11 +164,11 @@ fd770000000000000000000000000003 0b 40 00 44    veth1
 00000000000000000000000000000001 01 80 10 80       lo
 no address
 `
-	want := map[indexed]bool{
+	want := map[interfaceAddr]bool{
 		{2, netip.MustParseAddr("fe80::2c2d:35ff:fe4e:a3f0")}: true, // tentative
 		{11, netip.MustParseAddr("fd77::2")}:                  true, // a duplicate
 	}
-	if got := unusable(table); !maps.Equal(got, want) {
+	if got := unusableAddrs(table); !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestWatch changes interfaces in its own network namespace, and waits for the reports.
-func TestWatch(t *testing.T) {
+// TestWatchReportsChanges changes interfaces in its own network namespace, and waits for the reports.
+func TestWatchReportsChanges(t *testing.T) {
 	testutil.NeedRoot(t, "for a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("needs the command ip: apt-get install iproute2")
@@ -29,12 +29,12 @@ func TestWatch(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		watchHere(t)
+		watchInNamespace(t)
 	}()
 	<-done
 }
 
-func watchHere(t *testing.T) {
+func watchInNamespace(t *testing.T) {
 	w, err := Watch()
 	if err != nil {
 		t.Error(err)

@@ -11,8 +11,8 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// place is a local source of a connection, which is an entry of the GID table of a device.
-type place struct {
+// gidSource is a local source of a connection, which is an entry of the GID table of a device.
+type gidSource struct {
 	agent    *agent // nil until the agent is known
 	gidIndex int
 	gid      ib.GID
@@ -25,8 +25,8 @@ type agentTable struct {
 	noLoopback bool     // Config.NoLoopback
 }
 
-// sourceOf asks the kernel for the source address of its route to dst. sourceOf sends no packets.
-func sourceOf(dst netip.Addr) (netip.Addr, error) {
+// routeSource asks the kernel for the source address of its route to dst. routeSource sends no packets.
+func routeSource(dst netip.Addr) (netip.Addr, error) {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9)))
 	if err != nil {
 		return netip.Addr{}, err
@@ -39,59 +39,59 @@ func sourceOf(dst netip.Addr) (netip.Addr, error) {
 	return a.AddrPort().Addr().Unmap(), nil
 }
 
-// find returns the place of a local address. find returns EADDRNOTAVAIL if no device has the address, ENODEV if
+// findAddr returns the place of a local address. findAddr returns EADDRNOTAVAIL if no device has the address, ENODEV if
 // there is no device. 127.0.0.1 and ::1 stand for the first active device, unless a device has them.
-func (t *agentTable) find(addr netip.Addr) (place, error) {
+func (t *agentTable) findAddr(addr netip.Addr) (gidSource, error) {
 	if len(t.list) == 0 {
-		return place{}, fmt.Errorf("address %v: no RDMA device exists: %w", addr, syscall.ENODEV)
+		return gidSource{}, fmt.Errorf("address %v: no RDMA device exists: %w", addr, syscall.ENODEV)
 	}
 	g := ib.GIDFromAddr(addr.WithZone(""))
 	for _, a := range t.list {
 		if i, err := a.gidIndex(g); err == nil {
-			return a.place(i, g)
+			return a.sourceAt(i, g)
 		}
 	}
 	if !t.standsForDevice(addr) {
-		return place{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.EADDRNOTAVAIL)
+		return gidSource{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.EADDRNOTAVAIL)
 	}
-	return t.active(addr)
+	return t.firstActive(addr)
 }
 
-// active returns a place on the first active device, preferably of the family of addr.
-func (t *agentTable) active(addr netip.Addr) (place, error) {
+// firstActive returns a place on the first active device, preferably of the family of addr.
+func (t *agentTable) firstActive(addr netip.Addr) (gidSource, error) {
 	for _, a := range t.list {
 		port, err := a.dev.QueryPort(a.port)
 		if err != nil || port.State != ib.PortActive {
 			continue
 		}
-		if p, ok := a.firstPlace(addr); ok {
+		if p, ok := a.firstSource(addr); ok {
 			return p, nil
 		}
 	}
-	return place{}, fmt.Errorf("address %v: no RDMA device is active: %w", addr, syscall.ENODEV)
+	return gidSource{}, fmt.Errorf("address %v: no RDMA device is active: %w", addr, syscall.ENODEV)
 }
 
-// findFor returns the place of an address for an ID. (cma_acquire_dev_by_src_ip)
-func (t *agentTable) findFor(id *ID, addr netip.Addr) (place, error) {
-	p, err := t.find(addr)
+// findForID returns the place of an address for an ID. (cma_acquire_dev_by_src_ip)
+func (t *agentTable) findForID(id *ID, addr netip.Addr) (gidSource, error) {
+	p, err := t.findAddr(addr)
 	foreign := addr.Zone() == "" && errors.Is(err, syscall.EADDRNOTAVAIL) // a zone determines the interface
 	switch {
 	case addr.Is4In6():
-		return place{}, fmt.Errorf("address %v: no interface has it: %w", addr, syscall.EADDRNOTAVAIL)
+		return gidSource{}, fmt.Errorf("address %v: no interface has it: %w", addr, syscall.EADDRNOTAVAIL)
 	case id.opts.Space == msg.PortSpaceIPoIB && !foreign:
-		return place{}, fmt.Errorf("address %v: IPoIB needs InfiniBand: %w", addr, syscall.EINVAL)
+		return gidSource{}, fmt.Errorf("address %v: IPoIB needs InfiniBand: %w", addr, syscall.EINVAL)
 	case errors.Is(err, syscall.EADDRNOTAVAIL) && !foreign:
-		return place{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.ENODEV)
+		return gidSource{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.ENODEV)
 	}
 	return p, err
 }
 
-// source returns the place from which a peer is reached. Its address is the source of
+// sourceFor returns the place from which a peer is reached. Its address is the source of
 // the kernel's route.
-func (t *agentTable) source(id *ID, from, dst netip.Addr) (place, error) {
-	p, err := t.findFor(id, from)
+func (t *agentTable) sourceFor(id *ID, from, dst netip.Addr) (gidSource, error) {
+	p, err := t.findForID(id, from)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) && from.IsLoopback() && from != dst {
-		return t.active(from) // 127.0.0.1 is the source for all of 127.0.0.0/8
+		return t.firstActive(from) // 127.0.0.1 is the source for all of 127.0.0.0/8
 	}
 	return p, err
 }
@@ -111,7 +111,7 @@ func isLoopback(a netip.Addr) bool { return a == localhost4 || a == netip.IPv6Lo
 // ownAddress returns the address of the device at a place. Peers on other hosts use that address to reach an ID
 // that is bound to a loopback address. If the device has no address of the same family, ownAddress returns the
 // loopback address.
-func ownAddress(at place, loopback netip.Addr) netip.Addr {
+func ownAddress(at gidSource, loopback netip.Addr) netip.Addr {
 	own := netip.AddrFrom16(at.gid).Unmap()
 	if at.agent == nil || own.Is4() != loopback.Is4() || own.IsLinkLocalUnicast() {
 		return loopback
@@ -119,28 +119,29 @@ func ownAddress(at place, loopback netip.Addr) netip.Addr {
 	return own
 }
 
-// findOn returns a place on a device from which an address of its family is reached.
-func (t *agentTable) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
+// findOnDevice returns a place on a device from which an address of its family is reached.
+func (t *agentTable) findOnDevice(dev *ib.Device, addr netip.Addr) (gidSource, error) {
 	for _, a := range t.list {
 		if !a.dev.Same(dev) {
 			continue
 		}
-		p, ok := a.firstPlace(addr)
+		p, ok := a.firstSource(addr)
 		from := netip.AddrFrom16(p.gid).Unmap()
 		if !ok || from.Is4() != addr.Is4() || from.IsLinkLocalUnicast() && addr.IsGlobalUnicast() {
-			return place{}, fmt.Errorf("device %s has no address to reach %v from: %w", dev.Name(), addr, syscall.EADDRNOTAVAIL)
+			return gidSource{}, fmt.Errorf("device %s has no address to reach %v from: %w", dev.Name(), addr,
+				syscall.EADDRNOTAVAIL)
 		}
 		return p, nil
 	}
-	return place{}, fmt.Errorf("device %s: %w", dev.Name(), syscall.ENODEV)
+	return gidSource{}, fmt.Errorf("device %s: %w", dev.Name(), syscall.ENODEV)
 }
 
-// firstPlace returns the first place of the agent's port, preferably of the family of like. The GID derived from the
+// firstSource returns the first place of the agent's port, preferably of the family of like. The GID derived from the
 // interface's MAC address is the last choice, because the interface may not have that address.
-func (a *agent) firstPlace(like netip.Addr) (place, bool) {
+func (a *agent) firstSource(like netip.Addr) (gidSource, bool) {
 	port, err := a.dev.QueryPort(a.port)
 	if err != nil {
-		return place{}, false
+		return gidSource{}, false
 	}
 	best, rank := -1, -1
 	var gid ib.GID
@@ -164,11 +165,11 @@ func (a *agent) firstPlace(like netip.Addr) (place, bool) {
 			best, rank, gid = i, r, e.GID
 		}
 	}
-	return place{agent: a, gidIndex: best, gid: gid, mtu: port.ActiveMTU}, best >= 0
+	return gidSource{agent: a, gidIndex: best, gid: gid, mtu: port.ActiveMTU}, best >= 0
 }
 
-// has reports whether a device has an address.
-func (t *agentTable) has(addr netip.Addr) bool {
+// hasAddr reports whether a device has an address.
+func (t *agentTable) hasAddr(addr netip.Addr) bool {
 	if addr.Is4In6() {
 		return false
 	}
@@ -180,13 +181,13 @@ func (t *agentTable) has(addr netip.Addr) bool {
 	return false
 }
 
-func (a *agent) place(index int, gid ib.GID) (place, error) {
+func (a *agent) sourceAt(index int, gid ib.GID) (gidSource, error) {
 	p, err := a.dev.QueryPort(a.port)
-	return place{agent: a, gidIndex: index, gid: gid, mtu: p.ActiveMTU}, err
+	return gidSource{agent: a, gidIndex: index, gid: gid, mtu: p.ActiveMTU}, err
 }
 
 // peerGID returns the GID of a peer's address. For 127.0.0.1 and ::1, it returns the GID of the place itself.
-func (t *agentTable) peerGID(p place, dst netip.Addr) ib.GID {
+func (t *agentTable) peerGID(p gidSource, dst netip.Addr) ib.GID {
 	g := ib.GIDFromAddr(dst.WithZone(""))
 	if !t.standsForDevice(dst) {
 		return g

@@ -96,7 +96,7 @@ func newAgent(m *Manager, dev *ib.Device) (_ *agent, err error) {
 		}
 	}
 	for i := range receives {
-		if err = a.receive(i); err != nil {
+		if err = a.postReceive(i); err != nil {
 			return nil, err
 		}
 	}
@@ -112,7 +112,7 @@ func (a *agent) close() {
 	a.mu.Lock()
 	a.closed = true
 	a.mu.Unlock()
-	a.kick()
+	a.wakeRun()
 	a.end.Wait()
 	var errs []error
 	if a.qp != nil {
@@ -138,14 +138,14 @@ func (a *agent) sge(i, off, n int) []ib.SGE {
 	return []ib.SGE{{Addr: a.mr.Addr() + uint64(i*slotLen+off), Length: uint32(n), LKey: a.mr.LKey()}}
 }
 
-// receive posts the receive of a slot.
-func (a *agent) receive(i int) error {
-	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.sge(i, 0, slotLen)}, a.completed)
+// postReceive posts the receive of a slot.
+func (a *agent) postReceive(i int) error {
+	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.sge(i, 0, slotLen)}, a.handleCompletion)
 }
 
-// completed processes the completion of a datagram. completed may not sleep. After an error the queue pair receives
-// no further datagrams, because its device is about to be removed.
-func (a *agent) completed(wc *ib.WC) {
+// handleCompletion processes the completion of a datagram. handleCompletion may not sleep. After an error the queue
+// pair receives no further datagrams, because its device is about to be removed.
+func (a *agent) handleCompletion(wc *ib.WC) {
 	if wc.Status == ib.WCWRFlushErr {
 		return
 	}
@@ -154,41 +154,41 @@ func (a *agent) completed(wc *ib.WC) {
 		a.in = append(a.in, *wc)
 	}
 	a.mu.Unlock()
-	a.kick()
+	a.wakeRun()
 }
 
-func (a *agent) handle(wc *ib.WC, b []byte) {
+func (a *agent) handleDatagram(wc *ib.WC, b []byte) {
 	tid, m, err := msg.Parse(b[roce.GRHLen:])
 	if err != nil {
-		a.m.count(&a.m.stats.Malformed)
+		a.m.increment(&a.m.stats.Malformed)
 		return
 	}
 	from, err := a.dev.AddressOfSender(a.port, wc, b)
 	if err != nil {
-		a.m.count(&a.m.stats.Malformed)
+		a.m.increment(&a.m.stats.Malformed)
 		return
 	}
-	a.m.receive(a, received{from: from, tid: tid, m: m})
+	a.m.receiveMessage(a, receivedMessage{from: from, tid: tid, m: m})
 }
 
 // send queues a message. send does not sleep.
 func (a *agent) send(to ib.AHAttr, tid uint64, m msg.Message) {
 	d := datagram{to: to}
 	msg.Append(d.mad[:0], tid, m)
-	a.repeat(&d)
+	a.resend(&d)
 }
 
-// repeat queues a datagram that may have been sent before.
-func (a *agent) repeat(d *datagram) {
+// resend queues a datagram that may have been sent before.
+func (a *agent) resend(d *datagram) {
 	a.mu.Lock()
 	if !a.closed && len(a.out) < agentBacklog {
 		a.out = append(a.out, *d)
 	}
 	a.mu.Unlock()
-	a.kick()
+	a.wakeRun()
 }
 
-func (a *agent) kick() {
+func (a *agent) wakeRun() {
 	select {
 	case a.wake <- struct{}{}:
 	default:
@@ -207,9 +207,9 @@ func (a *agent) run() {
 		for i := range in {
 			wc := &in[i]
 			if wc.Status == ib.WCSuccess && wc.ByteLen == slotLen && !closed {
-				a.m.contain(func() { a.handle(wc, a.slot(int(wc.ID))) })
+				a.m.containPanic(func() { a.handleDatagram(wc, a.slot(int(wc.ID))) })
 			}
-			_ = a.receive(int(wc.ID))
+			_ = a.postReceive(int(wc.ID))
 		}
 		a.mu.Lock()
 		var d datagram
@@ -224,8 +224,8 @@ func (a *agent) run() {
 		a.mu.Unlock()
 		switch {
 		case slot >= 0:
-			if err := a.post(slot, &d); err != nil {
-				a.giveBack(slot)
+			if err := a.postSend(slot, &d); err != nil {
+				a.freeSlot(slot)
 			}
 		case len(in) > 0:
 		case closed:
@@ -236,8 +236,8 @@ func (a *agent) run() {
 	}
 }
 
-// post sends a datagram from a slot.
-func (a *agent) post(slot int, d *datagram) error {
+// postSend sends a datagram from a slot.
+func (a *agent) postSend(slot int, d *datagram) error {
 	ah, err := a.pd.CreateAH(&d.to)
 	if err != nil {
 		return err
@@ -247,7 +247,7 @@ func (a *agent) post(slot int, d *datagram) error {
 		Opcode: ib.WRSend, SGList: a.sge(slot, 0, msg.Len), AH: ah, RemoteQPN: roce.QPNGSI, RemoteQKey: roce.GSIQKey,
 	}, func(*ib.WC) {
 		_ = ah.Destroy()
-		a.giveBack(slot)
+		a.freeSlot(slot)
 	})
 	if err != nil {
 		_ = ah.Destroy()
@@ -255,11 +255,11 @@ func (a *agent) post(slot int, d *datagram) error {
 	return err
 }
 
-func (a *agent) giveBack(slot int) {
+func (a *agent) freeSlot(slot int) {
 	a.mu.Lock()
 	a.free = append(a.free, slot)
 	a.mu.Unlock()
-	a.kick()
+	a.wakeRun()
 }
 
 // gidIndex returns the index of an address in the GID table of the agent's port.

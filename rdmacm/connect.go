@@ -43,8 +43,8 @@ type connection struct {
 	hops             uint8 // hop limit of the queue pair's packets, as requested by the peer; 0 means that of messages
 }
 
-// peer returns the map key of a number that the connection's peer has assigned.
-func (c *connection) peer(number uint32) peerID { return peerID{c.to.GRH.DGID, c.guid, number} }
+// peerKey returns the map key of a number that the connection's peer has assigned.
+func (c *connection) peerKey(number uint32) peerID { return peerID{c.to.GRH.DGID, c.guid, number} }
 
 func errnoOf(err error) int32 {
 	var e syscall.Errno
@@ -54,12 +54,12 @@ func errnoOf(err error) int32 {
 	return int32(syscall.EIO)
 }
 
-// lifeTime is the code of the packet lifetime. (CMA_IBOE_PACKET_LIFETIME)
-const lifeTime = 16
+// packetLifetimeCode is the code of the packet lifetime. (CMA_IBOE_PACKET_LIFETIME)
+const packetLifetimeCode = 16
 
 // ackTimeout returns the local ACK timeout of the ID's connection, 5 bits. (cma_resolve_iboe_route, cm_ack_timeout)
 func (id *ID) ackTimeout() uint8 {
-	t, delay := uint8(lifeTime+1), id.at.agent.delay
+	t, delay := uint8(packetLifetimeCode+1), id.at.agent.delay
 	if id.ackSet && id.ackCode != 0 {
 		t = id.ackCode
 	}
@@ -74,9 +74,9 @@ func (id *ID) ackTimeout() uint8 {
 
 func mask24(n uint32) uint32 { return n & 0xffffff }
 
-// data returns the private data for a message. In port spaces with IP ports, the IP header precedes the user's
+// privateData returns the private data for a message. In port spaces with IP ports, the IP header precedes the user's
 // data.
-func (id *ID) data(user []byte, most int) ([]byte, error) {
+func (id *ID) privateData(user []byte, most int) ([]byte, error) {
 	var b []byte
 	if !id.ib {
 		b = msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: id.src.Port(), Src: id.src.Addr().WithZone(""),
@@ -98,15 +98,15 @@ func (id *ID) Connect(p Param, user []byte) error {
 		return id.stateError("connect")
 	}
 	if id.opts.Type == ib.QPTypeUD {
-		return m.ask(id, p, user)
+		return m.sendSIDRREQ(id, p, user)
 	}
-	d, err := id.data(user, msg.MaxREQData)
+	d, err := id.privateData(user, msg.MaxREQData)
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	to := *m.address(id)
+	to := *m.addressVector(id)
 	c := &connection{
-		agent: id.at.agent, owner: id, to: to, local: m.number(func(n uint32) bool { return m.conns[n] != nil }),
+		agent: id.at.agent, owner: id, to: to, local: m.unusedNumber(func(n uint32) bool { return m.conns[n] != nil }),
 		space: id.opts.Space, tid: m.cfg.Rand.Uint64(), recvPSN: mask24(m.cfg.Rand.Uint32()), mtu: id.at.mtu,
 		ackCode: id.ackTimeout(), depth: p.InitiatorDepth, resources: p.ResponderResources,
 		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7, localQPN: mask24(p.QPN),
@@ -130,7 +130,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 	}
 	if do, ok := c.Call(conn.SendREQ, m.cfg.Retries); ok {
 		m.send(c, c.tid, req)
-		m.do(c, do)
+		m.applyActions(c, do)
 	}
 	return nil
 }
@@ -166,7 +166,7 @@ func (id *ID) Accept(p Param, user []byte) error {
 //verbena:held mu
 func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	if s := id.service; s != nil && s.asked {
-		return m.answer(id, msg.SIDRSuccess, p, user)
+		return m.sendSIDRREP(id, msg.SIDRSuccess, p, user)
 	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
@@ -189,7 +189,7 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 		Data:        user,
 	})
 	m.leaveBacklog(id)
-	m.do(c, do)
+	m.applyActions(c, do)
 	return nil
 }
 
@@ -213,7 +213,7 @@ func (id *ID) Complete() error {
 //verbena:held mu
 func (m *Manager) complete(id *ID) error {
 	if s := id.service; s != nil && s.asked {
-		return m.answer(id, msg.SIDRSuccess, Param{}, nil)
+		return m.sendSIDRREP(id, msg.SIDRSuccess, Param{}, nil)
 	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
@@ -224,7 +224,7 @@ func (m *Manager) complete(id *ID) error {
 		return id.stateError("complete")
 	}
 	m.send(c, c.tidREP, &msg.RTU{LocalCommID: c.local, RemoteCommID: c.remote})
-	m.do(c, do)
+	m.applyActions(c, do)
 	return nil
 }
 
@@ -238,7 +238,7 @@ func (id *ID) Reject(reason msg.Reason, user []byte) error {
 //verbena:held mu
 func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	if s := id.service; s != nil && s.asked {
-		return m.answer(id, msg.SIDRRejected, Param{}, user)
+		return m.sendSIDRREP(id, msg.SIDRRejected, Param{}, user)
 	}
 	c := id.conn
 	if c == nil {
@@ -247,7 +247,7 @@ func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	if len(user) > msg.MaxREJData {
 		return fmt.Errorf("reject: %d bytes of private data exceed %d: %w", len(user), msg.MaxREJData, syscall.EINVAL)
 	}
-	of := c.Answers()
+	of := c.RejectedMessage()
 	do, ok := c.Call(conn.SendREJ, 0)
 	if !ok {
 		return id.stateError("reject")
@@ -255,7 +255,7 @@ func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	do.Send = 0
 	m.send(c, c.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, Reason: reason, Data: user})
 	m.leaveBacklog(id)
-	m.do(c, do)
+	m.applyActions(c, do)
 	return nil
 }
 
@@ -276,9 +276,9 @@ func (id *ID) Disconnect() error {
 	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
 		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 		do.Send = 0
-		m.do(c, do)
+		m.applyActions(c, do)
 	} else if do, ok := c.Call(conn.SendDREP, 0); ok {
-		m.do(c, do)
+		m.applyActions(c, do)
 	}
 	return nil
 }
@@ -300,7 +300,7 @@ func (id *ID) Establish() error {
 	if !ok {
 		return id.stateError("establish")
 	}
-	m.do(c, do)
+	m.applyActions(c, do)
 	return nil
 }
 
@@ -324,7 +324,7 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 		}
 		return a, mask | ib.QPAttrAccessFlags, nil
 	}
-	if c == nil || !c.Attributes(to == ib.QPInit) {
+	if c == nil || !c.HasAttributes(to == ib.QPInit) {
 		return a, 0, id.stateError("attributes of a queue pair")
 	}
 	reliable := id.opts.Type != ib.QPTypeUC
@@ -374,13 +374,13 @@ const udpQKey = 0x01234567
 func (m *Manager) send(c *connection, tid uint64, x msg.Message) {
 	c.last = datagram{to: c.to}
 	msg.Append(c.last.mad[:0], tid, x)
-	c.agent.repeat(&c.last)
+	c.agent.resend(&c.last)
 }
 
-// do executes the actions of a transition.
+// applyActions executes the actions of a transition.
 //
 //verbena:held mu
-func (m *Manager) do(c *connection, d conn.Actions) {
+func (m *Manager) applyActions(c *connection, d conn.Actions) {
 	switch d.Send {
 	case msg.AttrREJ:
 		rej := &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: d.Of, Reason: d.Reason}
@@ -405,34 +405,34 @@ func (m *Manager) do(c *connection, d conn.Actions) {
 	}
 	if d.Repeat {
 		m.stats.Retries.Add(1)
-		c.agent.repeat(&c.last)
+		c.agent.resend(&c.last)
 	}
 	switch d.Timer {
 	case conn.Response:
-		m.arm(c, duration(m.cfg.Timeout))
+		m.armTimer(c, timeoutDuration(m.cfg.Timeout))
 	case conn.Service:
-		m.arm(c, duration(m.cfg.Timeout)+duration(c.service))
+		m.armTimer(c, timeoutDuration(m.cfg.Timeout)+timeoutDuration(c.service))
 	case conn.TimewaitTime:
-		m.arm(c, 2*duration(min(c.ackCode, maxTimewait)))
-		m.remember(c)
+		m.armTimer(c, 2*timeoutDuration(min(c.ackCode, maxTimewait)))
+		m.trimEnded(c)
 	case conn.Refusal:
-		if k := c.peer(c.remoteQPN); m.byPeerQP[k] == c {
+		if k := c.peerKey(c.remoteQPN); m.byPeerQP[k] == c {
 			delete(m.byPeerQP, k) // the queue pair may request a new connection
 		}
-		d := 2*duration(m.cfg.Timeout) + time.Second
+		d := 2*timeoutDuration(m.cfg.Timeout) + time.Second
 		if c.slow {
-			d += duration(mraTimeout)
+			d += timeoutDuration(mraTimeout)
 		}
-		m.arm(c, d)
-		m.remember(c)
+		m.armTimer(c, d)
+		m.trimEnded(c)
 	case conn.Stop:
-		m.disarm(c)
+		m.disarmTimer(c)
 	}
 	if d.Event != conn.None {
 		m.reportConnEvent(c, d.Event)
 	}
 	if c.State == conn.Idle && c.remote|c.local != 0 {
-		m.forget(c)
+		m.forgetConnection(c)
 	}
 }
 
@@ -445,13 +445,13 @@ const (
 	maxRemembered = 16384
 )
 
-// remember drops an ended connection if there are too many connections.
+// trimEnded drops an ended connection if there are too many connections.
 //
 //verbena:held mu
-func (m *Manager) remember(c *connection) {
+func (m *Manager) trimEnded(c *connection) {
 	if c.owner == nil && len(m.conns) > maxRemembered {
 		c.State = conn.Idle
-		m.forget(c)
+		m.forgetConnection(c)
 	}
 }
 
@@ -459,17 +459,17 @@ func (m *Manager) remember(c *connection) {
 const mraTimeout = 24
 
 //verbena:held mu
-func (m *Manager) arm(c *connection, d time.Duration) {
+func (m *Manager) armTimer(c *connection, d time.Duration) {
 	c.round++
 	round := c.round
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	c.timer = m.cfg.Clock.AfterFunc(d, func() { m.contain(func() { m.timeout(c, round) }) })
+	c.timer = m.cfg.Clock.AfterFunc(d, func() { m.containPanic(func() { m.handleTimeout(c, round) }) })
 }
 
 //verbena:held mu
-func (m *Manager) disarm(c *connection) {
+func (m *Manager) disarmTimer(c *connection) {
 	c.round++
 	if c.timer != nil {
 		c.timer.Stop()
@@ -477,37 +477,37 @@ func (m *Manager) disarm(c *connection) {
 	}
 }
 
-func (m *Manager) timeout(c *connection, round uint64) {
+func (m *Manager) handleTimeout(c *connection, round uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c.round == round && m.conns[c.local] == c {
-		m.do(c, c.Timeout())
+		m.applyActions(c, c.Timeout())
 	}
 }
 
-// detach separates a connection from its ID.
+// detachConnection separates a connection from its ID.
 //
 //verbena:held mu
-func (m *Manager) detach(id *ID) {
+func (m *Manager) detachConnection(id *ID) {
 	id.conn.owner, id.conn = nil, nil
 }
 
-// forget drops a connection.
+// forgetConnection drops a connection.
 //
 //verbena:held mu
-func (m *Manager) forget(c *connection) {
-	m.disarm(c)
+func (m *Manager) forgetConnection(c *connection) {
+	m.disarmTimer(c)
 	if m.conns[c.local] == c {
 		delete(m.conns, c.local)
 	}
-	if k := c.peer(c.remote); m.byPeer[k] == c {
+	if k := c.peerKey(c.remote); m.byPeer[k] == c {
 		delete(m.byPeer, k)
 	}
-	if k := c.peer(c.remoteQPN); m.byPeerQP[k] == c {
+	if k := c.peerKey(c.remoteQPN); m.byPeerQP[k] == c {
 		delete(m.byPeerQP, k)
 	}
 	if c.owner != nil {
-		m.detach(c.owner)
+		m.detachConnection(c.owner)
 	}
 }
 
@@ -521,7 +521,7 @@ func (m *Manager) reportConnEvent(c *connection, e conn.Event) {
 	}
 	if e == conn.TimewaitExit {
 		if id.state == idDisconnected {
-			m.events.put(id, Event{Type: TimewaitExit})
+			m.events.enqueue(id, Event{Type: TimewaitExit})
 		}
 		return
 	}
@@ -530,14 +530,14 @@ func (m *Manager) reportConnEvent(c *connection, e conn.Event) {
 	}
 	switch e {
 	case conn.REQError, conn.REPError:
-		m.events.put(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
+		m.events.enqueue(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
 	case conn.RTUReceived:
-		m.events.put(id, Event{Type: Established})
+		m.events.enqueue(id, Event{Type: Established})
 	case conn.DREQReceived, conn.DREPReceived:
 		id.state = idDisconnected
-		m.events.put(id, Event{Type: Disconnected})
+		m.events.enqueue(id, Event{Type: Disconnected})
 	case conn.DREQError:
 		id.state = idDisconnected
-		m.events.put(id, Event{Type: Disconnected, Status: -int32(syscall.ETIMEDOUT)})
+		m.events.enqueue(id, Event{Type: Disconnected, Status: -int32(syscall.ETIMEDOUT)})
 	}
 }

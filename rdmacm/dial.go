@@ -36,8 +36,8 @@ type Conn struct {
 // ErrDisconnected is the error after either side has ended the connection.
 var ErrDisconnected = fmt.Errorf("the connection was disconnected: %w", syscall.ECONNRESET)
 
-// errOwnEnd: Close was called.
-var errOwnEnd = fmt.Errorf("the connection was closed: %w", syscall.ECONNABORTED)
+// errLocalClose: Close was called.
+var errLocalClose = fmt.Errorf("the connection was closed: %w", syscall.ECONNABORTED)
 
 // RefusedError is the error of a connection that its peer has rejected. It wraps ECONNREFUSED.
 type RefusedError struct {
@@ -78,8 +78,8 @@ type Target struct {
 // Conn. Resolve may sleep. (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn()
-	if c.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Device: to.Device, Event: c.event,
-		closed: c.end}); err != nil {
+	if c.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Device: to.Device, Event: c.handleEvent,
+		closed: c.recordEnd}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -91,16 +91,16 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	if err = c.id.SetOption(ACKTimeout, to.ACKTimeout); err != nil {
 		return nil, err
 	}
-	if err = c.id.ResolveAddr(plain(to.Source), plain(to.Addr)); err != nil {
+	if err = c.id.ResolveAddr(unmapAddrPort(to.Source), unmapAddrPort(to.Addr)); err != nil {
 		return nil, err
 	}
-	if _, err = c.await(ctx, AddrResolved); err != nil {
+	if _, err = c.awaitEvent(ctx, AddrResolved); err != nil {
 		return nil, err
 	}
 	if err = c.id.ResolveRoute(); err != nil {
 		return nil, err
 	}
-	if _, err = c.await(ctx, RouteResolved); err != nil {
+	if _, err = c.awaitEvent(ctx, RouteResolved); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -111,8 +111,8 @@ func newConn() *Conn {
 	return &Conn{steps: make(chan Event, 4), established: make(chan struct{}), done: make(chan struct{})}
 }
 
-// event processes an event of the ID.
-func (c *Conn) event(_ *ID, e Event) {
+// handleEvent processes an event of the ID.
+func (c *Conn) handleEvent(_ *ID, e Event) {
 	switch e.Type {
 	case AddrResolved, RouteResolved, ConnectResponse:
 		select {
@@ -120,24 +120,24 @@ func (c *Conn) event(_ *ID, e Event) {
 		default:
 		}
 	case Established:
-		c.nowUp()
+		c.markEstablished()
 	case TimewaitExit:
 	case Rejected:
-		c.end(&RefusedError{Reason: msg.Reason(e.Status), Data: e.Data})
+		c.recordEnd(&RefusedError{Reason: msg.Reason(e.Status), Data: e.Data})
 	case Disconnected:
-		c.end(ErrDisconnected)
+		c.recordEnd(ErrDisconnected)
 	case DeviceRemoval:
-		c.end(fmt.Errorf("the device was removed: %w", syscall.ENODEV))
+		c.recordEnd(fmt.Errorf("the device was removed: %w", syscall.ENODEV))
 	case Unreachable:
-		c.end(fmt.Errorf("the peer does not respond: %w", syscall.Errno(-e.Status)))
+		c.recordEnd(fmt.Errorf("the peer does not respond: %w", syscall.Errno(-e.Status)))
 	case AddrError:
-		c.end(e.err)
+		c.recordEnd(e.err)
 	default:
-		c.end(fmt.Errorf("%v: %w", e.Type, syscall.Errno(-e.Status)))
+		c.recordEnd(fmt.Errorf("%v: %w", e.Type, syscall.Errno(-e.Status)))
 	}
 }
 
-func (c *Conn) nowUp() {
+func (c *Conn) markEstablished() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.up {
@@ -146,8 +146,8 @@ func (c *Conn) nowUp() {
 	}
 }
 
-// end records the first reason for the end of the connection.
-func (c *Conn) end(why error) {
+// recordEnd records the first reason for the end of the connection.
+func (c *Conn) recordEnd(why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err == nil {
@@ -156,8 +156,8 @@ func (c *Conn) end(why error) {
 	}
 }
 
-// await waits for the expected event and returns it.
-func (c *Conn) await(ctx context.Context, step EventType) (Event, error) {
+// awaitEvent waits for the expected event and returns it.
+func (c *Conn) awaitEvent(ctx context.Context, step EventType) (Event, error) {
 	for {
 		select {
 		case e := <-c.steps:
@@ -191,9 +191,9 @@ func (c *Conn) Init(qp *ib.QP) error {
 	return qp.Modify(a, mask)
 }
 
-// bring moves a queue pair from INIT to RTS. If param is not nil, it holds the accepted parameters.
+// bringToRTS moves a queue pair from INIT to RTS. If param is not nil, it holds the accepted parameters.
 // (cma_modify_qp_rtr, cma_modify_qp_rts)
-func (c *Conn) bring(qp *ib.QP, param *Param) error {
+func (c *Conn) bringToRTS(qp *ib.QP, param *Param) error {
 	// The transition to INIT is repeated, because the peer's access rights become known only now.
 	for _, s := range [...]ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS} {
 		a, mask, err := c.id.QPAttr(s)
@@ -221,18 +221,18 @@ func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Pa
 	if err := c.id.Connect(p, data); err != nil {
 		return Param{}, nil, err
 	}
-	answer, err := c.await(ctx, ConnectResponse)
+	answer, err := c.awaitEvent(ctx, ConnectResponse)
 	if err != nil {
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
-	if err := c.bring(qp, nil); err != nil {
+	if err := c.bringToRTS(qp, nil); err != nil {
 		c.id.Reject(msg.ReasonConsumer, nil) // unless the connection has ended by itself
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
 	if err := c.id.Complete(); err != nil {
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
-	c.nowUp()
+	c.markEstablished()
 	return answer.Param, answer.Data, nil
 }
 
@@ -240,7 +240,7 @@ func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Pa
 // have been lost. It may sleep. (rdma_notify with IB_EVENT_COMM_EST)
 func (c *Conn) Establish() {
 	if c.id.Establish() == nil {
-		c.nowUp()
+		c.markEstablished()
 	}
 }
 
@@ -278,7 +278,7 @@ func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 // pair. (rdma_destroy_id)
 func (c *Conn) Close() {
 	c.id.Destroy()
-	c.end(errOwnEnd)
+	c.recordEnd(errLocalClose)
 }
 
 // Listener receives connection requests.
@@ -300,12 +300,12 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error
 		backlog = defaultBacklog
 	}
 	l := &Listener{requests: make(chan *Request, backlog), done: make(chan struct{})}
-	l.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, MayUseLowPorts: true, Event: l.event,
-		closed: l.end})
+	l.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, MayUseLowPorts: true, Event: l.handleEvent,
+		closed: l.recordEnd})
 	if err != nil {
 		return nil, err
 	}
-	if err = l.id.Bind(plain(at)); err == nil {
+	if err = l.id.Bind(unmapAddrPort(at)); err == nil {
 		err = l.id.Listen(backlog)
 	}
 	if err != nil {
@@ -315,13 +315,13 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error
 	return l, nil
 }
 
-// event processes an event of the listener.
-func (l *Listener) event(_ *ID, e Event) {
+// handleEvent processes an event of the listener.
+func (l *Listener) handleEvent(_ *ID, e Event) {
 	switch e.Type {
 	case ConnectRequest:
 		r := &Request{conn: newConn(), Param: e.Param, Data: e.Data}
 		r.conn.id = e.New
-		e.New.own(r.conn.event, r.conn.end)
+		e.New.takeOwnership(r.conn.handleEvent, r.conn.recordEnd)
 		l.mu.Lock()
 		closed := l.err != nil
 		if !closed {
@@ -336,11 +336,11 @@ func (l *Listener) event(_ *ID, e Event) {
 			r.conn.Close()
 		}
 	case DeviceRemoval:
-		l.end(fmt.Errorf("the device with the listener's address was removed: %w", syscall.ENODEV))
+		l.recordEnd(fmt.Errorf("the device with the listener's address was removed: %w", syscall.ENODEV))
 	}
 }
 
-func (l *Listener) end(why error) {
+func (l *Listener) recordEnd(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err == nil {
@@ -370,7 +370,7 @@ func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 // Close closes the listener. Close rejects requests that Accept has not returned. It may sleep.
 func (l *Listener) Close() {
 	l.id.Destroy()
-	l.end(fmt.Errorf("the listener was closed: %w", syscall.ECONNABORTED))
+	l.recordEnd(fmt.Errorf("the listener was closed: %w", syscall.ECONNABORTED))
 	for {
 		select {
 		case r := <-l.requests:
@@ -406,7 +406,7 @@ func (r *Request) Init(qp *ib.QP) error { return r.conn.Init(qp) }
 func (r *Request) Accept(qp *ib.QP, p Param, data []byte) (*Conn, error) {
 	c := r.conn
 	p.QPN = qp.Num()
-	err := c.bring(qp, &p)
+	err := c.bringToRTS(qp, &p)
 	if err == nil {
 		err = c.id.Accept(p, data)
 	}

@@ -17,8 +17,8 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// end is a consumer's queue pair with a page of memory.
-type end struct {
+// testQP is a consumer's queue pair with a page of memory.
+type testQP struct {
 	t   *testing.T
 	pd  *ib.PD
 	cq  *completion.CQ
@@ -28,9 +28,9 @@ type end struct {
 	in  chan ib.WC
 }
 
-func newEnd(t *testing.T, dev *ib.Device) *end {
+func newTestQP(t *testing.T, dev *ib.Device) *testQP {
 	t.Helper()
-	e := &end{t: t, buf: make([]byte, 4096), in: make(chan ib.WC, 8)}
+	e := &testQP{t: t, buf: make([]byte, 4096), in: make(chan ib.WC, 8)}
 	var err error
 	must := func(err error) {
 		t.Helper()
@@ -50,22 +50,22 @@ func newEnd(t *testing.T, dev *ib.Device) *end {
 	return e
 }
 
-func (e *end) close() {
+func (e *testQP) close() {
 	e.t.Helper()
 	if err := errors.Join(e.qp.Destroy(), e.cq.Destroy(), e.mr.Dereg(), e.pd.Dealloc()); err != nil {
 		e.t.Error(err)
 	}
 }
 
-func (e *end) sge(n int) []ib.SGE {
+func (e *testQP) sge(n int) []ib.SGE {
 	return []ib.SGE{{Addr: e.mr.Addr(), Length: uint32(n), LKey: e.mr.LKey()}}
 }
 
-func (e *end) listen() error {
+func (e *testQP) postRecv() error {
 	return e.qp.PostRecv(ib.RecvWR{SGList: e.sge(len(e.buf))}, func(wc *ib.WC) { e.in <- *wc })
 }
 
-func (e *end) say(s string) {
+func (e *testQP) sendText(s string) {
 	e.t.Helper()
 	copy(e.buf, s)
 	done := make(chan ib.WC, 1)
@@ -78,7 +78,7 @@ func (e *end) say(s string) {
 	}
 }
 
-func (e *end) hear(want string) {
+func (e *testQP) expectText(want string) {
 	e.t.Helper()
 	wc := <-e.in
 	if got := string(e.buf[:wc.ByteLen]); wc.Status != ib.WCSuccess || got != want {
@@ -86,21 +86,21 @@ func (e *end) hear(want string) {
 	}
 }
 
-func at(h *host) netip.AddrPort { return netip.AddrPortFrom(h.addr, testPort) }
+func addrPortOf(h *host) netip.AddrPort { return netip.AddrPortFrom(h.addr, testPort) }
 
-var anywhere = netip.AddrPortFrom(netip.IPv6Unspecified(), testPort)
+var anyAddrPort = netip.AddrPortFrom(netip.IPv6Unspecified(), testPort)
 
-// TestDial connects consumers, exchanges messages, and disconnects.
-func TestDial(t *testing.T) {
+// TestDialExchangesMessages connects consumers, exchanges messages, and disconnects.
+func TestDialExchangesMessages(t *testing.T) {
 	for name, rules := range map[string][]link.Rule{
 		"a good network": nil,
 		// The manager retransmits lost messages. The RTU may be lost until data arrive.
 		"a bad network": {{Drop: 0.3, QP: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, rules, func(t *testing.T, a, b *host) {
+			withTwoHosts(t, rules, func(t *testing.T, a, b *host) {
 				ctx := context.Background()
-				l, err := b.m.Listen(anywhere, 0)
+				l, err := b.m.Listen(anyAddrPort, 0)
 				b.must(err)
 				defer l.Close()
 				if l.Addr().Port() != testPort {
@@ -114,14 +114,14 @@ func TestDial(t *testing.T) {
 					if want := (Param{QPN: r.Param.QPN, ResponderResources: 3, InitiatorDepth: 2, RetryCount: 7}); r.Param != want {
 						t.Errorf("request: got %+v, want %+v", r.Param, want)
 					}
-					if !bytes.Equal(r.Data, padded("knock", msg.MaxREQData-msg.IPHeaderLen)) || r.RemoteAddr().Addr() != a.addr {
+					if !bytes.Equal(r.Data, padZeros("knock", msg.MaxREQData-msg.IPHeaderLen)) || r.RemoteAddr().Addr() != a.addr {
 						t.Errorf("request: got data %q from %v, want \"knock\" with padding from %v", r.Data,
 							r.RemoteAddr(), a.addr)
 					}
-					e := newEnd(t, r.Device())
+					e := newTestQP(t, r.Device())
 					defer e.close()
 					b.must(r.Init(e.qp.QP))
-					b.must(e.listen())
+					b.must(e.postRecv())
 					c, err := r.Accept(e.qp.QP, Param{ResponderResources: 1, InitiatorDepth: 2}, []byte("come in"))
 					b.must(err)
 					defer c.Close()
@@ -129,38 +129,38 @@ func TestDial(t *testing.T) {
 						t.Errorf("queue pair: got READs %d and %d and error %v, want 1 and 2", q.MaxDestRdAtomic,
 							q.MaxRdAtomic, err)
 					}
-					e.hear("hello")
+					e.expectText("hello")
 					c.Establish()
 					if err := c.Established(ctx); err != nil {
 						t.Error(err)
 					}
-					b.must(e.listen())
-					e.say("good day")
+					b.must(e.postRecv())
+					e.sendText("good day")
 					<-c.Done()
 					if !errors.Is(c.Err(), ErrDisconnected) {
 						t.Errorf("reason of the end: got %v, want ErrDisconnected", c.Err())
 					}
 				}()
-				c, err := a.m.Resolve(ctx, Target{Addr: at(b)})
+				c, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b)})
 				a.must(err)
-				e := newEnd(t, c.Device())
+				e := newTestQP(t, c.Device())
 				a.must(c.Init(e.qp.QP))
-				a.must(e.listen())
+				a.must(e.postRecv())
 				p, data, err := c.Connect(ctx, e.qp.QP, Param{ResponderResources: 2, InitiatorDepth: 3, RetryCount: 7},
 					[]byte("knock"))
 				a.must(err)
 				if want := (Param{QPN: p.QPN, ResponderResources: 2, InitiatorDepth: 1}); p != want {
 					t.Errorf("response: got %+v, want %+v", p, want)
 				}
-				if !bytes.Equal(data, padded("come in", msg.MaxREPData)) || c.Established(ctx) != nil {
+				if !bytes.Equal(data, padZeros("come in", msg.MaxREPData)) || c.Established(ctx) != nil {
 					t.Errorf("answer: got %q, want \"come in\" with padding", data)
 				}
-				if c.RemoteAddr() != at(b) || c.LocalAddr().Addr() != a.addr {
-					t.Errorf("connection: got %v to %v, want %v to %v", c.LocalAddr(), c.RemoteAddr(), a.addr, at(b))
+				if c.RemoteAddr() != addrPortOf(b) || c.LocalAddr().Addr() != a.addr {
+					t.Errorf("connection: got %v to %v, want %v to %v", c.LocalAddr(), c.RemoteAddr(), a.addr, addrPortOf(b))
 				}
-				e.say("hello")
-				a.must(e.listen())
-				e.hear("good day")
+				e.sendText("hello")
+				a.must(e.postRecv())
+				e.expectText("good day")
 				select {
 				case <-c.Done():
 					t.Errorf("connection: got the end with %v, want an open connection", c.Err())
@@ -179,8 +179,8 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestDialFails checks the errors of failing connections.
-func TestDialFails(t *testing.T) {
+// TestDialErrors checks the errors of failing connections.
+func TestDialErrors(t *testing.T) {
 	ctx := context.Background()
 	// dial connects to b, with ctx.
 	dial := func(t *testing.T, ctx context.Context, a *host, to netip.AddrPort) error {
@@ -189,7 +189,7 @@ func TestDialFails(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		e := newEnd(t, c.Device())
+		e := newTestQP(t, c.Device())
 		defer e.close()
 		a.must(c.Init(e.qp.QP))
 		_, _, err = c.Connect(ctx, e.qp.QP, Param{}, nil)
@@ -201,7 +201,7 @@ func TestDialFails(t *testing.T) {
 		is   error
 		says string
 	}{
-		{"nobody listens", func(t *testing.T, a, b *host) error { return dial(t, ctx, a, at(b)) },
+		{"nobody listens", func(t *testing.T, a, b *host) error { return dial(t, ctx, a, addrPortOf(b)) },
 			syscall.ECONNREFUSED, "no listener on the port"},
 		{"no host at the address", func(t *testing.T, a, b *host) error {
 			return dial(t, ctx, a, netip.MustParseAddrPort("10.0.0.9:7471"))
@@ -211,7 +211,7 @@ func TestDialFails(t *testing.T) {
 		},
 			syscall.ENETUNREACH, ""},
 		{"refused", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(anywhere, 0)
+			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			defer l.Close()
 			go func() {
@@ -219,7 +219,7 @@ func TestDialFails(t *testing.T) {
 				b.must(err)
 				r.Reject(bytes.Repeat([]byte("no"), 100))
 			}()
-			err = dial(t, ctx, a, at(b))
+			err = dial(t, ctx, a, addrPortOf(b))
 			var no *RefusedError
 			if !errors.As(err, &no) || no.Reason != msg.ReasonConsumer ||
 				!bytes.Equal(no.Data, bytes.Repeat([]byte("no"), msg.MaxREJData/2)) {
@@ -228,21 +228,21 @@ func TestDialFails(t *testing.T) {
 			return err
 		}, syscall.ECONNREFUSED, "the peer rejected"},
 		{"the listener is closed", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(anywhere, 0)
+			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			time.AfterFunc(time.Second, l.Close)
-			return dial(t, ctx, a, at(b))
+			return dial(t, ctx, a, addrPortOf(b))
 		}, syscall.ECONNREFUSED, ""},
 		{"the backlog is full", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(anywhere, 1)
+			l, err := b.m.Listen(anyAddrPort, 1)
 			b.must(err)
 			defer l.Close()
 			first := make(chan error)
 			short, cancel := context.WithTimeout(ctx, time.Minute)
 			defer cancel()
-			go func() { first <- dial(t, short, a, at(b)) }()
+			go func() { first <- dial(t, short, a, addrPortOf(b)) }()
 			testutil.Advance(time.Second)
-			err = dial(t, ctx, a, at(b))
+			err = dial(t, ctx, a, addrPortOf(b))
 			cancel()
 			if err := <-first; !errors.Is(err, context.Canceled) {
 				t.Errorf("first Dial: got %v, want context.Canceled", err)
@@ -250,16 +250,16 @@ func TestDialFails(t *testing.T) {
 			return err
 		}, syscall.ECONNREFUSED, ""},
 		{"the request takes too long", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(anywhere, 0)
+			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			defer l.Close()
 			late, cancel := context.WithTimeout(ctx, 3*time.Second)
 			defer cancel()
-			err = dial(t, late, a, at(b))
+			err = dial(t, late, a, addrPortOf(b))
 			r, e := l.Accept(ctx)
 			b.must(e)
 			testutil.Advance(time.Second)
-			end := newEnd(t, r.Device())
+			end := newTestQP(t, r.Device())
 			defer end.close()
 			if err := r.Init(end.qp.QP); !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("Init for a cancelled request: got %v, want EINVAL", err)
@@ -271,13 +271,13 @@ func TestDialFails(t *testing.T) {
 			return err
 		}, context.DeadlineExceeded, ""},
 		{"the device is removed", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(anywhere, 0)
+			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			defer l.Close()
-			c, err := a.m.Resolve(ctx, Target{Addr: at(b)})
+			c, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b)})
 			a.must(err)
 			defer c.Close()
-			e := newEnd(t, c.Device())
+			e := newTestQP(t, c.Device())
 			a.must(c.Init(e.qp.QP))
 			gone := make(chan struct{})
 			remove := &ib.Client{Name: "consumer", Add: func(*ib.Device) (any, error) { return nil, nil },
@@ -297,7 +297,7 @@ func TestDialFails(t *testing.T) {
 			return err
 		}, syscall.ENODEV, "the device was removed"},
 		{"on a device of another core", func(t *testing.T, a, b *host) error {
-			_, err := a.m.Resolve(ctx, Target{Addr: at(b), Device: b.core.Devices()[0]})
+			_, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b), Device: b.core.Devices()[0]})
 			return err
 		}, syscall.ENODEV, ""},
 		{"on a device without an address of the family", func(t *testing.T, a, b *host) error {
@@ -305,34 +305,34 @@ func TestDialFails(t *testing.T) {
 			return err
 		}, syscall.EADDRNOTAVAIL, "no address to reach"},
 		{"from an address of another host", func(t *testing.T, a, b *host) error {
-			_, err := a.m.Resolve(ctx, Target{Addr: at(b), Source: at(b)})
+			_, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b), Source: addrPortOf(b)})
 			return err
 		}, syscall.EADDRNOTAVAIL, ""},
 		{"the manager is closed", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(anywhere, 0)
+			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			time.AfterFunc(time.Second, b.m.Close)
 			if _, err := l.Accept(ctx); !errors.Is(err, syscall.ENODEV) {
 				t.Errorf("Accept: got %v, want ENODEV", err)
 			}
-			if _, err := b.m.Listen(anywhere, 0); !errors.Is(err, syscall.ENODEV) {
+			if _, err := b.m.Listen(anyAddrPort, 0); !errors.Is(err, syscall.ENODEV) {
 				t.Errorf("Listen: got %v, want ENODEV", err)
 			}
 			time.AfterFunc(time.Second, a.m.Close)
-			c, err := a.m.Resolve(ctx, Target{Addr: at(b)})
+			c, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b)})
 			a.must(err)
 			<-c.Done()
 			return c.Err()
 		}, syscall.ENODEV, "the connection manager was closed"},
 		{"the port is in use", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(at(b), 0)
+			l, err := b.m.Listen(addrPortOf(b), 0)
 			b.must(err)
 			defer l.Close()
-			_, err = b.m.Listen(at(b), 0)
+			_, err = b.m.Listen(addrPortOf(b), 0)
 			return err
 		}, syscall.EADDRINUSE, "listen on"},
 		{"the listener's device is removed", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(at(b), 0)
+			l, err := b.m.Listen(addrPortOf(b), 0)
 			b.must(err)
 			defer l.Close()
 			time.AfterFunc(time.Second, func() { b.must(b.slot.Unplug()) })
@@ -341,7 +341,7 @@ func TestDialFails(t *testing.T) {
 		}, syscall.ENODEV, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			inWorld(t, nil, func(t *testing.T, a, b *host) {
+			withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
 				err := c.run(t, a, b)
 				if !errors.Is(err, c.is) || err == nil || !bytes.Contains([]byte(err.Error()), []byte(c.says)) {
 					t.Errorf("got %v, want %v and %q", err, c.is, c.says)
@@ -351,12 +351,12 @@ func TestDialFails(t *testing.T) {
 	}
 }
 
-// TestDialAgain checks that a listener at an unspecified address outlives its device, and that a manager can connect
-// after a reset.
-func TestDialAgain(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
+// TestDialAfterDeviceReplaced checks that a listener at an unspecified address outlives its device, and that a manager
+// can connect after a reset.
+func TestDialAfterDeviceReplaced(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
 		ctx := context.Background()
-		l, err := b.m.Listen(anywhere, 0)
+		l, err := b.m.Listen(anyAddrPort, 0)
 		b.must(err)
 		served := make(chan int)
 		go func() {
@@ -367,7 +367,7 @@ func TestDialAgain(t *testing.T) {
 				if err != nil {
 					return
 				}
-				e := newEnd(t, r.Device())
+				e := newTestQP(t, r.Device())
 				b.must(r.Init(e.qp.QP))
 				c, err := r.Accept(e.qp.QP, Param{}, nil)
 				b.must(err)
@@ -380,9 +380,9 @@ func TestDialAgain(t *testing.T) {
 			}
 		}()
 		for range 3 {
-			c, err := a.m.Resolve(ctx, Target{Addr: at(b), Device: a.core.Devices()[0], ACKTimeout: 14})
+			c, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b), Device: a.core.Devices()[0], ACKTimeout: 14})
 			a.must(err)
-			e := newEnd(t, c.Device())
+			e := newTestQP(t, c.Device())
 			a.must(c.Init(e.qp.QP))
 			_, _, err = c.Connect(ctx, e.qp.QP, Param{}, nil)
 			a.must(err)

@@ -12,120 +12,120 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// couple holds the IDs of both sides of a connection, and their events.
-type couple struct {
+// idPair holds the IDs of both sides of a connection, and their events.
+type idPair struct {
 	a, b   *host
 	c, s   *ID // s is nil until the request arrives
-	la, lb log
+	la, lb eventLog
 }
 
-// A situation is a state of a connection, with a function that reaches that state.
-type situation struct {
+// A reachableState is a state of a connection, with a function that reaches that state.
+type reachableState struct {
 	name  string
 	space msg.PortSpace
-	reach func(t *testing.T, p *couple) // starts from a resolved route; the first situations start from an idle ID
+	reach func(t *testing.T, p *idPair) // starts from a resolved route; the first situations start from an idle ID
 }
 
-// fromIdle is the number of situations before the route is resolved.
-const fromIdle = 3
+// numUnresolvedStates is the number of situations before the route is resolved.
+const numUnresolvedStates = 3
 
-var situations = []situation{
-	{"bound", msg.PortSpaceTCP, func(_ *testing.T, p *couple) {
+var reachableStates = []reachableState{
+	{"bound", msg.PortSpaceTCP, func(_ *testing.T, p *idPair) {
 		p.a.must(p.c.Bind(netip.AddrPortFrom(p.a.addr,
 			testPort)))
 	}},
-	{"listening", msg.PortSpaceTCP, func(_ *testing.T, p *couple) {
+	{"listening", msg.PortSpaceTCP, func(_ *testing.T, p *idPair) {
 		p.a.must(p.c.Bind(netip.AddrPortFrom(p.a.addr, testPort)))
 		p.a.must(p.c.Listen(0))
 	}},
-	{"resolving", msg.PortSpaceTCP, func(_ *testing.T, p *couple) {
+	{"resolving", msg.PortSpaceTCP, func(_ *testing.T, p *idPair) {
 		p.a.must(p.c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(p.b.addr, testPort)))
 	}},
-	{"resolved", msg.PortSpaceTCP, func(*testing.T, *couple) {}},
-	{"requested", msg.PortSpaceTCP, func(t *testing.T, p *couple) { // the request does not arrive
+	{"resolved", msg.PortSpaceTCP, func(*testing.T, *idPair) {}},
+	{"requested", msg.PortSpaceTCP, func(t *testing.T, p *idPair) { // the request does not arrive
 		p.a.net.SetLink(p.b.addr, false)
 		p.a.must(p.c.Connect(Param{QPN: 1}, nil))
-		p.la.expect(t, soon)
+		p.la.expectEvents(t, eventTimeout)
 		p.a.net.SetLink(p.b.addr, true)
 	}},
-	{"asked", msg.PortSpaceTCP, ask},
-	{"accepted", msg.PortSpaceTCP, accept},
-	{"connected", msg.PortSpaceTCP, connect},
-	{"disconnecting", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
-		connect(t, p)
+	{"asked", msg.PortSpaceTCP, sendRequest},
+	{"accepted", msg.PortSpaceTCP, acceptRequest},
+	{"connected", msg.PortSpaceTCP, connectPair},
+	{"disconnecting", msg.PortSpaceTCP, func(t *testing.T, p *idPair) {
+		connectPair(t, p)
 		p.a.must(p.c.Disconnect())
-		p.lb.expect(t, soon, Disconnected)
+		p.lb.expectEvents(t, eventTimeout, Disconnected)
 	}},
-	{"disconnected", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
-		connect(t, p)
+	{"disconnected", msg.PortSpaceTCP, func(t *testing.T, p *idPair) {
+		connectPair(t, p)
 		p.a.must(p.c.Disconnect())
-		p.lb.expect(t, soon, Disconnected)
+		p.lb.expectEvents(t, eventTimeout, Disconnected)
 		p.b.must(p.s.Disconnect())
-		p.la.expect(t, soon, Disconnected)
+		p.la.expectEvents(t, eventTimeout, Disconnected)
 	}},
-	{"refused", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
-		ask(t, p)
+	{"refused", msg.PortSpaceTCP, func(t *testing.T, p *idPair) {
+		sendRequest(t, p)
 		p.b.must(p.s.Reject(msg.ReasonConsumer, nil))
-		p.la.expect(t, soon, Rejected)
+		p.la.expectEvents(t, eventTimeout, Rejected)
 	}},
-	{"datagrams, asked", msg.PortSpaceUDP, ask},
-	{"datagrams, answered", msg.PortSpaceUDP, func(t *testing.T, p *couple) {
-		ask(t, p)
+	{"datagrams, asked", msg.PortSpaceUDP, sendRequest},
+	{"datagrams, answered", msg.PortSpaceUDP, func(t *testing.T, p *idPair) {
+		sendRequest(t, p)
 		p.b.must(p.s.Accept(Param{QPN: 2}, nil))
-		p.la.expect(t, soon, Established)
+		p.la.expectEvents(t, eventTimeout, Established)
 	}},
 }
 
-func ask(t *testing.T, p *couple) {
+func sendRequest(t *testing.T, p *idPair) {
 	p.a.must(p.c.Connect(Param{QPN: 1}, nil))
-	p.s = p.lb.expect(t, soon, ConnectRequest)[0].New
+	p.s = p.lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 }
 
-func accept(t *testing.T, p *couple) {
-	ask(t, p)
+func acceptRequest(t *testing.T, p *idPair) {
+	sendRequest(t, p)
 	p.b.must(p.s.Accept(Param{QPN: 2}, nil))
-	p.la.expect(t, soon, ConnectResponse)
+	p.la.expectEvents(t, eventTimeout, ConnectResponse)
 }
 
-func connect(t *testing.T, p *couple) {
-	accept(t, p)
+func connectPair(t *testing.T, p *idPair) {
+	acceptRequest(t, p)
 	p.a.must(p.c.Complete())
-	p.lb.expect(t, soon, Established)
+	p.lb.expectEvents(t, eventTimeout, Established)
 }
 
-// misfortunes lists events that end a connection.
-var misfortunes = []struct {
+// endCauses lists events that end a connection.
+var endCauses = []struct {
 	name   string
-	happen func(p *couple)
+	happen func(p *idPair)
 }{
-	{"its device is unplugged", func(p *couple) { p.a.must(p.a.slot.Unplug()) }},
-	{"the peer's device is unplugged", func(p *couple) { p.a.must(p.b.slot.Unplug()) }},
-	{"its program ends", func(p *couple) { p.c.Destroy() }},
-	{"the peer's program ends", func(p *couple) {
+	{"its device is unplugged", func(p *idPair) { p.a.must(p.a.slot.Unplug()) }},
+	{"the peer's device is unplugged", func(p *idPair) { p.a.must(p.b.slot.Unplug()) }},
+	{"its program ends", func(p *idPair) { p.c.Destroy() }},
+	{"the peer's program ends", func(p *idPair) {
 		if p.s != nil {
 			p.s.Destroy()
 		}
 	}},
-	{"the peer is lost", func(p *couple) {
+	{"the peer is lost", func(p *idPair) {
 		p.a.net.SetLink(p.b.addr, false)
 		if v := p.c.View(); v.Routed { // a side that sends messages detects the loss
 			p.c.Disconnect()
 		}
 	}},
-	{"its device is reset", func(p *couple) {
+	{"its device is reset", func(p *idPair) {
 		p.a.must(p.a.slot.Unplug())
 		p.a.must(p.a.slot.Plug())
 	}},
-	{"the peer's device is reset", func(p *couple) {
+	{"the peer's device is reset", func(p *idPair) {
 		p.a.must(p.b.slot.Unplug())
 		p.a.must(p.b.slot.Plug())
 	}},
 }
 
-// ends lists the events of both sides within two minutes after each misfortune, in the order of misfortunes. The
-// removal of a device sends no messages, so a peer that sends no messages is not notified. An address may or may
-// not be resolved before its device is removed.
-var ends = map[string][7]string{
+// expectedEndEvents lists the events of both sides within two minutes after each misfortune, in the order of
+// misfortunes. The removal of a device sends no messages, so a peer that sends no messages is not notified. An address
+// may or may not be resolved before its device is removed.
+var expectedEndEvents = map[string][7]string{
 	"bound":     {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
 	"listening": {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
 	"resolving": {
@@ -185,30 +185,30 @@ var ends = map[string][7]string{
 // TestEnds checks for each state of a connection and each misfortune that both sides are notified where required, and
 // that no state remains.
 func TestEnds(t *testing.T) {
-	for n, at := range situations {
-		for i, m := range misfortunes {
+	for n, at := range reachableStates {
+		for i, m := range endCauses {
 			if (n+i)%testutil.Fewer(1, 3) != 0 {
 				continue
 			}
 			t.Run(at.name+"/"+m.name, func(t *testing.T) {
-				inWorld(t, nil, func(t *testing.T, a, b *host) {
-					p := &couple{a: a, b: b}
-					l, err := b.m.NewID(Options{Space: at.space, Type: qpType(at.space), Event: p.lb.add})
+				withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+					p := &idPair{a: a, b: b}
+					l, err := b.m.NewID(Options{Space: at.space, Type: qpTypeFor(at.space), Event: p.lb.add})
 					b.must(err)
 					b.must(l.Bind(netip.AddrPortFrom(netip.IPv4Unspecified(), testPort)))
 					b.must(l.Listen(0))
-					p.c, err = a.m.NewID(Options{Space: at.space, Type: qpType(at.space), Event: p.la.add})
+					p.c, err = a.m.NewID(Options{Space: at.space, Type: qpTypeFor(at.space), Event: p.la.add})
 					a.must(err)
-					if n >= fromIdle {
+					if n >= numUnresolvedStates {
 						a.must(p.c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(b.addr, testPort)))
-						p.la.expect(t, soon, AddrResolved)
+						p.la.expectEvents(t, eventTimeout, AddrResolved)
 						a.must(p.c.ResolveRoute())
-						p.la.expect(t, soon, RouteResolved)
+						p.la.expectEvents(t, eventTimeout, RouteResolved)
 					}
 					at.reach(t, p)
 					m.happen(p)
-					got := types(p.la.take(2*time.Minute)) + " " + types(p.lb.take(0))
-					if want := ends[at.name][i]; !slices.Contains(strings.Split(want, " or "), got) {
+					got := eventTypes(p.la.waitEvents(2*time.Minute)) + " " + eventTypes(p.lb.waitEvents(0))
+					if want := expectedEndEvents[at.name][i]; !slices.Contains(strings.Split(want, " or "), got) {
 						t.Errorf("events: got %s, want %s", got, want)
 					}
 					for _, id := range []*ID{p.c, p.s, l} {
@@ -223,7 +223,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-func qpType(s msg.PortSpace) ib.QPType {
+func qpTypeFor(s msg.PortSpace) ib.QPType {
 	if s == msg.PortSpaceUDP {
 		return ib.QPTypeUD
 	}

@@ -5,16 +5,16 @@ import "sync"
 // eventQueue holds the events to report to IDs.
 type eventQueue struct {
 	sync.Mutex
-	list []queued
+	list []queuedEvent
 	wake chan struct{}
 	done chan struct{} // closed after the last call of an event function
 }
 
-// put queues an event of an ID. The event is dropped if the ID is destroyed first. The caller holds
-// Manager.mu. put does not sleep.
-func (q *eventQueue) put(id *ID, e Event) {
+// enqueue queues an event of an ID. The event is dropped if the ID is destroyed first. The caller holds
+// Manager.mu. enqueue does not sleep.
+func (q *eventQueue) enqueue(id *ID, e Event) {
 	q.Lock()
-	q.list = append(q.list, queued{id, e})
+	q.list = append(q.list, queuedEvent{id, e})
 	q.Unlock()
 	select {
 	case q.wake <- struct{}{}:
@@ -22,8 +22,8 @@ func (q *eventQueue) put(id *ID, e Event) {
 	}
 }
 
-// run calls the event functions of IDs.
-func (q *eventQueue) run() {
+// dispatch calls the event functions of IDs.
+func (q *eventQueue) dispatch() {
 	defer close(q.done)
 	for range q.wake {
 		q.Lock()
@@ -31,7 +31,7 @@ func (q *eventQueue) run() {
 		q.list = nil
 		q.Unlock()
 		for _, x := range list {
-			x.id.report(x.e)
+			x.id.reportEvent(x.e)
 		}
 	}
 }

@@ -21,13 +21,13 @@ func forgedREQ(from netip.Addr, to *host, guid uint64, commID, qpn uint32) []byt
 	})
 }
 
-// TestImpostor checks that an address that claims to be another node can neither end that node's connections nor occupy
-// its numbers.
-func TestImpostor(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
-		var la, lb log
-		b.listen(msg.PortSpaceTCP, testPort, &lb)
-		p := &couple{a: a, b: b, c: a.resolve(msg.PortSpaceTCP, b, testPort, &la)}
+// TestImpostorHasNoEffect checks that an address that claims to be another node can neither end that node's connections
+// nor occupy its numbers.
+func TestImpostorHasNoEffect(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb eventLog
+		b.newListener(msg.PortSpaceTCP, testPort, &lb)
+		p := &idPair{a: a, b: b, c: a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)}
 		guid := p.c.View().GUID
 		stranger := netip.MustParseAddr("10.0.0.9")
 		requests := 0
@@ -35,7 +35,7 @@ func TestImpostor(t *testing.T) {
 			b.deliver(stranger, forgedREQ(stranger, b, guid, qpn+1, qpn+1))
 			requests++
 		}
-		for _, e := range lb.take(time.Millisecond) {
+		for _, e := range lb.waitEvents(time.Millisecond) {
 			if requests--; e.Type != ConnectRequest {
 				t.Errorf("event: got %v, want ConnectRequest", e.Type)
 			}
@@ -45,15 +45,15 @@ func TestImpostor(t *testing.T) {
 		}
 		// The node itself now uses numbers that the forged packets have used.
 		a.must(p.c.Connect(Param{QPN: 2}, nil))
-		s := lb.expect(t, soon, ConnectRequest)[0].New
+		s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 		b.must(s.Accept(Param{QPN: 3}, nil))
-		la.expect(t, soon, ConnectResponse)
+		la.expectEvents(t, eventTimeout, ConnectResponse)
 		a.must(p.c.Complete())
-		lb.expect(t, soon, Established)
+		lb.expectEvents(t, eventTimeout, Established)
 		// The peer itself has used the number, so its own connection is stale.
 		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 2))
 		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 77))
-		for _, e := range lb.take(time.Millisecond) {
+		for _, e := range lb.waitEvents(time.Millisecond) {
 			if e.Type != ConnectRequest {
 				t.Errorf("event: got %v, want ConnectRequest", e.Type)
 			}
@@ -64,18 +64,18 @@ func TestImpostor(t *testing.T) {
 	})
 }
 
-// TestForgedEnd checks that a DREQ ends a connection only if the DREQ names the queue pair. (cm_dreq_handler)
-func TestForgedEnd(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
-		var la, lb log
-		b.listen(msg.PortSpaceTCP, testPort, &lb)
-		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+// TestForgedDREQ checks that a DREQ ends a connection only if the DREQ names the queue pair. (cm_dreq_handler)
+func TestForgedDREQ(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb eventLog
+		b.newListener(msg.PortSpaceTCP, testPort, &lb)
+		c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 		a.must(c.Connect(Param{QPN: 2}, nil))
-		s := lb.expect(t, soon, ConnectRequest)[0].New
+		s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 		b.must(s.Accept(Param{QPN: 3}, nil))
-		la.expect(t, soon, ConnectResponse)
+		la.expectEvents(t, eventTimeout, ConnectResponse)
 		a.must(c.Complete())
-		lb.expect(t, soon, Established)
+		lb.expectEvents(t, eventTimeout, Established)
 		for _, end := range []struct {
 			h    *host
 			from netip.Addr
@@ -88,24 +88,25 @@ func TestForgedEnd(t *testing.T) {
 		} {
 			dreq := &msg.DREQ{LocalCommID: end.of.remote, RemoteCommID: end.of.local, RemoteQPN: end.qpn}
 			end.h.deliver(end.from, msg.Append(nil, 1, dreq))
-			lb.expect(t, soon, end.want...)
-			la.expect(t, 0)
+			lb.expectEvents(t, eventTimeout, end.want...)
+			la.expectEvents(t, 0)
 		}
 	})
 }
 
-// TestBothGo checks that a connection is dropped on both sides when both owners destroy their IDs at the same time.
-func TestBothGo(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
-		var la, lb log
-		b.listen(msg.PortSpaceTCP, testPort, &lb)
-		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+// TestBothOwnersDestroyIDs checks that a connection is dropped on both sides when both owners destroy their IDs at the
+// same time.
+func TestBothOwnersDestroyIDs(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb eventLog
+		b.newListener(msg.PortSpaceTCP, testPort, &lb)
+		c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 		a.must(c.Connect(Param{QPN: 2}, nil))
-		s := lb.expect(t, soon, ConnectRequest)[0].New
+		s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 		b.must(s.Accept(Param{QPN: 3}, nil))
-		la.expect(t, soon, ConnectResponse)
+		la.expectEvents(t, eventTimeout, ConnectResponse)
 		a.must(c.Complete())
-		lb.expect(t, soon, Established)
+		lb.expectEvents(t, eventTimeout, Established)
 		c.Destroy()
 		s.Destroy()
 		testutil.Advance(10 * time.Minute)

@@ -25,20 +25,20 @@ func (h *host) deliver(from netip.Addr, mad []byte) {
 	copy(b[32:], src[:])
 	copy(b[36:], dst[:])
 	copy(b[roce.GRHLen:], mad)
-	h.m.agents.list[0].handle(&ib.WC{Flags: ib.WCGRH, ByteLen: slotLen}, b)
+	h.m.agents.list[0].handleDatagram(&ib.WC{Flags: ib.WCGRH, ByteLen: slotLen}, b)
 }
 
-// script is the input of a fuzz target, read byte by byte. After its end it yields zeros.
-type script []byte
+// fuzzInput is the input of a fuzz target, read byte by byte. After its end it yields zeros.
+type fuzzInput []byte
 
-func (s *script) byte() (b byte) {
+func (s *fuzzInput) nextByte() (b byte) {
 	if len(*s) > 0 {
 		b, *s = (*s)[0], (*s)[1:]
 	}
 	return b
 }
 
-func (s *script) take(n int) []byte {
+func (s *fuzzInput) nextBytes(n int) []byte {
 	n = min(n, len(*s))
 	b := (*s)[:n]
 	*s = (*s)[n:]
@@ -46,29 +46,29 @@ func (s *script) take(n int) []byte {
 }
 
 // pick returns an element of a list, or the zero value for an empty list.
-func pick[T any](s *script, list []T) (v T) {
+func pick[T any](s *fuzzInput, list []T) (v T) {
 	if n := len(list); n > 0 {
-		v = list[int(s.byte())%n]
+		v = list[int(s.nextByte())%n]
 	}
 	return v
 }
 
 // forger sends messages of the script to a manager, and makes calls of its owner.
 type forger struct {
-	*script
+	*fuzzInput
 	t       *testing.T
 	h       *host
-	log     log
+	log     eventLog
 	ids     []*ID
 	honest  *connection // an established connection with another peer
 	victims uint32      // number of the queue pair at the honest peer
 }
 
-var forgers = []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4"),
+var forgerAddrs = []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4"),
 	netip.MustParseAddr("10.0.0.1")}
 
-// numbers returns communication IDs known to the manager, and some unknown IDs.
-func (f *forger) numbers() []uint32 {
+// commIDs returns communication IDs known to the manager, and some unknown IDs.
+func (f *forger) commIDs() []uint32 {
 	f.h.m.mu.Lock()
 	defer f.h.m.mu.Unlock()
 	list := []uint32{0, 1, 2, 3}
@@ -78,102 +78,102 @@ func (f *forger) numbers() []uint32 {
 	return append(list, slices.Sorted(maps.Keys(f.h.m.sidr))...)
 }
 
-// packet delivers a message. It is either arbitrary bytes after a header, or a valid message with a few changed
+// deliverPacket delivers a message. It is either arbitrary bytes after a header, or a valid message with a few changed
 // bytes.
-func (f *forger) packet() {
-	attr := msg.AttrREQ + msg.Attribute(f.byte()%13)
+func (f *forger) deliverPacket() {
+	attr := msg.AttrREQ + msg.Attribute(f.nextByte()%13)
 	mad := make([]byte, msg.Len)
-	n := f.numbers()
+	n := f.commIDs()
 	// The source must not be the peer of the honest connection, because that peer may end it.
-	from := pick(f.script, forgers)
+	from := pick(f.fuzzInput, forgerAddrs)
 	guid := []uint64{f.honest.guid, 1, 2}
 	data := msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: from, Dst: f.h.addr})
 	var m msg.Message
 	switch attr {
 	case msg.AttrREQ:
 		m = &msg.REQ{
-			LocalCommID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort+uint16(f.byte()%4)),
-			LocalCAGUID: pick(f.script, guid), LocalQPN: pick(f.script, []uint32{f.victims, f.victims + 1, 5}), PathMTU: 3,
+			LocalCommID: pick(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort+uint16(f.nextByte()%4)),
+			LocalCAGUID: pick(f.fuzzInput, guid), LocalQPN: pick(f.fuzzInput, []uint32{f.victims, f.victims + 1, 5}), PathMTU: 3,
 			Primary: msg.Path{LocalGID: msg.GID(ib.GIDFromAddr(from))}, Data: data,
 		}
 	case msg.AttrMRA:
 		m = &msg.MRA{
-			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3),
-			ServiceTimeout: f.byte() & 31,
+			LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n), Of: msg.Answered(f.nextByte() & 3),
+			ServiceTimeout: f.nextByte() & 31,
 		}
 	case msg.AttrREJ:
 		m = &msg.REJ{
-			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3),
-			Reason: msg.Reason(f.byte() & 63),
+			LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n), Of: msg.Answered(f.nextByte() & 3),
+			Reason: msg.Reason(f.nextByte() & 63),
 		}
 	case msg.AttrREP:
 		m = &msg.REP{
-			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), LocalCAGUID: pick(f.script, guid),
-			LocalQPN: pick(f.script, []uint32{f.victims, f.victims + 1, 5}),
+			LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n), LocalCAGUID: pick(f.fuzzInput, guid),
+			LocalQPN: pick(f.fuzzInput, []uint32{f.victims, f.victims + 1, 5}),
 		}
 	case msg.AttrRTU:
-		m = &msg.RTU{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
+		m = &msg.RTU{LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n)}
 	case msg.AttrDREQ:
 		m = &msg.DREQ{
-			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n),
-			RemoteQPN: pick(f.script, []uint32{f.victims + 100, 7}),
+			LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n),
+			RemoteQPN: pick(f.fuzzInput, []uint32{f.victims + 100, 7}),
 		}
 	case msg.AttrDREP:
-		m = &msg.DREP{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
+		m = &msg.DREP{LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n)}
 	case msg.AttrLAP:
-		m = &msg.LAP{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
+		m = &msg.LAP{LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n)}
 	case msg.AttrSIDRREQ:
 		m = &msg.SIDRREQ{
-			RequestID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.byte()%4)),
+			RequestID: pick(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.nextByte()%4)),
 			Data: data,
 		}
 	case msg.AttrSIDRREP:
-		m = &msg.SIDRREP{RequestID: pick(f.script, n), Status: msg.SIDRStatus(f.byte() & 3), QPN: 9, QKey: 9}
+		m = &msg.SIDRREP{RequestID: pick(f.fuzzInput, n), Status: msg.SIDRStatus(f.nextByte() & 3), QPN: 9, QKey: 9}
 	default:
 		copy(mad, msg.Append(nil, 1, &msg.APR{}))
 		binary.BigEndian.PutUint16(mad[16:], uint16(attr))
 	}
 	if m != nil {
-		mad = msg.Append(nil, uint64(f.byte()), m)
+		mad = msg.Append(nil, uint64(f.nextByte()), m)
 	}
-	switch how := f.byte(); how & 3 {
+	switch how := f.nextByte(); how & 3 {
 	case 1: // some bytes are changed
 		for range how >> 5 {
-			mad[f.byte()] ^= f.byte()
+			mad[f.nextByte()] ^= f.nextByte()
 		}
 	case 2: // the rest is arbitrary
-		copy(mad[24:], f.take(int(f.byte())))
+		copy(mad[24:], f.nextBytes(int(f.nextByte())))
 	case 3:
-		copy(mad, f.take(int(f.byte())))
+		copy(mad, f.nextBytes(int(f.nextByte())))
 	}
 	f.h.deliver(from, mad)
 }
 
-// call makes a call of the owner on an ID.
-func (f *forger) call() {
-	for _, e := range f.log.take(0) {
+// makeCall makes a call of the owner on an ID.
+func (f *forger) makeCall() {
+	for _, e := range f.log.waitEvents(0) {
 		if e.New != nil {
 			f.ids = append(f.ids, e.New)
 		}
 	}
-	id := pick(f.script, f.ids)
-	what := f.byte() % 14
+	id := pick(f.fuzzInput, f.ids)
+	what := f.nextByte() % 14
 	if id == nil || what == 0 {
 		if len(f.ids) < 16 {
-			space := pick(f.script, []msg.PortSpace{msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB})
-			f.ids = append(f.ids, f.h.id(space, &f.log))
+			space := pick(f.fuzzInput, []msg.PortSpace{msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB})
+			f.ids = append(f.ids, f.h.newID(space, &f.log))
 		}
 		return
 	}
-	addrs := append(slices.Clone(forgers), netip.IPv4Unspecified(), netip.IPv6Unspecified())
-	at := netip.AddrPortFrom(pick(f.script, addrs), testPort+uint16(f.byte()%4))
-	p := Param{QPN: 7, ResponderResources: f.byte(), InitiatorDepth: f.byte(), RetryCount: 9, RNRRetryCount: 9}
-	data := make([]byte, f.byte())
+	addrs := append(slices.Clone(forgerAddrs), netip.IPv4Unspecified(), netip.IPv6Unspecified())
+	at := netip.AddrPortFrom(pick(f.fuzzInput, addrs), testPort+uint16(f.nextByte()%4))
+	p := Param{QPN: 7, ResponderResources: f.nextByte(), InitiatorDepth: f.nextByte(), RetryCount: 9, RNRRetryCount: 9}
+	data := make([]byte, f.nextByte())
 	switch what {
 	case 1:
 		_ = id.Bind(at)
 	case 2:
-		_ = id.Listen(int(f.byte() & 3))
+		_ = id.Listen(int(f.nextByte() & 3))
 	case 3:
 		_ = id.ResolveAddr(netip.AddrPort{}, at)
 		synctest.Wait()
@@ -186,18 +186,18 @@ func (f *forger) call() {
 	case 7:
 		_ = id.Complete()
 	case 8:
-		_ = id.Reject(msg.Reason(f.byte()), data)
+		_ = id.Reject(msg.Reason(f.nextByte()), data)
 	case 9:
 		_ = id.Disconnect()
 	case 10:
 		_ = id.Establish()
 	case 11:
-		_, _, _ = id.QPAttr(ib.QPState(f.byte()))
+		_, _, _ = id.QPAttr(ib.QPState(f.nextByte()))
 		id.View()
-		_ = id.SetOption(Option(f.byte()%5), f.byte())
+		_ = id.SetOption(Option(f.nextByte()%5), f.nextByte())
 	case 12:
 		_, _ = id.Join(at.Addr())
-		id.Settle()
+		id.LeaveBacklog()
 	case 13:
 		id.Destroy()
 		f.ids = slices.DeleteFunc(f.ids, func(o *ID) bool { return o == id })
@@ -219,7 +219,7 @@ func FuzzPackets(f *testing.F) {
 		if len(b) > 1<<12 {
 			return
 		}
-		s := script(b)
+		s := fuzzInput(b)
 		synctest.Test(t, func(t *testing.T) {
 			network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 			fast := Config{Timeout: 12, Retries: 3}
@@ -230,17 +230,17 @@ func FuzzPackets(f *testing.F) {
 			peer.open(fast)
 			defer peer.close()
 			defer a.close()
-			fz := &forger{script: &s, t: t, h: a, victims: 0x17}
-			var la, lp log
-			l := a.listen(msg.PortSpaceTCP, 2000, &la)
+			fz := &forger{fuzzInput: &s, t: t, h: a, victims: 0x17}
+			var la, lp eventLog
+			l := a.newListener(msg.PortSpaceTCP, 2000, &la)
 			join := func(qpn uint32) (*ID, *ID) {
-				c := peer.resolve(msg.PortSpaceTCP, a, 2000, &lp)
+				c := peer.newResolvedID(msg.PortSpaceTCP, a, 2000, &lp)
 				peer.must(c.Connect(Param{QPN: qpn}, nil))
-				r := la.expect(t, soon, ConnectRequest)[0].New
+				r := la.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 				a.must(r.Accept(Param{QPN: qpn + 100}, nil))
-				lp.expect(t, soon, ConnectResponse)
+				lp.expectEvents(t, eventTimeout, ConnectResponse)
 				peer.must(c.Complete())
-				la.expect(t, soon, Established)
+				la.expectEvents(t, eventTimeout, Established)
 				return c, r
 			}
 			c, r := join(fz.victims)
@@ -249,23 +249,23 @@ func FuzzPackets(f *testing.F) {
 				if len(s) == 0 {
 					break
 				}
-				switch s.byte() & 3 {
+				switch s.nextByte() & 3 {
 				case 0, 1:
-					fz.packet()
+					fz.deliverPacket()
 				case 2:
-					fz.call()
+					fz.makeCall()
 				case 3:
 					testutil.Advance([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second,
-						10 * time.Second}[s.byte()&3])
+						10 * time.Second}[s.nextByte()&3])
 				}
 				synctest.Wait()
 			}
-			got := append(la.take(time.Millisecond), lp.take(0)...)
+			got := append(la.waitEvents(time.Millisecond), lp.waitEvents(0)...)
 			if len(got) > 0 || r.conn != fz.honest || r.conn.State != conn.Established {
-				t.Errorf("events of a connection with another peer: got %v, want none", types(got))
+				t.Errorf("events of a connection with another peer: got %v, want none", eventTypes(got))
 			}
 			c2, r2 := join(fz.victims + 1)
-			for _, e := range fz.log.take(0) {
+			for _, e := range fz.log.waitEvents(0) {
 				if e.New != nil {
 					fz.ids = append(fz.ids, e.New)
 				}

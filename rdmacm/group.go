@@ -36,12 +36,13 @@ func (id *ID) Join(addr netip.Addr) (*Group, error) {
 	}
 	g := &Group{id: id, addr: addr, mgid: ib.GIDFromAddr(addr)}
 	id.groups = append(id.groups, g)
-	m.events.put(id, Event{Type: MulticastJoin, Group: g, Param: Param{QPN: multicastQPN, QKey: udpQKey}, AH: ib.AHAttr{
-		HasGRH: true, Port: uint8(id.at.agent.port), GRH: ib.GlobalRoute{
-			// The traffic class is not set (cma_iboe_join_multicast).
-			DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit,
-		},
-	}})
+	m.events.enqueue(id, Event{Type: MulticastJoin, Group: g, Param: Param{QPN: multicastQPN, QKey: udpQKey},
+		AH: ib.AHAttr{
+			HasGRH: true, Port: uint8(id.at.agent.port), GRH: ib.GlobalRoute{
+				// The traffic class is not set (cma_iboe_join_multicast).
+				DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit,
+			},
+		}})
 	return g, nil
 }
 

@@ -71,7 +71,7 @@ type ID struct {
 	loopback  bool           // bound to a loopback address that no device has; src is the device's address, if any
 	ib        bool           // the addresses are GIDs (AF_IB)
 	port      portKey        // key in m.ports; port 0 means none
-	at        place
+	at        gidSource
 	reuseAddr bool
 	afOnly    bool
 	tos       uint8
@@ -83,8 +83,8 @@ type ID struct {
 	pending   int
 	listener  *ID // for a request, its listener until the request is accepted or rejected
 	conn      *connection
-	service   *service // set for the ID of a datagram service
-	param     Param    // parameters requested by the owner
+	service   *serviceRequest // set for the ID of a datagram service
+	param     Param           // parameters requested by the owner
 	groups    []*Group
 }
 
@@ -119,16 +119,16 @@ func (m *Manager) newID(o Options) *ID {
 	return id
 }
 
-// Adopt sets a new event function, which receives events from the next event on.
-func (id *ID) Adopt(f func(*ID, Event)) {
+// SetEventFunc sets a new event function, which receives events from the next event on.
+func (id *ID) SetEventFunc(f func(*ID, Event)) {
 	id.reporting.Lock()
 	defer id.reporting.Unlock()
 	id.handler = f
 }
 
-// own makes this package the owner of a request. closed is called when the manager is closed.
-func (id *ID) own(f func(*ID, Event), closed func(error)) {
-	id.Adopt(f)
+// takeOwnership makes this package the owner of a request. closed is called when the manager is closed.
+func (id *ID) takeOwnership(f func(*ID, Event), closed func(error)) {
+	id.SetEventFunc(f)
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
 	if id.opts.closed = closed; id.gone {
@@ -136,8 +136,8 @@ func (id *ID) own(f func(*ID, Event), closed func(error)) {
 	}
 }
 
-// report calls the event function.
-func (id *ID) report(e Event) {
+// reportEvent calls the event function.
+func (id *ID) reportEvent(e Event) {
 	id.reporting.Lock()
 	f, dead := id.handler, id.dead
 	id.reporting.Unlock()
@@ -168,11 +168,11 @@ func (m *Manager) destroy(id *ID) {
 	}
 	id.gone = true
 	if id.state == idListening && id.opts.Listens != nil {
-		m.listenerGone(id)
+		m.recordFormerListener(id)
 	}
-	m.leave(id)
+	m.releaseDevice(id)
 	m.leaveBacklog(id)
-	m.ports.remove(id)
+	m.ports.removeOwner(id)
 	delete(m.ids, id)
 }
 
@@ -182,45 +182,45 @@ type formerListener struct {
 	listens func() bool // reports whether its owner may listen again
 }
 
-// listenerGone records for hold that a listener was destroyed. If there are many records, listenerGone drops old
-// records.
+// recordFormerListener records for hold that a listener was destroyed. If there are many records, recordFormerListener
+// drops old records.
 //
 //verbena:held mu
-func (m *Manager) listenerGone(id *ID) {
+func (m *Manager) recordFormerListener(id *ID) {
 	now := m.cfg.Clock.Now()
-	if len(m.lately) >= maxLately {
+	if len(m.lately) >= maxFormerListeners {
 		for p, l := range m.lately {
 			if now.Sub(l.gone) > holdAfter {
 				delete(m.lately, p)
 			}
 		}
 	}
-	if len(m.lately) < maxLately {
+	if len(m.lately) < maxFormerListeners {
 		m.lately[id.port.port] = formerListener{now, id.opts.Listens}
 	}
 }
 
-const maxLately = 1024
+const maxFormerListeners = 1024
 
-// leave ends the ID's use of its device and of the network.
+// releaseDevice ends the ID's use of its device and of the network.
 //
 //verbena:held mu
-func (m *Manager) leave(id *ID) {
+func (m *Manager) releaseDevice(id *ID) {
 	id.groups = nil
 	if c := id.conn; c != nil {
-		m.detach(id)
+		m.detachConnection(id)
 		if d, ok := c.Call(conn.Drop, m.cfg.Retries); ok {
-			m.do(c, d)
+			m.applyActions(c, d)
 		}
 		if c.State == conn.Timewait || c.State == conn.Refused {
-			m.remember(c)
+			m.trimEnded(c)
 		}
 	}
-	m.endService(id)
+	m.endServiceRequests(id)
 }
 
-// Settle removes a request from the backlog of its listener, because its owner has received the request.
-func (id *ID) Settle() {
+// LeaveBacklog removes a request from the backlog of its listener, because its owner has received the request.
+func (id *ID) LeaveBacklog() {
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
 	id.m.leaveBacklog(id)
@@ -302,14 +302,14 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 	if id.state != idIdle {
 		return id.stateError("bind")
 	}
-	if withoutZone(a.Addr()) {
+	if lacksZone(a.Addr()) {
 		return fmt.Errorf("bind %v: a link-local address needs a scope: %w", a, syscall.EINVAL)
 	}
-	at, err := place{}, error(nil)
+	at, err := gidSource{}, error(nil)
 	if !a.Addr().IsUnspecified() {
-		at, err = m.agents.findFor(id, a.Addr())
+		at, err = m.agents.findForID(id, a.Addr())
 	}
-	loopback := isLoopback(a.Addr()) && !m.agents.has(a.Addr())
+	loopback := isLoopback(a.Addr()) && !m.agents.hasAddr(a.Addr())
 	if err != nil && !(loopback && m.cfg.NoLoopback) {
 		return fmt.Errorf("bind: %w", err)
 	}
@@ -320,12 +320,12 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 		id.afOnly = true
 	}
 	id.src, id.loopback = a, loopback
-	if err := m.ports.take(id, a.Port(), &m.cfg); err != nil {
+	if err := m.ports.assignPort(id, a.Port(), &m.cfg); err != nil {
 		id.src = netip.AddrPort{}
 		return fmt.Errorf("bind %v: %w", a, err)
 	}
 	id.src = netip.AddrPortFrom(a.Addr(), id.port.port)
-	id.dst = netip.AddrPortFrom(unspecified(a.Addr()), 0) // to fix the ID's address family
+	id.dst = netip.AddrPortFrom(unspecifiedLike(a.Addr()), 0) // to fix the ID's address family
 	id.at = at
 	id.state = idBound
 	return nil
@@ -348,17 +348,19 @@ func (id *ID) BindGID(g ib.GID) error {
 	return nil
 }
 
-// plain unmaps an IPv4-mapped address, because no local interface has such an address. (rdma_translate_ip)
-func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+// unmapAddrPort unmaps an IPv4-mapped address, because no local interface has such an address. (rdma_translate_ip)
+func unmapAddrPort(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
 
-// withoutZone reports whether an address is link-local and does not name its link. (cma_check_linklocal)
-func withoutZone(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" }
+// lacksZone reports whether an address is link-local and does not name its link. (cma_check_linklocal)
+func lacksZone(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" }
 
-// ofAnyAddress reports whether an ID has its port at all addresses. Such an ID is bound to an unspecified address,
+// usesAnyAddress reports whether an ID has its port at all addresses. Such an ID is bound to an unspecified address,
 // or to a loopback address that no device has. (cma_any_addr)
 //
 //verbena:held m.mu
-func (id *ID) ofAnyAddress() bool { return id.loopback || id.src.Addr().IsUnspecified() }
+func (id *ID) usesAnyAddress() bool { return id.loopback || id.src.Addr().IsUnspecified() }
 
 // Listen makes the ID receive requests for its port. backlog limits the requests that are neither accepted nor
 // rejected; 0 means 1024. An unbound ID is bound to a free port of all addresses. (rdma_listen)
@@ -374,7 +376,7 @@ func (id *ID) Listen(backlog int) error {
 	if id.state != idBound || id.ib {
 		return id.stateError("listen")
 	}
-	if err := m.ports.clash(id, id.port, false); err != nil {
+	if err := m.ports.checkConflict(id, id.port, false); err != nil {
 		return fmt.Errorf("listen on %v: %w", id.src, err)
 	}
 	if backlog <= 0 {
@@ -399,7 +401,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	}
 	if id.state == idIdle {
 		if !src.Addr().IsValid() {
-			src = netip.AddrPortFrom(unspecified(dst.Addr()).WithZone(dst.Addr().Zone()), src.Port())
+			src = netip.AddrPortFrom(unspecifiedLike(dst.Addr()).WithZone(dst.Addr().Zone()), src.Port())
 		}
 		if err := m.bind(id, src); err != nil {
 			return err
@@ -413,16 +415,16 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 		return fmt.Errorf("resolve %v from %v: the address families differ: %w", dst, id.src, syscall.EINVAL)
 	}
 	if dst.Addr().IsUnspecified() { // means the local host (cma_resolve_loopback)
-		dst = netip.AddrPortFrom(loopback(dst.Addr()), dst.Port())
+		dst = netip.AddrPortFrom(loopbackLike(dst.Addr()), dst.Port())
 	}
 	id.state, id.dst = idAddrQuery, dst
 	from, dev := id.src.Addr(), id.opts.Device
 	switch {
 	case dev != nil && from.IsUnspecified():
-		at, err := m.agents.findOn(dev, dst.Addr())
+		at, err := m.agents.findOnDevice(dev, dst.Addr())
 		m.finishResolve(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
 		return nil
-	case m.agents.has(dst.Addr()): // the local host
+	case m.agents.hasAddr(dst.Addr()): // the local host
 		if from.IsUnspecified() {
 			from = dst.Addr() // as in the kernel's routing
 		}
@@ -444,19 +446,19 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 			from = way
 		}
 	}
-	at, err := m.agents.source(id, from, dst.Addr())
+	at, err := m.agents.sourceFor(id, from, dst.Addr())
 	m.finishResolve(id, at, from, err)
 	return nil
 }
 
-func unspecified(like netip.Addr) netip.Addr {
+func unspecifiedLike(like netip.Addr) netip.Addr {
 	if like.Is4() {
 		return netip.IPv4Unspecified()
 	}
 	return netip.IPv6Unspecified()
 }
 
-func loopback(like netip.Addr) netip.Addr {
+func loopbackLike(like netip.Addr) netip.Addr {
 	if like.Is4() {
 		return localhost4
 	}
@@ -466,18 +468,18 @@ func loopback(like netip.Addr) netip.Addr {
 // finishResolve reports the result of resolving an address.
 //
 //verbena:held mu
-func (m *Manager) finishResolve(id *ID, at place, from netip.Addr, err error) {
+func (m *Manager) finishResolve(id *ID, at gidSource, from netip.Addr, err error) {
 	if err == nil && id.opts.Device != nil && !at.agent.dev.Same(id.opts.Device) {
 		err = syscall.ENODEV
 	}
 	if err != nil {
 		id.state = idBound
-		m.events.put(id, Event{Type: AddrError, Status: -errnoOf(err), err: err})
+		m.events.enqueue(id, Event{Type: AddrError, Status: -errnoOf(err), err: err})
 		return
 	}
 	id.state, id.at = idAddrResolved, at
 	id.src = netip.AddrPortFrom(from, id.src.Port())
-	m.events.put(id, Event{Type: AddrResolved})
+	m.events.enqueue(id, Event{Type: AddrResolved})
 }
 
 // ResolveRoute causes RouteResolved. Over Ethernet, the route is known with the address. (rdma_resolve_route)
@@ -489,7 +491,7 @@ func (id *ID) ResolveRoute() error {
 		return id.stateError("resolve a route")
 	}
 	id.state, id.class = idRouteResolved, id.tos // (cma_resolve_iboe_route)
-	m.events.put(id, Event{Type: RouteResolved})
+	m.events.enqueue(id, Event{Type: RouteResolved})
 	return nil
 }
 
@@ -524,7 +526,7 @@ func (id *ID) View() View {
 	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.class, State: linuxStates[id.state], QPN: id.param.QPN}
 	if a := id.at.agent; a != nil && id.state != idRemoved {
 		v.Device, v.GUID, v.Port, v.SGID, v.GIDIndex, v.MTU = a.dev, a.guid, a.port, id.at.gid, id.at.gidIndex, id.at.mtu
-		if to := m.address(id); to != nil {
+		if to := m.addressVector(id); to != nil {
 			v.DGID, v.TrafficClass, v.FlowLabel = to.GRH.DGID, to.GRH.TrafficClass, to.GRH.FlowLabel
 		}
 	}
@@ -535,10 +537,10 @@ func (id *ID) View() View {
 	return v
 }
 
-// address returns the address vector of the peer, or nil if it is unknown.
+// addressVector returns the address vector of the peer, or nil if it is unknown.
 //
 //verbena:held mu
-func (m *Manager) address(id *ID) *ib.AHAttr {
+func (m *Manager) addressVector(id *ID) *ib.AHAttr {
 	switch {
 	case id.conn != nil:
 		return &id.conn.to

@@ -96,7 +96,7 @@ type serviceKey struct {
 // devices. The manager must be closed before the core's devices are unregistered permanently. New may sleep.
 func New(core *ib.Core, cfg Config) (*Manager, error) {
 	if cfg.Source == nil {
-		cfg.Source = sourceOf
+		cfg.Source = routeSource
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.System
@@ -123,8 +123,8 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 		lately: map[uint16]formerListener{},
 	}
 	m.events.wake, m.events.done = make(chan struct{}, 1), make(chan struct{})
-	go m.events.run()
-	m.client = ib.Client{Name: "rdma_cm", Add: m.add, Remove: m.remove}
+	go m.events.dispatch()
+	m.client = ib.Client{Name: "rdma_cm", Add: m.addDevice, Remove: m.removeDevice}
 	if err := core.RegisterClient(&m.client); err != nil {
 		m.events.stop()
 		return nil, err
@@ -151,25 +151,25 @@ func (m *Manager) Close() {
 	m.core.UnregisterClient(&m.client)
 	m.mu.Lock()
 	for _, c := range m.conns {
-		m.forget(c)
+		m.forgetConnection(c)
 	}
 	m.mu.Unlock()
 	m.events.stop()
 }
 
-// contain calls f, which processes a peer's message. A panic in f is logged, and the manager continues. f must
+// containPanic calls f, which processes a peer's message. A panic in f is logged, and the manager continues. f must
 // therefore unlock m.mu by a deferred call.
-func (m *Manager) contain(f func()) {
+func (m *Manager) containPanic(f func()) {
 	contain.Do(f, contain.Logged(m.cfg.Log, "panic in the connection manager: the message is dropped"))
 }
 
 // Stats returns the counters.
 func (m *Manager) Stats() *Stats { return &m.stats }
 
-func (m *Manager) count(c *atomic.Uint64) { c.Add(1) }
+func (m *Manager) increment(c *atomic.Uint64) { c.Add(1) }
 
-// add implements the client's Add. (cm_add_one, cma_add_one)
-func (m *Manager) add(dev *ib.Device) (any, error) {
+// addDevice implements the client's Add. (cm_add_one, cma_add_one)
+func (m *Manager) addDevice(dev *ib.Device) (any, error) {
 	a, err := newAgent(m, dev)
 	if err != nil {
 		m.cfg.Log.Warn("programs cannot connect by the connection manager", "dev", dev.Name(), "err", err)
@@ -181,9 +181,9 @@ func (m *Manager) add(dev *ib.Device) (any, error) {
 	return a, nil
 }
 
-// remove implements the client's Remove. remove reports the removal to the IDs of the device, and drops their
-// connections. (cm_remove_one, cma_process_remove)
-func (m *Manager) remove(_ *ib.Device, data any) {
+// removeDevice implements the client's Remove. removeDevice reports the removal to the IDs of the device, and drops
+// their connections. (cm_remove_one, cma_process_remove)
+func (m *Manager) removeDevice(_ *ib.Device, data any) {
 	a := data.(*agent)
 	m.mu.Lock()
 	for i, o := range m.agents.list {
@@ -196,32 +196,32 @@ func (m *Manager) remove(_ *ib.Device, data any) {
 	for _, id := range ids { // in creation order
 		if id.at.agent == a && id.state != idRemoved {
 			id.state = idRemoved
-			m.leave(id)
-			m.events.put(id, Event{Type: DeviceRemoval})
+			m.releaseDevice(id)
+			m.events.enqueue(id, Event{Type: DeviceRemoval})
 		}
 	}
 	for _, c := range m.conns {
 		if c.agent == a {
-			m.forget(c)
+			m.forgetConnection(c)
 		}
 	}
 	m.mu.Unlock()
 	a.close()
 }
 
-// queued is an event to report.
-type queued struct {
+// queuedEvent is an event to report.
+type queuedEvent struct {
 	id *ID
 	e  Event
 }
 
-// duration converts a code to a time, 4.096 us * 2^code. (cm_convert_to_ms)
-func duration(code uint8) time.Duration {
+// timeoutDuration converts a code to a time, 4.096 us * 2^code. (cm_convert_to_ms)
+func timeoutDuration(code uint8) time.Duration {
 	return time.Duration(4096) << min(code, 31)
 }
 
-// number returns a random number that is neither 0 nor in use.
-func (m *Manager) number(used func(uint32) bool) uint32 {
+// unusedNumber returns a random number that is neither 0 nor in use.
+func (m *Manager) unusedNumber(used func(uint32) bool) uint32 {
 	for {
 		if n := m.cfg.Rand.Uint32(); n != 0 && !used(n) {
 			return n

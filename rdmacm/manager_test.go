@@ -82,8 +82,8 @@ func (h *host) must(err error) {
 	}
 }
 
-// inWorld runs a test with two hosts in a bubble with virtual time.
-func inWorld(t *testing.T, rules []link.Rule, f func(t *testing.T, a, b *host)) {
+// withTwoHosts runs a test with two hosts in a bubble with virtual time.
+func withTwoHosts(t *testing.T, rules []link.Rule, f func(t *testing.T, a, b *host)) {
 	synctest.Test(t, func(t *testing.T) {
 		network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 		for _, r := range rules {
@@ -98,23 +98,23 @@ func inWorld(t *testing.T, rules []link.Rule, f func(t *testing.T, a, b *host)) 
 	})
 }
 
-// log collects the events of IDs.
-type log struct {
+// eventLog collects the events of IDs.
+type eventLog struct {
 	mu     sync.Mutex
 	events []Event
 }
 
-func (l *log) add(_ *ID, e Event) {
+func (l *eventLog) add(_ *ID, e Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if e.New != nil {
-		e.New.Adopt(l.add)
+		e.New.SetEventFunc(l.add)
 	}
 	l.events = append(l.events, e)
 }
 
-// take waits for d, and returns the events.
-func (l *log) take(d time.Duration) []Event {
+// waitEvents waits for d, and returns the events.
+func (l *eventLog) waitEvents(d time.Duration) []Event {
 	testutil.Advance(d)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +123,7 @@ func (l *log) take(d time.Duration) []Event {
 	return e
 }
 
-func types(events []Event) string {
+func eventTypes(events []Event) string {
 	var s []string
 	for _, e := range events {
 		x := e.Type.String()
@@ -135,59 +135,59 @@ func types(events []Event) string {
 	return fmt.Sprint(s)
 }
 
-// soon is the virtual time that messages and their events take, also on the slowest device.
-const soon = 5 * time.Millisecond
+// eventTimeout is the virtual time that messages and their events take, also on the slowest device.
+const eventTimeout = 5 * time.Millisecond
 
-func (l *log) expect(t *testing.T, d time.Duration, want ...EventType) []Event {
+func (l *eventLog) expectEvents(t *testing.T, d time.Duration, want ...EventType) []Event {
 	t.Helper()
-	got := l.take(d)
+	got := l.waitEvents(d)
 	ok := len(got) == len(want)
 	for i := range want {
 		ok = ok && got[i].Type == want[i]
 	}
 	if !ok {
-		t.Fatalf("events: got %v, want %v", types(got), want)
+		t.Fatalf("events: got %v, want %v", eventTypes(got), want)
 	}
 	return got
 }
 
-func (h *host) id(space msg.PortSpace, l *log) *ID {
+func (h *host) newID(space msg.PortSpace, l *eventLog) *ID {
 	h.t.Helper()
 	id, err := h.m.NewID(Options{Space: space, Type: ib.QPTypeRC, Event: l.add})
 	h.must(err)
 	return id
 }
 
-// listen returns a listener at a port.
-func (h *host) listen(space msg.PortSpace, port uint16, l *log) *ID {
+// newListener returns a listener at a port.
+func (h *host) newListener(space msg.PortSpace, port uint16, l *eventLog) *ID {
 	h.t.Helper()
-	id := h.id(space, l)
+	id := h.newID(space, l)
 	h.must(id.Bind(netip.AddrPortFrom(netip.IPv4Unspecified(), port)))
 	h.must(id.Listen(0))
 	return id
 }
 
-// resolve returns an ID with a route.
-func (h *host) resolve(space msg.PortSpace, to *host, port uint16, l *log) *ID {
+// newResolvedID returns an ID with a route.
+func (h *host) newResolvedID(space msg.PortSpace, to *host, port uint16, l *eventLog) *ID {
 	h.t.Helper()
-	id := h.id(space, l)
+	id := h.newID(space, l)
 	h.must(id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(to.addr, port)))
-	l.expect(h.t, time.Millisecond, AddrResolved)
+	l.expectEvents(h.t, time.Millisecond, AddrResolved)
 	h.must(id.ResolveRoute())
-	l.expect(h.t, time.Millisecond, RouteResolved)
+	l.expectEvents(h.t, time.Millisecond, RouteResolved)
 	return id
 }
 
 const testPort = 7471
 
-func padded(s string, n int) []byte { return append([]byte(s), make([]byte, n-len(s))...) }
+func padZeros(s string, n int) []byte { return append([]byte(s), make([]byte, n-len(s))...) }
 
-// TestConnect follows a connection between two hosts from both sides.
-func TestConnect(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
-		var la, lb log
-		l := b.listen(msg.PortSpaceTCP, testPort, &lb)
-		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+// TestConnectBothSides follows a connection between two hosts from both sides.
+func TestConnectBothSides(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb eventLog
+		l := b.newListener(msg.PortSpaceTCP, testPort, &lb)
+		c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 		if v := c.View(); v.Src.Addr() != a.addr || v.Src.Port() < 32768 || v.Dst != netip.AddrPortFrom(b.addr, testPort) ||
 			v.SGID != ib.GIDFromAddr(a.addr) || v.DGID != ib.GIDFromAddr(b.addr) || !v.Routed || v.GUID == 0 {
 			t.Errorf("ID: got %+v, want the addresses of both devices and a route", v)
@@ -196,12 +196,12 @@ func TestConnect(t *testing.T) {
 			SRQ: true}, []byte("hello")))
 		_, sent, err := msg.Parse(c.conn.last.mad[:])
 		a.must(err)
-		req := lb.expect(t, soon, ConnectRequest)[0]
+		req := lb.expectEvents(t, eventTimeout, ConnectRequest)[0]
 		if want := (Param{QPN: 0x123456, ResponderResources: 4, InitiatorDepth: 3, RetryCount: 5, RNRRetryCount: 6,
 			SRQ: true}); req.Param != want {
 			t.Errorf("request: got %+v, want %+v", req.Param, want)
 		}
-		if !bytes.Equal(req.Data, padded("hello", msg.MaxREQData-msg.IPHeaderLen)) {
+		if !bytes.Equal(req.Data, padZeros("hello", msg.MaxREQData-msg.IPHeaderLen)) {
 			t.Errorf("private data of the request: got %q, want \"hello\" with padding", req.Data)
 		}
 		s := req.New
@@ -210,36 +210,36 @@ func TestConnect(t *testing.T) {
 			t.Errorf("sides: got\n%+v and\n%+v, want equal values", v, w)
 		}
 		b.must(s.Accept(Param{QPN: 0x654321, ResponderResources: 1, InitiatorDepth: 2, RNRRetryCount: 7}, []byte("welcome")))
-		rep := la.expect(t, soon, ConnectResponse)[0]
+		rep := la.expectEvents(t, eventTimeout, ConnectResponse)[0]
 		if want := (Param{QPN: 0x654321, ResponderResources: 2, InitiatorDepth: 1, RNRRetryCount: 7}); rep.Param != want {
 			t.Errorf("response: got %+v, want %+v", rep.Param, want)
 		}
-		if !bytes.Equal(rep.Data, padded("welcome", msg.MaxREPData)) {
+		if !bytes.Equal(rep.Data, padZeros("welcome", msg.MaxREPData)) {
 			t.Errorf("private data of the response: got %q, want \"welcome\" with padding", rep.Data)
 		}
-		qpAttrs(t, c, s)
+		checkQPAttrs(t, c, s)
 		// The starting PSN is the PSN of the packets that the sender of the message receives (IBA 12.7.31). Two
 		// sides that both used it for sent packets would match each other, but not other implementations.
 		if rtr, _, _ := c.QPAttr(ib.QPRTR); sent.(*msg.REQ).StartingPSN != rtr.RQPSN {
 			t.Errorf("starting PSN: got %#x, want %#x", sent.(*msg.REQ).StartingPSN, rtr.RQPSN)
 		}
 		a.must(c.Complete())
-		lb.expect(t, soon, Established)
-		la.expect(t, time.Second)
+		lb.expectEvents(t, eventTimeout, Established)
+		la.expectEvents(t, time.Second)
 		a.must(c.Disconnect())
-		lb.expect(t, soon, Disconnected)
+		lb.expectEvents(t, eventTimeout, Disconnected)
 		b.must(s.Disconnect())
-		la.expect(t, soon, Disconnected)
-		la.expect(t, 5*time.Second, TimewaitExit)
-		lb.expect(t, 0, TimewaitExit)
+		la.expectEvents(t, eventTimeout, Disconnected)
+		la.expectEvents(t, 5*time.Second, TimewaitExit)
+		lb.expectEvents(t, 0, TimewaitExit)
 		for _, id := range []*ID{c, s, l} {
 			id.Destroy()
 		}
 	})
 }
 
-// qpAttrs checks that the attributes of both sides connect their queue pairs to each other.
-func qpAttrs(t *testing.T, c, s *ID) {
+// checkQPAttrs checks that the attributes of both sides connect their queue pairs to each other.
+func checkQPAttrs(t *testing.T, c, s *ID) {
 	t.Helper()
 	var a, b [8]ib.QPAttr
 	for _, to := range []ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS} {
@@ -267,9 +267,9 @@ func qpAttrs(t *testing.T, c, s *ID) {
 	}
 }
 
-// TestNextListener checks that a request that arrives between two listeners of a program is passed to the second
-// listener, unless the program ends before.
-func TestNextListener(t *testing.T) {
+// TestRequestWaitsForNextListener checks that a request that arrives between two listeners of a program is passed to
+// the second listener, unless the program ends before.
+func TestRequestWaitsForNextListener(t *testing.T) {
 	for _, c := range []struct {
 		name               string
 		lives              time.Duration // lifetime of the program
@@ -284,10 +284,10 @@ func TestNextListener(t *testing.T) {
 		{"its program ends", 2 * time.Second, time.Second, time.Hour, 2 * time.Second, Rejected},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			inWorld(t, nil, func(t *testing.T, a, b *host) {
-				var la, lb log
-				l := b.listen(msg.PortSpaceTCP, testPort, &lb)
-				id := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+				var la, lb eventLog
+				l := b.newListener(msg.PortSpaceTCP, testPort, &lb)
+				id := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 				began := time.Now()
 				l.opts.Listens = func() bool { return time.Since(began) < c.lives }
 				l.Destroy()
@@ -296,16 +296,16 @@ func TestNextListener(t *testing.T) {
 				var s *ID
 				if c.next < time.Hour {
 					testutil.Advance(c.next - c.asked)
-					l = b.listen(msg.PortSpaceTCP, testPort, &lb)
-					s = lb.expect(t, 50*time.Millisecond, ConnectRequest)[0].New
+					l = b.newListener(msg.PortSpaceTCP, testPort, &lb)
+					s = lb.expectEvents(t, 50*time.Millisecond, ConnectRequest)[0].New
 					b.must(s.Accept(Param{QPN: 2}, nil))
 				}
 				var got []Event
 				for len(got) == 0 && time.Since(began) < 10*time.Second {
-					got = la.take(time.Millisecond)
+					got = la.waitEvents(time.Millisecond)
 				}
 				if d := time.Since(began); len(got) != 1 || got[0].Type != c.want || d > c.waits+100*time.Millisecond {
-					t.Errorf("events: got %v after %v, want %v within %v", types(got), d, c.want, c.waits)
+					t.Errorf("events: got %v after %v, want %v within %v", eventTypes(got), d, c.want, c.waits)
 				}
 				for _, id := range []*ID{id, s, l} {
 					if id != nil {
@@ -331,8 +331,8 @@ func TestListenLoopback(t *testing.T) {
 				a, b := newHost(t, network, "10.0.0.1", Config{}), newHost(t, network, "10.0.0.2", Config{NoLoopback: c.noLoopback})
 				defer b.close()
 				defer a.close()
-				var la, lb log
-				l := b.id(msg.PortSpaceTCP, &lb)
+				var la, lb eventLog
+				l := b.newID(msg.PortSpaceTCP, &lb)
 				b.must(l.Bind(netip.AddrPortFrom(localhost4, testPort)))
 				b.must(l.Listen(0))
 				if got := l.View().Src.String(); got != c.want {
@@ -341,15 +341,15 @@ func TestListenLoopback(t *testing.T) {
 				if bound := l.Device() != nil; bound == c.noLoopback {
 					t.Errorf("bound to a device: got %v, want %v", bound, !c.noLoopback)
 				}
-				other := b.id(msg.PortSpaceTCP, &lb)
+				other := b.newID(msg.PortSpaceTCP, &lb)
 				if err := other.Bind(netip.AddrPortFrom(b.addr, testPort)); !errors.Is(err, syscall.EADDRNOTAVAIL) {
 					t.Errorf("bind the port of another address: got %v, want EADDRNOTAVAIL", err)
 				}
 				other.Destroy()
-				id := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+				id := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 				a.must(id.Connect(Param{QPN: 1}, nil))
-				lb.expect(t, soon, ConnectRequest)[0].New.Destroy()
-				la.expect(t, soon, Rejected)
+				lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New.Destroy()
+				la.expectEvents(t, eventTimeout, Rejected)
 				id.Destroy()
 				l.Destroy()
 				testutil.Advance(time.Minute)
@@ -358,63 +358,64 @@ func TestListenLoopback(t *testing.T) {
 	}
 }
 
-// TestRefused checks the events of the active side for requests that fail.
-func TestRefused(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
-		var la, lb log
-		step(t, "nothing listens", func(t *testing.T) {
-			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+// TestRefusedRequests checks the events of the active side for requests that fail.
+func TestRefusedRequests(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb eventLog
+		runStep(t, "nothing listens", func(t *testing.T) {
+			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			if e := la.expect(t, soon, Rejected)[0]; e.Status != int32(msg.ReasonInvalidServiceID) {
+			if e := la.expectEvents(t, eventTimeout, Rejected)[0]; e.Status != int32(msg.ReasonInvalidServiceID) {
 				t.Errorf("rejection: got %+v, want invalid service ID", e)
 			}
 			c.Destroy()
 		})
-		l := b.listen(msg.PortSpaceTCP, testPort, &lb)
-		step(t, "the listener rejects", func(t *testing.T) {
-			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+		l := b.newListener(msg.PortSpaceTCP, testPort, &lb)
+		runStep(t, "the listener rejects", func(t *testing.T) {
+			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			s := lb.expect(t, soon, ConnectRequest)[0].New
+			s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 			b.must(s.Reject(msg.ReasonConsumer, []byte("no")))
-			if e := la.expect(t, soon, Rejected)[0]; e.Status != 28 || !bytes.Equal(e.Data, padded("no", msg.MaxREJData)) {
+			if e := la.expectEvents(t, eventTimeout, Rejected)[0]; e.Status != 28 || !bytes.Equal(e.Data, padZeros("no",
+				msg.MaxREJData)) {
 				t.Errorf("rejection: got %+v, want status 28 with \"no\" and padding", e)
 			}
 			s.Destroy()
 			c.Destroy()
 		})
-		step(t, "the active side rejects the response", func(t *testing.T) {
-			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+		runStep(t, "the active side rejects the response", func(t *testing.T) {
+			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			s := lb.expect(t, soon, ConnectRequest)[0].New
+			s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 			b.must(s.Accept(Param{QPN: 2}, nil))
-			la.expect(t, soon, ConnectResponse)
+			la.expectEvents(t, eventTimeout, ConnectResponse)
 			a.must(c.Reject(msg.ReasonConsumer, nil))
-			lb.expect(t, soon, Rejected)
+			lb.expectEvents(t, eventTimeout, Rejected)
 			s.Destroy()
 			c.Destroy()
 		})
-		step(t, "the peer was removed", func(t *testing.T) {
-			c := a.resolve(msg.PortSpaceTCP, &host{addr: netip.MustParseAddr("10.0.0.9")}, testPort, &la)
+		runStep(t, "the peer was removed", func(t *testing.T) {
+			c := a.newResolvedID(msg.PortSpaceTCP, &host{addr: netip.MustParseAddr("10.0.0.9")}, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			la.expect(t, 60*time.Second)
-			if e := la.expect(t, 10*time.Second, Unreachable)[0]; e.Status != -int32(syscall.ETIMEDOUT) {
+			la.expectEvents(t, 60*time.Second)
+			if e := la.expectEvents(t, 10*time.Second, Unreachable)[0]; e.Status != -int32(syscall.ETIMEDOUT) {
 				t.Errorf("event: got %+v, want status ETIMEDOUT", e)
 			}
 			c.Destroy()
 		})
-		step(t, "the ID is destroyed", func(t *testing.T) {
-			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+		runStep(t, "the ID is destroyed", func(t *testing.T) {
+			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			s := lb.expect(t, soon, ConnectRequest)[0].New
+			s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 			c.Destroy()
-			lb.expect(t, soon, Rejected)
+			lb.expectEvents(t, eventTimeout, Rejected)
 			s.Destroy()
-			c = a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			c = a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			s = lb.expect(t, soon, ConnectRequest)[0].New
+			s = lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 			asked := s.conn
 			s.Destroy()
-			la.expect(t, soon, Rejected)
+			la.expectEvents(t, eventTimeout, Rejected)
 			_, sent, err := msg.Parse(asked.last.mad[:])
 			a.must(err)
 			// A kernel would not find the message that another REJ refers to.
@@ -423,18 +424,18 @@ func TestRefused(t *testing.T) {
 			}
 			c.Destroy()
 		})
-		step(t, "the backlog is full", func(t *testing.T) {
+		runStep(t, "the backlog is full", func(t *testing.T) {
 			l.Destroy()
-			l = b.id(msg.PortSpaceTCP, &lb)
+			l = b.newID(msg.PortSpaceTCP, &lb)
 			b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
 			b.must(l.Listen(1))
-			c, d := a.resolve(msg.PortSpaceTCP, b, testPort, &la), a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			c, d := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la), a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			a.must(d.Connect(Param{QPN: 2}, nil))
-			s := lb.expect(t, soon, ConnectRequest)[0].New
-			la.expect(t, soon, Rejected)
+			s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
+			la.expectEvents(t, eventTimeout, Rejected)
 			b.must(s.Accept(Param{QPN: 3}, nil))
-			la.expect(t, soon, ConnectResponse)
+			la.expectEvents(t, eventTimeout, ConnectResponse)
 			for _, id := range []*ID{c, d, s} {
 				id.Destroy()
 			}
@@ -443,33 +444,33 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestService checks that a request finds the queue pair of a datagram service.
-func TestService(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
-		var la, lb log
-		l := b.listen(msg.PortSpaceUDP, testPort, &lb)
-		c := a.resolve(msg.PortSpaceUDP, b, testPort, &la)
+// TestDatagramService checks that a request finds the queue pair of a datagram service.
+func TestDatagramService(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb eventLog
+		l := b.newListener(msg.PortSpaceUDP, testPort, &lb)
+		c := a.newResolvedID(msg.PortSpaceUDP, b, testPort, &la)
 		a.must(c.Connect(Param{}, []byte("who")))
-		e := lb.expect(t, soon, ConnectRequest)[0]
-		if !bytes.Equal(e.Data, padded("who", 180)) {
+		e := lb.expectEvents(t, eventTimeout, ConnectRequest)[0]
+		if !bytes.Equal(e.Data, padZeros("who", 180)) {
 			t.Errorf("private data: got %q, want \"who\" with padding", e.Data)
 		}
 		b.must(e.New.Accept(Param{QPN: 77}, []byte("me")))
-		r := la.expect(t, soon, Established)[0]
+		r := la.expectEvents(t, eventTimeout, Established)[0]
 		if r.Param.QPN != 77 || r.Param.QKey != udpQKey || r.AH.GRH.DGID != ib.GIDFromAddr(b.addr) ||
-			!bytes.Equal(r.Data, padded("me", msg.MaxSIDRREPData)) {
+			!bytes.Equal(r.Data, padZeros("me", msg.MaxSIDRREPData)) {
 			t.Errorf("SIDR reply: got %+v, want \"me\" with padding", r)
 		}
-		d := a.resolve(msg.PortSpaceUDP, b, testPort, &la)
+		d := a.newResolvedID(msg.PortSpaceUDP, b, testPort, &la)
 		a.must(d.Connect(Param{}, nil))
-		s := lb.expect(t, soon, ConnectRequest)[0].New
+		s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 		b.must(s.Reject(msg.ReasonConsumer, nil))
-		if e := la.expect(t, soon, Unreachable)[0]; e.Status != int32(msg.SIDRRejected) {
+		if e := la.expectEvents(t, eventTimeout, Unreachable)[0]; e.Status != int32(msg.SIDRRejected) {
 			t.Errorf("event: got %+v, want status SIDRRejected", e)
 		}
-		n := a.resolve(msg.PortSpaceUDP, b, testPort+1, &la)
+		n := a.newResolvedID(msg.PortSpaceUDP, b, testPort+1, &la)
 		a.must(n.Connect(Param{}, nil))
-		if e := la.expect(t, soon, Unreachable)[0]; e.Status != int32(msg.SIDRUnsupported) {
+		if e := la.expectEvents(t, eventTimeout, Unreachable)[0]; e.Status != int32(msg.SIDRUnsupported) {
 			t.Errorf("event: got %+v, want status SIDRUnsupported", e)
 		}
 		for _, id := range []*ID{c, d, n, s, e.New, l} {
@@ -478,16 +479,16 @@ func TestService(t *testing.T) {
 	})
 }
 
-// peer replies at once, like a program.
-type peer struct {
-	log
+// respondingPeer replies at once, like a program.
+type respondingPeer struct {
+	eventLog
 	t *testing.T
 }
 
-func (p *peer) add(id *ID, e Event) {
+func (p *respondingPeer) add(id *ID, e Event) {
 	switch e.Type {
 	case ConnectRequest:
-		e.New.Adopt(p.add)
+		e.New.SetEventFunc(p.add)
 		if err := e.New.Accept(Param{QPN: e.Param.QPN}, nil); err != nil {
 			p.t.Error(err)
 		}
@@ -505,10 +506,10 @@ func (p *peer) add(id *ID, e Event) {
 	p.events = append(p.events, e)
 }
 
-func (p *peer) count(want map[EventType]int) {
+func (p *respondingPeer) expectCounts(want map[EventType]int) {
 	p.t.Helper()
 	got := map[EventType]int{}
-	for _, e := range p.take(0) {
+	for _, e := range p.waitEvents(0) {
 		got[e.Type]++
 	}
 	if !maps.Equal(got, want) {
@@ -518,9 +519,9 @@ func (p *peer) count(want map[EventType]int) {
 
 // TestLossyConnect makes and ends connections over a network that drops, duplicates and reorders messages.
 func TestLossyConnect(t *testing.T) {
-	inWorld(t, []link.Rule{{Drop: 0.15, Duplicate: 0.1, Jitter: time.Second, Delay: time.Millisecond}},
+	withTwoHosts(t, []link.Rule{{Drop: 0.15, Duplicate: 0.1, Jitter: time.Second, Delay: time.Millisecond}},
 		func(t *testing.T, a, b *host) {
-			pa, pb := &peer{t: t}, &peer{t: t}
+			pa, pb := &respondingPeer{t: t}, &respondingPeer{t: t}
 			l, err := b.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pb.add})
 			b.must(err)
 			b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
@@ -547,8 +548,8 @@ func TestLossyConnect(t *testing.T) {
 					ids = append(ids, e.New)
 				}
 			}
-			pa.count(map[EventType]int{AddrResolved: n, RouteResolved: n, ConnectResponse: n})
-			pb.count(map[EventType]int{ConnectRequest: n, Established: n})
+			pa.expectCounts(map[EventType]int{AddrResolved: n, RouteResolved: n, ConnectResponse: n})
+			pb.expectCounts(map[EventType]int{ConnectRequest: n, Established: n})
 			for i, id := range ids[:n] {
 				if i%2 == 0 {
 					id = passive[i+1]
@@ -556,38 +557,38 @@ func TestLossyConnect(t *testing.T) {
 				a.must(id.Disconnect())
 			}
 			testutil.Advance(enough)
-			pa.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
-			pb.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
+			pa.expectCounts(map[EventType]int{Disconnected: n, TimewaitExit: n})
+			pb.expectCounts(map[EventType]int{Disconnected: n, TimewaitExit: n})
 			for _, id := range append(ids, l) {
 				id.Destroy()
 			}
 		})
 }
 
-// step runs a part of a test in a bubble, in which subtests are not allowed.
-func step(t *testing.T, name string, f func(t *testing.T)) {
+// runStep runs a part of a test in a bubble, in which subtests are not allowed.
+func runStep(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Log(name)
 	f(t)
 }
 
-// TestRemembered checks that the owner of an ended connection cannot determine how long it is kept, and that the
-// number of kept connections is limited.
-func TestRemembered(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
-		var la, lb log
-		b.listen(msg.PortSpaceTCP, testPort, &lb)
+// TestOwnerCannotExtendEndedConnection checks that the owner of an ended connection cannot determine how long it is
+// kept, and that the number of kept connections is limited.
+func TestOwnerCannotExtendEndedConnection(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+		var la, lb eventLog
+		b.newListener(msg.PortSpaceTCP, testPort, &lb)
 		over := func() {
-			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.SetOption(ACKTimeout, 31)) // 2.4 hours
 			a.must(c.Connect(Param{QPN: 0x123456}, nil))
-			s := lb.expect(t, soon, ConnectRequest)[0].New
+			s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
 			b.must(s.Accept(Param{QPN: 0x654321}, nil))
-			la.expect(t, soon, ConnectResponse)
+			la.expectEvents(t, eventTimeout, ConnectResponse)
 			a.must(c.Complete())
-			lb.expect(t, soon, Established)
+			lb.expectEvents(t, eventTimeout, Established)
 			c.Destroy()
-			lb.expect(t, soon, Disconnected)
+			lb.expectEvents(t, eventTimeout, Disconnected)
 			b.must(s.Disconnect())
 			s.Destroy()
 			testutil.Advance(time.Millisecond)
@@ -625,8 +626,8 @@ func TestRemembered(t *testing.T) {
 
 // TestRemovalOrder checks that the removal of a device is reported to its IDs in creation order.
 func TestRemovalOrder(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, a, b *host) {
-		var l log
+	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+		var l eventLog
 		var heard []*ID
 		var ids []*ID
 		for range 12 {
@@ -640,7 +641,7 @@ func TestRemovalOrder(t *testing.T) {
 			ids = append(ids, id)
 		}
 		a.must(a.slot.Unplug())
-		l.take(time.Millisecond)
+		l.waitEvents(time.Millisecond)
 		if !slices.Equal(heard, ids) {
 			t.Errorf("IDs with an event, in order: got %d, want %d", len(heard), len(ids))
 		}

@@ -20,7 +20,7 @@ func TestPanicOfAMessage(t *testing.T) {
 	b := make([]byte, slotLen)
 	msg.Append(b[roce.GRHLen:roce.GRHLen], 1, &msg.DREP{})
 	for range 2 {
-		m.contain(func() { a.handle(&ib.WC{}, b) })
+		m.containPanic(func() { a.handleDatagram(&ib.WC{}, b) })
 	}
 	if n := strings.Count(log.String(), "panic in the connection manager"); n != 2 {
 		t.Errorf("logged panics: got %d, want 2:\n%s", n, log.String())

@@ -20,17 +20,17 @@ type portTable map[portKey][]*ID
 // firstFreePort is the first unprivileged port. (PROT_SOCK)
 const firstFreePort = 1024
 
-// take gives an ID a port. Port 0 stands for a free port between the Config's limits.
-func (t portTable) take(id *ID, port uint16, cfg *Config) error {
+// assignPort gives an ID a port. Port 0 stands for a free port between the Config's limits.
+func (t portTable) assignPort(id *ID, port uint16, cfg *Config) error {
 	space := id.opts.Space
 	if port != 0 {
 		if port < firstFreePort && !id.opts.MayUseLowPorts {
 			return syscall.EACCES
 		}
-		if err := t.clash(id, portKey{space, port}, id.reuseAddr); err != nil {
+		if err := t.checkConflict(id, portKey{space, port}, id.reuseAddr); err != nil {
 			return err
 		}
-		t.own(id, portKey{space, port})
+		t.addOwner(id, portKey{space, port})
 		return nil
 	}
 	n := int(cfg.LastPort) - int(cfg.FirstPort) + 1
@@ -38,21 +38,21 @@ func (t portTable) take(id *ID, port uint16, cfg *Config) error {
 	for i := range n {
 		k := portKey{space, cfg.FirstPort + uint16((first+i)%n)}
 		if len(t[k]) == 0 {
-			t.own(id, k)
+			t.addOwner(id, k)
 			return nil
 		}
 	}
 	return syscall.EADDRNOTAVAIL
 }
 
-// own adds an ID to the owners of a port.
-func (t portTable) own(id *ID, k portKey) {
+// addOwner adds an ID to the owners of a port.
+func (t portTable) addOwner(id *ID, k portKey) {
 	id.port = k
 	t[k] = append(t[k], id)
 }
 
-// remove removes an ID from the owners of its port.
-func (t portTable) remove(id *ID) {
+// removeOwner removes an ID from the owners of its port.
+func (t portTable) removeOwner(id *ID) {
 	if id.port.port == 0 {
 		return
 	}
@@ -63,14 +63,14 @@ func (t portTable) remove(id *ID) {
 	id.port = portKey{}
 }
 
-// clash returns an error if other IDs have the port. (cma_check_port)
-func (t portTable) clash(id *ID, k portKey, reuse bool) error {
+// checkConflict returns an error if other IDs have the port. (cma_check_port)
+func (t portTable) checkConflict(id *ID, k portKey, reuse bool) error {
 	for _, o := range t[k] {
 		a, b := id.src.Addr(), o.src.Addr()
 		switch {
 		case o == id, reuse && o.reuseAddr:
 		case id.afOnly && o.afOnly && a.Is4() != b.Is4():
-		case id.ofAnyAddress() || o.ofAnyAddress():
+		case id.usesAnyAddress() || o.usesAnyAddress():
 			return fmt.Errorf("port %d of all addresses is in use: %w", k.port, syscall.EADDRNOTAVAIL)
 		case a == b:
 			return fmt.Errorf("port %d of the address is in use: %w", k.port, syscall.EADDRINUSE)

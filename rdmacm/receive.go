@@ -11,22 +11,22 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// received is a message with its source.
-type received struct {
+// receivedMessage is a message with its source.
+type receivedMessage struct {
 	from ib.AHAttr
 	tid  uint64
 	m    msg.Message
 }
 
-// receive processes a message of a peer.
-func (m *Manager) receive(a *agent, r received) {
+// receiveMessage processes a message of a peer.
+func (m *Manager) receiveMessage(a *agent, r receivedMessage) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.handle(a, r)
+	m.handleMessage(a, r)
 }
 
 //verbena:held mu
-func (m *Manager) handle(a *agent, r received) {
+func (m *Manager) handleMessage(a *agent, r receivedMessage) {
 	if m.closed {
 		return
 	}
@@ -36,7 +36,7 @@ func (m *Manager) handle(a *agent, r received) {
 	case *msg.MRA:
 		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			c.service = x.ServiceTimeout
-			m.do(c, c.Receive(msg.AttrMRA, x.Of, 0))
+			m.applyActions(c, c.Receive(msg.AttrMRA, x.Of, 0))
 		}
 	case *msg.REP:
 		m.receiveREP(a, &r, x)
@@ -46,7 +46,7 @@ func (m *Manager) handle(a *agent, r received) {
 			if d.Event == conn.None {
 				m.stats.Duplicates.Add(1)
 			}
-			m.do(c, d)
+			m.applyActions(c, d)
 		}
 	case *msg.REJ:
 		m.receiveREJ(a, &r, x)
@@ -66,24 +66,24 @@ func (m *Manager) handle(a *agent, r received) {
 		} else {
 			c.tid = r.tid
 		}
-		m.do(c, d)
+		m.applyActions(c, d)
 		if c.owner == nil { // both owners have destroyed their IDs at the same time, so no owner can confirm the end
 			if d, ok := c.Call(conn.SendDREP, 0); ok {
-				m.do(c, d)
+				m.applyActions(c, d)
 			}
 		}
 	case *msg.DREP:
 		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
-			m.do(c, c.Receive(msg.AttrDREP, 0, 0))
+			m.applyActions(c, c.Receive(msg.AttrDREP, 0, 0))
 		}
 	case *msg.LAP: // alternate paths are not supported
 		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			a.send(r.from, r.tid, &msg.APR{LocalCommID: c.local, RemoteCommID: c.remote, Status: alternatePathUnsupported})
 		}
 	case *msg.SIDRREQ:
-		m.receiveAsk(a, &r, x)
+		m.receiveSIDRREQ(a, &r, x)
 	case *msg.SIDRREP:
-		m.receiveAnswer(a, &r, x)
+		m.receiveSIDRREP(a, &r, x)
 	}
 }
 
@@ -93,7 +93,7 @@ const alternatePathUnsupported = 2 // IB_CM_APR_...: IBA table 117
 // address with which the connection began. lookUpConnection may introduce the communication ID of the peer.
 //
 //verbena:held mu
-func (m *Manager) lookUpConnection(a *agent, r *received, local, remote uint32) *connection {
+func (m *Manager) lookUpConnection(a *agent, r *receivedMessage, local, remote uint32) *connection {
 	c := m.conns[local]
 	if c == nil || c.agent != a || c.to.GRH.DGID != r.from.GRH.DGID || c.remote != 0 && c.remote != remote {
 		m.stats.Unknown.Add(1)
@@ -102,62 +102,62 @@ func (m *Manager) lookUpConnection(a *agent, r *received, local, remote uint32) 
 	return c
 }
 
-// refuse rejects a REQ without a connection.
-func (m *Manager) refuse(a *agent, r *received, req *msg.REQ, why msg.Reason) {
+// rejectREQ rejects a REQ without a connection.
+func (m *Manager) rejectREQ(a *agent, r *receivedMessage, req *msg.REQ, why msg.Reason) {
 	m.stats.Refused.Add(1)
 	a.send(r.from, r.tid, &msg.REJ{RemoteCommID: req.LocalCommID, Of: msg.OfREQ, Reason: why})
 }
 
 //verbena:held mu
-func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
+func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 	key := peerID{r.from.GRH.DGID, x.LocalCAGUID, x.LocalCommID}
 	if c := m.byPeer[key]; c != nil {
 		m.stats.Duplicates.Add(1)
 		if c.agent == a {
-			m.do(c, c.Receive(msg.AttrREQ, 0, 0))
+			m.applyActions(c, c.Receive(msg.AttrREQ, 0, 0))
 		}
 		return
 	}
 	if old := m.byPeerQP[peerID{key.from, key.guid, x.LocalQPN}]; old != nil && x.Transport != msg.TransportExtended {
 		if old.agent == a {
-			m.endStale(old)
+			m.endStaleConnection(old)
 		}
-		m.refuse(a, r, x, msg.ReasonStaleConnection)
+		m.rejectREQ(a, r, x, msg.ReasonStaleConnection)
 		return
 	}
 	if x.Primary.LocalGID != msg.GID(r.from.GRH.DGID) {
-		m.refuse(a, r, x, msg.ReasonInvalidGID)
+		m.rejectREQ(a, r, x, msg.ReasonInvalidGID)
 		return
 	}
-	t, ok := typeOf(x)
+	t, ok := qpTypeOf(x)
 	if !ok {
-		m.refuse(a, r, x, msg.ReasonInvalidTransport)
+		m.rejectREQ(a, r, x, msg.ReasonInvalidTransport)
 		return
 	}
 	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
 	if l == nil && m.hasListener(x.ServiceID) {
-		m.refuse(a, r, x, msg.ReasonConsumer)
+		m.rejectREQ(a, r, x, msg.ReasonConsumer)
 		return
 	}
-	if l == nil && m.hold(a, r, x.ServiceID) {
+	if l == nil && m.holdRequest(a, r, x.ServiceID) {
 		return
 	}
 	if l == nil || l.opts.Type != t {
-		m.refuse(a, r, x, msg.ReasonInvalidServiceID)
+		m.rejectREQ(a, r, x, msg.ReasonInvalidServiceID)
 		return
 	}
 	mtu := ib.MTU(x.PathMTU)
 	if !mtu.Valid() {
-		m.refuse(a, r, x, msg.ReasonInvalidMTU)
+		m.rejectREQ(a, r, x, msg.ReasonInvalidMTU)
 		return
 	}
-	id := m.request(l, a, r, src, dst)
+	id := m.newRequestID(l, a, r, src, dst)
 	if id == nil {
-		m.refuse(a, r, x, msg.ReasonConsumer)
+		m.rejectREQ(a, r, x, msg.ReasonConsumer)
 		return
 	}
 	c := &connection{
-		agent: a, owner: id, to: r.from, local: m.number(func(n uint32) bool { return m.conns[n] != nil }),
+		agent: a, owner: id, to: r.from, local: m.unusedNumber(func(n uint32) bool { return m.conns[n] != nil }),
 		remote: x.LocalCommID,
 		guid:   x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: mask24(m.cfg.Rand.Uint32()), sendPSN: x.StartingPSN,
 		remoteQPN: x.LocalQPN, mtu: min(mtu, id.at.mtu), ackCode: x.Primary.ACKTimeout, retry: x.RetryCount,
@@ -168,10 +168,10 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 	c.Receive(msg.AttrREQ, 0, 0)
 	m.conns[c.local], m.byPeer[key] = c, c
 	if x.Transport != msg.TransportExtended {
-		m.byPeerQP[c.peer(c.remoteQPN)] = c
+		m.byPeerQP[c.peerKey(c.remoteQPN)] = c
 	}
 	id.conn, id.state, id.begun = c, idConnected, true
-	m.events.put(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
+	m.events.enqueue(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
 		QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources,
 		FlowControl: x.FlowControl,
 		RetryCount:  x.RetryCount, RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
@@ -190,10 +190,10 @@ const (
 	maxHeld   = 64
 )
 
-// hold reports whether it has held back a request without a listener. The request will be processed again.
+// holdRequest reports whether it has held back a request without a listener. The request will be processed again.
 //
 //verbena:held mu
-func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
+func (m *Manager) holdRequest(a *agent, r *receivedMessage, s msg.ServiceID) bool {
 	_, k, _ := s.Port() // the next listener may be in another port space
 	l, ok := m.lately[k]
 	if ok && (m.cfg.Clock.Now().Sub(l.gone) > holdAfter || !l.listens()) {
@@ -206,19 +206,19 @@ func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
 	again := *r
 	m.held++
 	m.cfg.Clock.AfterFunc(holdPause, func() {
-		m.contain(func() {
+		m.containPanic(func() {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.held--
 			if slices.Contains(m.agents.list, a) {
-				m.handle(a, again)
+				m.handleMessage(a, again)
 			}
 		})
 	})
 	return true
 }
 
-func typeOf(x *msg.REQ) (ib.QPType, bool) {
+func qpTypeOf(x *msg.REQ) (ib.QPType, bool) {
 	switch {
 	case x.Transport == msg.TransportRC:
 		return ib.QPTypeRC, true
@@ -230,14 +230,14 @@ func typeOf(x *msg.REQ) (ib.QPType, bool) {
 	return 0, false
 }
 
-// endStale ends a connection that is unknown to its peer. (cm_match_req)
+// endStaleConnection ends a connection that is unknown to its peer. (cm_match_req)
 //
 //verbena:held mu
-func (m *Manager) endStale(c *connection) {
+func (m *Manager) endStaleConnection(c *connection) {
 	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
 		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 		do.Send = 0
-		m.do(c, do)
+		m.applyActions(c, do)
 	}
 }
 
@@ -245,7 +245,7 @@ func (m *Manager) endStale(c *connection) {
 // (cma_find_listener)
 //
 //verbena:held mu
-func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data []byte) (l *ID, src,
+func (m *Manager) listenerFor(a *agent, r *receivedMessage, service msg.ServiceID, data []byte) (l *ID, src,
 	dst netip.AddrPort, user []byte) {
 	space, port, ok := service.Port()
 	if !ok {
@@ -280,7 +280,7 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 //verbena:held m.mu
 func (id *ID) matches(a netip.Addr) bool {
 	at := id.src.Addr()
-	if id.ofAnyAddress() {
+	if id.usesAnyAddress() {
 		return at.Is4() == a.Is4() || at.Is6() && !id.afOnly
 	}
 	return at.WithZone("") == a
@@ -295,11 +295,11 @@ func (m *Manager) hasListener(service msg.ServiceID) bool {
 	return ok && slices.ContainsFunc(m.ports[portKey{space, port}], func(o *ID) bool { return o.state == idListening })
 }
 
-// request creates the ID of a request. request returns nil if the listener has too many requests that are not
+// newRequestID creates the ID of a request. newRequestID returns nil if the listener has too many requests that are not
 // accepted yet.
 //
 //verbena:held mu
-func (m *Manager) request(l *ID, a *agent, r *received, src, dst netip.AddrPort) *ID {
+func (m *Manager) newRequestID(l *ID, a *agent, r *receivedMessage, src, dst netip.AddrPort) *ID {
 	if l.pending >= l.backlog {
 		return nil
 	}
@@ -307,7 +307,7 @@ func (m *Manager) request(l *ID, a *agent, r *received, src, dst netip.AddrPort)
 	if err != nil {
 		return nil
 	}
-	at, err := a.place(int(r.from.GRH.SGIDIndex), own.GID)
+	at, err := a.sourceAt(int(r.from.GRH.SGIDIndex), own.GID)
 	if err != nil {
 		return nil
 	}
@@ -319,14 +319,14 @@ func (m *Manager) request(l *ID, a *agent, r *received, src, dst netip.AddrPort)
 }
 
 //verbena:held mu
-func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
+func (m *Manager) receiveREP(a *agent, r *receivedMessage, x *msg.REP) {
 	c := m.lookUpConnection(a, r, x.RemoteCommID, x.LocalCommID)
 	if c == nil {
 		return
 	}
 	if c.State != conn.ReqSent && c.State != conn.MRAReqRcvd {
 		m.stats.Duplicates.Add(1)
-		m.do(c, c.Receive(msg.AttrREP, 0, 0))
+		m.applyActions(c, c.Receive(msg.AttrREP, 0, 0))
 		return
 	}
 	from := c.to.GRH.DGID
@@ -339,27 +339,27 @@ func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
 	c.remote, c.guid, c.remoteQPN, c.sendPSN, c.tidREP = x.LocalCommID, x.LocalCAGUID, x.LocalQPN, x.StartingPSN, r.tid
 	c.depth, c.resources = x.ResponderResources, x.InitiatorDepth
 	c.rnrRetry = x.RNRRetryCount
-	m.byPeer[c.peer(c.remote)] = c
+	m.byPeer[c.peerKey(c.remote)] = c
 	if id := c.owner; id != nil && id.opts.Type != ib.QPTypeXRCInit {
-		m.byPeerQP[c.peer(c.remoteQPN)] = c
+		m.byPeerQP[c.peerKey(c.remoteQPN)] = c
 	}
 	d := c.Receive(msg.AttrREP, 0, 0)
 	d.Event = conn.None
 	if c.owner != nil {
-		m.events.put(c.owner, Event{Type: ConnectResponse, Data: x.Data, Param: Param{
+		m.events.enqueue(c.owner, Event{Type: ConnectResponse, Data: x.Data, Param: Param{
 			QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources,
 			FlowControl:   x.FlowControl,
 			RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
 		}})
 	}
-	m.do(c, d)
+	m.applyActions(c, d)
 }
 
 // receiveREJ processes a rejection, or the end of a request that its sender has cancelled. (cm_rej_handler,
 // cm_acquire_rejected_id)
 //
 //verbena:held mu
-func (m *Manager) receiveREJ(a *agent, r *received, x *msg.REJ) {
+func (m *Manager) receiveREJ(a *agent, r *receivedMessage, x *msg.REJ) {
 	var c *connection
 	switch {
 	case x.Reason == msg.ReasonTimeout && x.InfoLength == 8:
@@ -382,8 +382,8 @@ func (m *Manager) receiveREJ(a *agent, r *received, x *msg.REJ) {
 	if d.Event == conn.REJReceived {
 		d.Event = conn.None
 		if id := c.owner; id != nil && id.state == idConnected {
-			m.events.put(id, Event{Type: Rejected, Status: int32(x.Reason), Data: x.Data})
+			m.events.enqueue(id, Event{Type: Rejected, Status: int32(x.Reason), Data: x.Data})
 		}
 	}
-	m.do(c, d)
+	m.applyActions(c, d)
 }

@@ -22,8 +22,8 @@ var (
 	firstSeed = flag.Uint64("seed", 1, "seed of the first schedule")
 )
 
-// life records the events of an ID, and the calls of its owner.
-type life struct {
+// idHistory records the events of an ID, and the calls of its owner.
+type idHistory struct {
 	id      *ID
 	active  bool
 	host    *host
@@ -40,13 +40,13 @@ type schedule struct {
 	seed uint64
 	mu   sync.Mutex
 	rand *rand.Rand
-	all  []*life
+	all  []*idHistory
 }
 
 func (s *schedule) chance(percent int) bool { return s.rand.IntN(100) < percent }
 
-// later calls f after a random time, which often is 0.
-func (s *schedule) later(f func()) {
+// callLater calls f after a random time, which often is 0.
+func (s *schedule) callLater(f func()) {
 	d := time.Duration(0)
 	switch {
 	case s.chance(20):
@@ -57,18 +57,18 @@ func (s *schedule) later(f func()) {
 	time.AfterFunc(d, f)
 }
 
-func (s *schedule) errorf(l *life, format string, args ...any) {
+func (s *schedule) errorf(l *idHistory, format string, args ...any) {
 	s.t.Errorf("seed %d: %s (active %v, heard %v)", s.seed, fmt.Sprintf(format, args...), l.active, l.heard)
 }
 
-func (s *schedule) newLife(h *host, id *ID, active bool) *life {
-	l := &life{id: id, active: active, host: h, heard: map[EventType]int{}}
+func (s *schedule) newHistory(h *host, id *ID, active bool) *idHistory {
+	l := &idHistory{id: id, active: active, host: h, heard: map[EventType]int{}}
 	s.all = append(s.all, l)
 	return l
 }
 
-// event processes an event of a life. The caller must not hold s.mu.
-func (s *schedule) event(l *life, e Event) {
+// handleEvent processes an event of a life. The caller must not hold s.mu.
+func (s *schedule) handleEvent(l *idHistory, e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.dropped {
@@ -91,21 +91,21 @@ func (s *schedule) event(l *life, e Event) {
 	l.last = e.Type
 	switch e.Type {
 	case ConnectRequest:
-		p := s.newLife(l.host, e.New, false)
-		e.New.Adopt(func(_ *ID, e Event) { s.event(p, e) })
-		s.later(func() { s.answer(p) })
+		p := s.newHistory(l.host, e.New, false)
+		e.New.SetEventFunc(func(_ *ID, e Event) { s.handleEvent(p, e) })
+		s.callLater(func() { s.answerRequest(p) })
 	case AddrResolved:
-		s.later(func() { s.call(l, func() { _ = l.id.ResolveRoute() }) })
+		s.callLater(func() { s.callOwner(l, func() { _ = l.id.ResolveRoute() }) })
 	case RouteResolved:
-		s.later(func() {
-			s.call(l, func() {
+		s.callLater(func() {
+			s.callOwner(l, func() {
 				l.asked = true
 				_ = l.id.Connect(Param{QPN: s.rand.Uint32N(1 << 24)}, nil)
 			})
 		})
 	case ConnectResponse:
-		s.later(func() {
-			s.call(l, func() {
+		s.callLater(func() {
+			s.callOwner(l, func() {
 				l.done = true
 				if s.chance(85) {
 					_ = l.id.Complete()
@@ -115,17 +115,17 @@ func (s *schedule) event(l *life, e Event) {
 			})
 		})
 	case Disconnected:
-		s.later(func() { s.call(l, func() { _ = l.id.Disconnect() }) })
+		s.callLater(func() { s.callOwner(l, func() { _ = l.id.Disconnect() }) })
 	}
 	if s.chance(10) {
-		s.later(func() { s.call(l, func() { _ = l.id.Disconnect() }) })
+		s.callLater(func() { s.callOwner(l, func() { _ = l.id.Disconnect() }) })
 	}
 	if s.chance(5) {
-		s.later(func() { s.drop(l) })
+		s.callLater(func() { s.dropID(l) })
 	}
 }
 
-func (s *schedule) call(l *life, f func()) {
+func (s *schedule) callOwner(l *idHistory, f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !l.dropped {
@@ -133,7 +133,7 @@ func (s *schedule) call(l *life, f func()) {
 	}
 }
 
-func (s *schedule) drop(l *life) {
+func (s *schedule) dropID(l *idHistory) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !l.dropped {
@@ -142,8 +142,8 @@ func (s *schedule) drop(l *life) {
 	}
 }
 
-func (s *schedule) answer(p *life) {
-	s.call(p, func() {
+func (s *schedule) answerRequest(p *idHistory) {
+	s.callOwner(p, func() {
 		p.done = true
 		if s.chance(85) {
 			_ = p.id.Accept(Param{QPN: s.rand.Uint32N(1 << 24)}, nil)
@@ -153,8 +153,8 @@ func (s *schedule) answer(p *life) {
 	})
 }
 
-// check checks the final state.
-func (s *schedule) check() {
+// checkFinalState checks the final state.
+func (s *schedule) checkFinalState() {
 	for _, l := range s.all {
 		id := l.id
 		over := l.heard[Rejected]+l.heard[Unreachable]+l.heard[Disconnected]+l.heard[DeviceRemoval]+l.heard[AddrError] > 0
@@ -191,15 +191,15 @@ func (s *schedule) run(t *testing.T) {
 	for _, h := range hosts {
 		id, err := h.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC})
 		h.must(err)
-		l := s.newLife(h, id, false)
-		id.Adopt(func(_ *ID, e Event) { s.event(l, e) })
+		l := s.newHistory(h, id, false)
+		id.SetEventFunc(func(_ *ID, e Event) { s.handleEvent(l, e) })
 		h.must(id.Bind(netip.AddrPortFrom(netip.IPv4Unspecified(), testPort)))
 		h.must(id.Listen(s.rand.IntN(8)))
 	}
 	for range 1 + s.rand.IntN(8) {
 		h := hosts[s.rand.IntN(2)]
 		to := hosts[s.rand.IntN(2)] // includes its own host
-		s.later(func() {
+		s.callLater(func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			id, err := h.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC})
@@ -207,8 +207,8 @@ func (s *schedule) run(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			l := s.newLife(h, id, true)
-			id.Adopt(func(_ *ID, e Event) { s.event(l, e) })
+			l := s.newHistory(h, id, true)
+			id.SetEventFunc(func(_ *ID, e Event) { s.handleEvent(l, e) })
 			if err := id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(to.addr, testPort)); err != nil {
 				l.heard[AddrError]++ // for the time without a device
 			}
@@ -225,9 +225,9 @@ func (s *schedule) run(t *testing.T) {
 		}
 	}
 	testutil.Advance(20 * time.Minute)
-	s.check()
+	s.checkFinalState()
 	for _, l := range s.all {
-		s.drop(l)
+		s.dropID(l)
 	}
 	testutil.Advance(10 * time.Minute)
 	a.close()

@@ -10,8 +10,8 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// service is a request for a datagram service, on either side (IBA 12.11).
-type service struct {
+// serviceRequest is a request for a datagram service, on either side (IBA 12.11).
+type serviceRequest struct {
 	asked bool // the request came from the peer
 	to    ib.AHAttr
 	tid   uint64
@@ -29,55 +29,57 @@ type service struct {
 // cma_resolve_ib_udp)
 const sidrTimeout = 4096 * time.Millisecond
 
-// ask sends the request of an ID. (cma_resolve_ib_udp)
+// sendSIDRREQ sends the request of an ID. (cma_resolve_ib_udp)
 //
 //verbena:held mu
-func (m *Manager) ask(id *ID, p Param, user []byte) error {
-	d, err := id.data(user, msg.MaxSIDRREQData)
+func (m *Manager) sendSIDRREQ(id *ID, p Param, user []byte) error {
+	d, err := id.privateData(user, msg.MaxSIDRREQData)
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	s := &service{
-		to: *m.address(id), tid: m.cfg.Rand.Uint64(), id: m.number(func(n uint32) bool { return m.sidr[n] != nil }),
+	s := &serviceRequest{
+		to: *m.addressVector(id), tid: m.cfg.Rand.Uint64(), id: m.unusedNumber(func(n uint32) bool { return m.sidr[n] != nil }),
 		sid: msg.MakeServiceID(id.opts.Space, id.dst.Port()), left: m.cfg.Retries,
 	}
 	m.sidr[s.id] = id
 	id.service, id.state, id.param, id.begun = s, idConnected, p, true
 	s.last = datagram{to: s.to}
 	msg.Append(s.last.mad[:0], s.tid, &msg.SIDRREQ{RequestID: s.id, PKey: defaultPKey, ServiceID: s.sid, Data: d})
-	id.at.agent.repeat(&s.last)
-	m.armService(id)
+	id.at.agent.resend(&s.last)
+	m.armServiceTimer(id)
 	return nil
 }
 
-// sidrTime returns sidrTimeout, or the manager's timeout if that is shorter.
-func (m *Manager) sidrTime() time.Duration { return min(sidrTimeout, duration(m.cfg.Timeout)) }
+// sidrRetransmitTime returns sidrTimeout, or the manager's timeout if that is shorter.
+func (m *Manager) sidrRetransmitTime() time.Duration {
+	return min(sidrTimeout, timeoutDuration(m.cfg.Timeout))
+}
 
 //verbena:held mu
-func (m *Manager) armService(id *ID) {
+func (m *Manager) armServiceTimer(id *ID) {
 	s := id.service
-	s.timer = m.cfg.Clock.AfterFunc(m.sidrTime(), func() {
+	s.timer = m.cfg.Clock.AfterFunc(m.sidrRetransmitTime(), func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if id.service != s || s.silent || id.gone || id.state != idConnected {
 			return
 		}
 		if s.left == 0 {
-			m.endService(id)
-			m.events.put(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
+			m.endServiceRequests(id)
+			m.events.enqueue(id, Event{Type: Unreachable, Status: -int32(syscall.ETIMEDOUT)})
 			return
 		}
 		s.left--
 		m.stats.Retries.Add(1)
-		id.at.agent.repeat(&s.last)
-		m.armService(id)
+		id.at.agent.resend(&s.last)
+		m.armServiceTimer(id)
 	})
 }
 
-// endService ends the requests of an ID.
+// endServiceRequests ends the requests of an ID.
 //
 //verbena:held mu
-func (m *Manager) endService(id *ID) {
+func (m *Manager) endServiceRequests(id *ID) {
 	s := id.service
 	if s == nil {
 		return
@@ -87,7 +89,7 @@ func (m *Manager) endService(id *ID) {
 	}
 	if s.asked {
 		if !s.sent && id.at.agent != nil && id.state != idRemoved {
-			_ = m.answer(id, msg.SIDRRejected, Param{}, nil)
+			_ = m.sendSIDRREP(id, msg.SIDRRejected, Param{}, nil)
 		}
 		delete(m.services, serviceKey{s.to.GRH.DGID, s.id})
 	} else if m.sidr[s.id] == id {
@@ -96,10 +98,10 @@ func (m *Manager) endService(id *ID) {
 	id.service = nil
 }
 
-// answer replies to a request. (cma_send_sidr_rep)
+// sendSIDRREP replies to a request. (cma_send_sidr_rep)
 //
 //verbena:held mu
-func (m *Manager) answer(id *ID, status msg.SIDRStatus, p Param, user []byte) error {
+func (m *Manager) sendSIDRREP(id *ID, status msg.SIDRStatus, p Param, user []byte) error {
 	s := id.service
 	switch {
 	case s.sent:
@@ -117,21 +119,21 @@ func (m *Manager) answer(id *ID, status msg.SIDRStatus, p Param, user []byte) er
 	s.sent = true
 	s.last = datagram{to: s.to}
 	msg.Append(s.last.mad[:0], s.tid, rep)
-	id.at.agent.repeat(&s.last)
+	id.at.agent.resend(&s.last)
 	m.leaveBacklog(id)
 	return nil
 }
 
-// receiveAsk processes a request of a peer. (cm_sidr_req_handler)
+// receiveSIDRREQ processes a request of a peer. (cm_sidr_req_handler)
 //
 //verbena:held mu
-func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
+func (m *Manager) receiveSIDRREQ(a *agent, r *receivedMessage, x *msg.SIDRREQ) {
 	key := serviceKey{r.from.GRH.DGID, x.RequestID}
 	if id := m.services[key]; id != nil {
 		m.stats.Duplicates.Add(1)
 		if s := id.service; s.sent && id.at.agent == a {
 			m.stats.Retries.Add(1)
-			a.repeat(&s.last)
+			a.resend(&s.last)
 		}
 		return
 	}
@@ -144,28 +146,28 @@ func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
 		refuse(msg.SIDRRejected)
 		return
 	}
-	if l == nil && m.hold(a, r, x.ServiceID) {
+	if l == nil && m.holdRequest(a, r, x.ServiceID) {
 		return
 	}
 	if l == nil || l.opts.Type != ib.QPTypeUD {
 		refuse(msg.SIDRUnsupported)
 		return
 	}
-	id := m.request(l, a, r, src, dst)
+	id := m.newRequestID(l, a, r, src, dst)
 	if id == nil {
 		refuse(msg.SIDRRejected)
 		return
 	}
-	id.service = &service{asked: true, to: r.from, tid: r.tid, id: x.RequestID, sid: x.ServiceID}
+	id.service = &serviceRequest{asked: true, to: r.from, tid: r.tid, id: x.RequestID, sid: x.ServiceID}
 	id.state, id.begun = idConnected, true
 	m.services[key] = id
-	m.events.put(l, Event{Type: ConnectRequest, New: id, Data: data})
+	m.events.enqueue(l, Event{Type: ConnectRequest, New: id, Data: data})
 }
 
-// receiveAnswer processes a reply of a peer. (cm_sidr_rep_handler, cma_sidr_rep_handler)
+// receiveSIDRREP processes a reply of a peer. (cm_sidr_rep_handler, cma_sidr_rep_handler)
 //
 //verbena:held mu
-func (m *Manager) receiveAnswer(a *agent, r *received, x *msg.SIDRREP) {
+func (m *Manager) receiveSIDRREP(a *agent, r *receivedMessage, x *msg.SIDRREP) {
 	id := m.sidr[x.RequestID]
 	if id == nil || id.at.agent != a || id.service.to.GRH.DGID != r.from.GRH.DGID || id.service.silent {
 		m.stats.Unknown.Add(1)
@@ -177,8 +179,8 @@ func (m *Manager) receiveAnswer(a *agent, r *received, x *msg.SIDRREP) {
 		s.timer.Stop()
 	}
 	if x.Status != msg.SIDRSuccess {
-		m.events.put(id, Event{Type: Unreachable, Status: int32(x.Status), Data: x.Data})
+		m.events.enqueue(id, Event{Type: Unreachable, Status: int32(x.Status), Data: x.Data})
 		return
 	}
-	m.events.put(id, Event{Type: Established, Data: x.Data, AH: s.to, Param: Param{QPN: x.QPN, QKey: x.QKey}})
+	m.events.enqueue(id, Event{Type: Established, Data: x.Data, AH: s.to, Param: Param{QPN: x.QPN, QKey: x.QKey}})
 }

@@ -12,7 +12,7 @@ import (
 
 // TestAllocations checks that a message allocates no memory.
 func TestAllocations(t *testing.T) {
-	a, b := pair(t, rdmanet.Config{})
+	a, b := connectPair(t, rdmanet.Config{})
 	msg, got := make([]byte, 64), make([]byte, 64)
 	n := testing.AllocsPerRun(1000, func() {
 		for _, x := range []struct{ from, to net.Conn }{{a, b}, {b, a}} {

@@ -18,7 +18,7 @@ func BenchmarkConn(b *testing.B) {
 		pair func(*testing.B) (a, c net.Conn)
 	}{
 		{"rdma", func(b *testing.B) (net.Conn, net.Conn) {
-			d := someDevice(b)
+			d := testDevice(b)
 			return connect(b, d, d, rdmanet.Config{}, rdmanet.Config{})
 		}},
 		{"tcp", func(b *testing.B) (net.Conn, net.Conn) {

@@ -15,17 +15,17 @@ import (
 
 // cmData returns the private data of a message of the connection manager. The data consist of the header and body.
 func cmData(kind byte, body []byte) []byte {
-	return append(append([]byte(magic), version, kind), body...)
+	return append(append([]byte(magic), protocolVersion, kind), body...)
 }
 
-// cmBody checks the header of private data and returns the remaining bytes. The remaining bytes may end with padding
-// zeros.
-func cmBody(b []byte, kind byte) ([]byte, error) {
+// parseCMBody checks the header of private data and returns the remaining bytes. The remaining bytes may end with
+// padding zeros.
+func parseCMBody(b []byte, kind byte) ([]byte, error) {
 	switch {
 	case len(b) < cmHeader || string(b[:4]) != magic:
 		return nil, fmt.Errorf("the peer does not use the rdmanet protocol: %w", syscall.EPROTO)
-	case b[4] != version:
-		return nil, otherVersion(b[4])
+	case b[4] != protocolVersion:
+		return nil, versionError(b[4])
 	case b[5] != kind:
 		return nil, fmt.Errorf("message of kind %d, want kind %d: %w", b[5], kind, syscall.EPROTO)
 	}
@@ -39,18 +39,18 @@ const (
 	cmText = 140
 )
 
-// cmReason adds the peer's reason to err, if the peer's REJ contains a reason.
-func cmReason(err error) error {
+// withCMReason adds the peer's reason to err, if the peer's REJ contains a reason.
+func withCMReason(err error) error {
 	var refused *cm.RefusedError
 	if errors.As(err, &refused) {
-		if b, e := cmBody(refused.Data, kindRefusal); e == nil {
+		if b, e := parseCMBody(refused.Data, kindRefusal); e == nil {
 			return fmt.Errorf("%w: %q", err, strings.TrimRight(string(b), "\x00"))
 		}
 	}
 	return err
 }
 
-func cmRefusal(err error) []byte {
+func encodeCMRefusal(err error) []byte {
 	text := err.Error()
 	return cmData(kindRefusal, []byte(text[:min(len(text), cmText)]))
 }
@@ -81,9 +81,9 @@ func (x *cmLink) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, pri
 		got, err = x.conn.Connect(ctx, qp, p, data)
 	}
 	if err != nil {
-		return nil, local, remote, cmReason(err)
+		return nil, local, remote, withCMReason(err)
 	}
-	if got, err = cmBody(got, kindHello); err != nil {
+	if got, err = parseCMBody(got, kindHello); err != nil {
 		return nil, local, remote, err
 	}
 	a, err := qp.Query()
@@ -115,7 +115,7 @@ func (x *cmLink) Close() error {
 
 // dialCM connects over the connection manager. dialCM tries the addresses of the host name one after another.
 func dialCM(ctx context.Context, r *net.Resolver, network, address string, cfg Config) (*Conn, error) {
-	list, err := lookup(ctx, r, network, address, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	list, err := lookupAddrs(ctx, r, network, address, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
 		return nil, err
 	}
@@ -137,13 +137,13 @@ func dialCM(ctx context.Context, r *net.Resolver, network, address string, cfg C
 
 func dialCMAddr(ctx context.Context, a netip.AddrPort, cfg Config) (*Conn, error) {
 	host := cfg.host()
-	m, release, err := host.manager()
+	m, release, err := host.acquireManager()
 	if err != nil {
 		return nil, err
 	}
 	id, err := m.Resolve(ctx, cm.Target{Addr: a})
 	if err != nil {
-		host.forget(m, err)
+		host.forgetManager(m, err)
 		release()
 		return nil, err
 	}
@@ -153,15 +153,15 @@ func dialCMAddr(ctx context.Context, a netip.AddrPort, cfg Config) (*Conn, error
 		_ = x.Close()
 		return nil, err
 	}
-	return newOn(ctx, x, guid, cfg)
+	return newOnDevice(ctx, x, guid, cfg)
 }
 
-// newOn calls New with the device that has the given node GUID. On an error it rejects the request and closes x.
-func newOn(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn, error) {
+// newOnDevice calls New with the device that has the given node GUID. On an error it rejects the request and closes x.
+func newOnDevice(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn, error) {
 	done := func() {}
 	if cfg.Device == nil {
 		var err error
-		if cfg.Device, done, err = cfg.host().device(guid); err != nil {
+		if cfg.Device, done, err = cfg.host().acquireDevice(guid); err != nil {
 			return nil, x.refuse(err)
 		}
 	}
@@ -184,39 +184,39 @@ type cmSource struct {
 	release func()
 }
 
-func listenCM(ctx context.Context, lc net.ListenConfig, network, address string, cfg Config, backlog int) (source,
+func listenCM(ctx context.Context, lc net.ListenConfig, network, address string, cfg Config, backlog int) (peerSource,
 	error) {
 	any := netip.IPv6Unspecified()
 	if network == "tcp4" {
 		any = netip.IPv4Unspecified()
 	}
-	list, err := lookup(ctx, nil, network, address, any)
+	list, err := lookupAddrs(ctx, nil, network, address, any)
 	if err != nil {
 		return nil, err
 	}
 	host := cfg.host()
-	m, release, err := host.manager()
+	m, release, err := host.acquireManager()
 	if err != nil {
 		return nil, err
 	}
 	l, err := m.Listen(list[0], backlog)
 	if err != nil {
-		host.forget(m, err)
+		host.forgetManager(m, err)
 		release()
 		return nil, err
 	}
 	return &cmSource{l, host, release}, nil
 }
 
-func (s *cmSource) next(ctx context.Context) (incoming, error) {
+func (s *cmSource) next(ctx context.Context) (incomingPeer, error) {
 	r, err := s.l.Accept(ctx)
 	if err != nil {
 		return nil, err
 	}
 	// The connection references the manager until the connection ends.
-	_, release, err := s.host.manager()
+	_, release, err := s.host.acquireManager()
 	if err != nil {
-		_ = r.Reject(cmRefusal(err))
+		_ = r.Reject(encodeCMRefusal(err))
 		return nil, err
 	}
 	return &cmPeer{r, release}, nil
@@ -239,7 +239,7 @@ func (p *cmPeer) remote() net.Addr { return ListenAddr{p.r.RemoteAddr()} }
 
 func (p *cmPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
 	x := &cmLink{req: p.r, release: p.release}
-	b, err := cmBody(p.r.Data, kindHello)
+	b, err := parseCMBody(p.r.Data, kindHello)
 	if err == nil {
 		_, err = parseParams(b)
 	}
@@ -250,21 +250,22 @@ func (p *cmPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, x.refuse(err)
 	}
-	return newOn(ctx, x, guid, cfg)
+	return newOnDevice(ctx, x, guid, cfg)
 }
 
 // refuse rejects a pending request with err as the reason, and closes the link.
 func (x *cmLink) refuse(err error) error {
 	if x.req != nil {
-		_ = x.req.Reject(cmRefusal(err))
+		_ = x.req.Reject(encodeCMRefusal(err))
 		x.req = nil
 	}
 	_ = x.Close()
 	return err
 }
 
-// lookup resolves an address. For an empty host it returns the address any.
-func lookup(ctx context.Context, r *net.Resolver, network, address string, any netip.Addr) ([]netip.AddrPort, error) {
+// lookupAddrs resolves an address. For an empty host it returns the address any.
+func lookupAddrs(ctx context.Context, r *net.Resolver, network, address string, any netip.Addr) ([]netip.AddrPort,
+	error) {
 	if r == nil {
 		r = net.DefaultResolver
 	}

@@ -27,35 +27,35 @@ import (
 )
 
 // host returns a Host with the device of the world.
-func (w *world) host() *rdmanet.Host {
+func (w *testbed) host() *rdmanet.Host {
 	return &rdmanet.Host{
 		Devices: func() ([]verbs.DeviceInfo, error) { return w.stack.Devices(), nil },
 		Manager: func() (*cm.Manager, error) { return w.stack.ConnectionManager(nil) },
 	}
 }
 
-// someHost returns the Host of the device of someDevice, and an address of this device.
-func someHost(t testing.TB) (h *rdmanet.Host, addr string) {
+// testHost returns the Host of the device of testDevice, and an address of this device.
+func testHost(t testing.TB) (h *rdmanet.Host, addr string) {
 	t.Helper()
 	if os.Getenv("VERBS_DEVICE") != "" {
-		return elsewhere(), serviceAddr()
+		return serviceHost(), serviceAddr()
 	}
-	return newWorld(t, &rxe.Fabric{}).host(), "127.0.0.80"
+	return newTestbed(t, &rxe.Fabric{}).host(), "127.0.0.80"
 }
 
 // serviceAddr returns an address at which the connection manager reaches VERBS_DEVICE.
 func serviceAddr() string { return cmp.Or(os.Getenv("VERBS_ADDR"), "127.0.0.1") }
 
-// cmEnds holds a listener and a dialer that use the connection manager.
-type cmEnds struct {
+// cmTestPair holds a listener and a dialer that use the connection manager.
+type cmTestPair struct {
 	l      *rdmanet.Listener
 	d      *rdmanet.Dialer
 	failed chan error // errors of ListenConfig.Failed
 }
 
-func newCMEnds(t testing.TB, cfg rdmanet.Config, addr string) *cmEnds {
+func newCMTestPair(t testing.TB, cfg rdmanet.Config, addr string) *cmTestPair {
 	t.Helper()
-	e := &cmEnds{d: &rdmanet.Dialer{Config: cfg, CM: true}, failed: make(chan error, 10)}
+	e := &cmTestPair{d: &rdmanet.Dialer{Config: cfg, CM: true}, failed: make(chan error, 10)}
 	lc := rdmanet.ListenConfig{Config: cfg, CM: true, Failed: func(_ net.Addr, err error) { e.failed <- err }}
 	var err error
 	e.l, err = lc.Listen(context.Background(), "rdma", net.JoinHostPort(addr, "0"))
@@ -65,7 +65,7 @@ func newCMEnds(t testing.TB, cfg rdmanet.Config, addr string) *cmEnds {
 }
 
 // connect establishes a connection.
-func (e *cmEnds) connect(t testing.TB) (a, b *rdmanet.Conn) {
+func (e *cmTestPair) connect(t testing.TB) (a, b *rdmanet.Conn) {
 	t.Helper()
 	x, err := e.d.Dial("rdma", e.l.Addr().String())
 	must(t, err)
@@ -81,8 +81,8 @@ func (e *cmEnds) connect(t testing.TB) (a, b *rdmanet.Conn) {
 // TestCM checks that a connection over the connection manager behaves like a connection set up over TCP.
 func TestCM(t *testing.T) {
 	t.Parallel()
-	h, addr := someHost(t)
-	e := newCMEnds(t, rdmanet.Config{Host: h, KeepAlive: -1}, addr)
+	h, addr := testHost(t)
+	e := newCMTestPair(t, rdmanet.Config{Host: h, KeepAlive: -1}, addr)
 	t.Run("Conn", func(t *testing.T) {
 		t.Parallel()
 		nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
@@ -95,13 +95,13 @@ func TestCM(t *testing.T) {
 			}, nil
 		})
 	})
-	e = newCMEnds(t, rdmanet.Config{Host: h, KeepAlive: -1}, addr)
+	e = newCMTestPair(t, rdmanet.Config{Host: h, KeepAlive: -1}, addr)
 	a, b := e.connect(t)
 	if a.LocalAddr() != b.RemoteAddr() || a.RemoteAddr() != b.LocalAddr() {
 		t.Errorf("addresses: %v and %v, %v and %v", a.LocalAddr(), a.RemoteAddr(), b.LocalAddr(), b.RemoteAddr())
 	}
-	exchange(t, a, b, 1<<20)
-	r, m := region(t, a, b, 1000, 0)
+	exchangeData(t, a, b, 1<<20)
+	r, m := newTestRegion(t, a, b, 1000, 0)
 	_, err := m.WriteAt([]byte("one-sided"), 10)
 	must(t, err)
 	if !bytes.Contains(r.Bytes(), []byte("one-sided")) {
@@ -123,22 +123,22 @@ func TestCM(t *testing.T) {
 // TestCMRefused checks the errors of Dial without a Listener, and with a peer that uses another protocol.
 func TestCMRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
+	w := newTestbed(t, &rxe.Fabric{})
 	h := w.host()
-	e := newCMEnds(t, rdmanet.Config{Host: h}, "127.0.0.80")
-	nobody := newCMEnds(t, rdmanet.Config{Host: h}, "127.0.0.80")
+	e := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
+	nobody := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
 	must(t, nobody.l.Close())
 	_, err := e.d.Dial("rdma", nobody.l.Addr().String())
-	sameError(t, "Dial without a Listener", err, syscall.ECONNREFUSED)
+	checkOpError(t, "Dial without a Listener", err, syscall.ECONNREFUSED)
 	if ne := net.Error(nil); !errors.As(err, &ne) || ne.Timeout() {
 		t.Errorf("Dial without a Listener: got the timeout %v, want another error", err)
 	}
 	_, err = nobody.l.Accept()
-	sameError(t, "Accept", err, net.ErrClosed)
+	checkOpError(t, "Accept", err, net.ErrClosed)
 }
 
 // otherHost returns a Host, and the connection manager of this Host for direct use by the test.
-func (w *world) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
+func (w *testbed) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
 	t.Helper()
 	m, err := w.stack.ConnectionManager(nil)
 	must(t, err)
@@ -148,13 +148,13 @@ func (w *world) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
 	return h, m
 }
 
-// TestCMOther checks connections with peers that use another protocol over the connection manager.
-func TestCMOther(t *testing.T) {
+// TestCMOtherProtocol checks connections with peers that use another protocol over the connection manager.
+func TestCMOtherProtocol(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
-	d := w.open(t)
+	w := newTestbed(t, &rxe.Fabric{})
+	d := w.openDevice(t)
 	h, m := w.otherHost(t)
-	e := newCMEnds(t, rdmanet.Config{Host: h}, "127.0.0.80")
+	e := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
 	pd, err := d.AllocPD()
 	must(t, err)
 	cq, err := d.CreateCQ(10, nil)
@@ -214,17 +214,17 @@ func TestCMOther(t *testing.T) {
 			x.answer(r)
 		})
 		_, err := e.d.DialContext(ctx, "rdma", l.Addr().String())
-		sameError(t, x.name, err, x.want)
+		checkOpError(t, x.name, err, x.want)
 		wg.Wait()
 	}
 	// The peer does not respond. The attempt must end with its context, and otherwise after SetupTimeout.
 	short, stop := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer stop()
 	_, err = e.d.DialContext(short, "rdma", l.Addr().String())
-	sameError(t, "Dial to a silent peer with a context", err, context.DeadlineExceeded)
+	checkOpError(t, "Dial to a silent peer with a context", err, context.DeadlineExceeded)
 	e.d.SetupTimeout = 10 * time.Millisecond
 	_, err = e.d.DialContext(ctx, "rdma", l.Addr().String())
-	sameError(t, "Dial to a silent peer with a SetupTimeout", err, context.DeadlineExceeded)
+	checkOpError(t, "Dial to a silent peer with a SetupTimeout", err, context.DeadlineExceeded)
 	if ne := net.Error(nil); !errors.As(err, &ne) || !ne.Timeout() {
 		t.Errorf("Dial to a silent peer: got %v, want a timeout", err)
 	}
@@ -232,24 +232,24 @@ func TestCMOther(t *testing.T) {
 	short, stop = context.WithCancel(ctx)
 	time.AfterFunc(10*time.Millisecond, stop)
 	_, err = e.d.DialContext(short, "rdma", l.Addr().String())
-	sameError(t, "Dial with a cancelled context", err, context.Canceled)
+	checkOpError(t, "Dial with a cancelled context", err, context.Canceled)
 	must(t, cq.Close())
 	must(t, pd.Close())
 }
 
-// TestCMLost drops all packets, first during the set-up of a connection and then on the connection.
-func TestCMLost(t *testing.T) {
+// TestCMPacketsLost drops all packets, first during the set-up of a connection and then on the connection.
+func TestCMPacketsLost(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	e := newCMEnds(t, rdmanet.Config{Host: w.host(), Linger: -1}, "127.0.0.80")
+	w := newTestbed(t, nil)
+	e := newCMTestPair(t, rdmanet.Config{Host: w.host(), Linger: -1}, "127.0.0.80")
 	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
 	e.d.SetupTimeout = 50 * time.Millisecond
 	_, err := e.d.Dial("rdma", e.l.Addr().String())
-	sameError(t, "Dial", err, context.DeadlineExceeded)
+	checkOpError(t, "Dial", err, context.DeadlineExceeded)
 	w.net.Faults().Clear()
 	e.d.SetupTimeout = 0
 	a, b := e.connect(t)
-	exchange(t, a, b, 1000)
+	exchangeData(t, a, b, 1000)
 }
 
 // newService returns a service in this process with a device at an address.
@@ -307,7 +307,7 @@ func TestCMAddresses(t *testing.T) {
 		t.Errorf("Addr after Close: got %v, want %v", got, at)
 	}
 	_, err = l.Accept()
-	sameError(t, "Accept", err, net.ErrClosed)
+	checkOpError(t, "Accept", err, net.ErrClosed)
 	if !strings.Contains(err.Error(), at.String()) {
 		t.Errorf("Accept: got %q, want it to contain %v", err, at)
 	}

@@ -28,7 +28,7 @@ type Conn struct {
 	send   *verbs.MR    // memory that contains sent bytes until the device has completed them
 	there  verbs.Remote // the peer's ring
 	ended  func()       // releases the device
-	link   link         // ends with the connection to the peer; nil if the connection has no link
+	link   connLink     // ends with the connection to the peer; nil if the connection has no link
 	to     []byte       // the bytes of send
 	from   []byte       // the bytes of ring
 	ticker *time.Timer  // timer of the probes
@@ -68,7 +68,7 @@ type Conn struct {
 	writeWaiter waiter
 	closeWaiter waiter
 	oper        waiter
-	op          operation
+	op          oneSidedOp
 	scratch     verbs.SendWR
 	recv        verbs.RecvWR // has no memory, like all receives of a Conn
 	wcs         [16]verbs.WC
@@ -95,8 +95,8 @@ const (
 	maxChunk = 64 << 10
 )
 
-// start sets up the stream from the parameters of both ends.
-func (c *Conn) start(own, peer params) {
+// startStream sets up the stream from the parameters of both ends.
+func (c *Conn) startStream(own, peer params) {
 	// both ends have resources for this number of messages in each direction
 	messages := int(min(own.messages, peer.messages))
 	c.in = newReceiver(int(own.ring), messages)
@@ -149,7 +149,7 @@ func (c *Conn) read(b []byte) (int, error) {
 		return 0, err
 	}
 	if c.in.available() < len(b) {
-		c.poll()
+		c.pollCompletions()
 	}
 	if !c.readable() {
 		c.mu.Unlock()
@@ -167,13 +167,13 @@ func (c *Conn) read(b []byte) (int, error) {
 	}
 	n := 0
 	for n < len(b) && c.in.available() > 0 { // the second iteration reads after the wrap of the ring
-		from, to := c.in.next(len(b) - n)
+		from, to := c.in.nextRange(len(b) - n)
 		c.mu.Unlock()
 		k := copy(b[n:], c.from[from:to]) // needs no lock, because only a reader frees this part of the ring
 		n += k
 		c.mu.Lock()
 		if c.in.consume(k) {
-			c.control(0)
+			c.sendControl(0)
 		}
 	}
 	c.mu.Unlock()
@@ -198,7 +198,7 @@ func (c *Conn) Write(b []byte) (int, error) {
 func (c *Conn) write(b []byte) (n int, err error) {
 	for {
 		c.mu.Lock()
-		c.poll()
+		c.pollCompletions()
 		err := c.wd.err
 		switch {
 		case err != nil:
@@ -207,7 +207,7 @@ func (c *Conn) write(b []byte) (n int, err error) {
 		case c.err != nil:
 			err = c.err
 		}
-		room := c.out.room()
+		room := c.out.maxNextMessage()
 		c.mu.Unlock()
 		if err != nil || n == len(b) {
 			return n, err
@@ -220,7 +220,7 @@ func (c *Conn) write(b []byte) (n int, err error) {
 		}
 		at := int(c.out.sent % c.out.own) // needs no lock, because only writers change sent
 		k := copy(c.to[at:at+min(room, maxChunk)], b[n:])
-		if err := c.post(at, k); err != nil {
+		if err := c.postData(at, k); err != nil {
 			return n, err
 		}
 		if n += k; n == len(b) {
@@ -229,10 +229,10 @@ func (c *Conn) write(b []byte) (n int, err error) {
 	}
 }
 
-func (c *Conn) writable() bool { return c.out.room() > 0 || c.gone || c.err != nil }
+func (c *Conn) writable() bool { return c.out.maxNextMessage() > 0 || c.gone || c.err != nil }
 
-// post sends n bytes of the send ring, starting at offset at. The caller must hold writers.
-func (c *Conn) post(at, n int) error {
+// postData sends n bytes of the send ring, starting at offset at. The caller must hold writers.
+func (c *Conn) postData(at, n int) error {
 	c.mu.Lock()
 	remote := verbs.Remote{Addr: c.there.Addr + c.out.sent%c.out.peer, RKey: c.there.RKey}
 	flags := verbs.SendFlags(0)
@@ -246,13 +246,13 @@ func (c *Conn) post(at, n int) error {
 	c.due = false
 	c.mu.Unlock()
 	if err := c.qp.PostSend(&c.wr); err != nil {
-		return c.lost(err)
+		return c.failLostDevice(err)
 	}
 	return nil
 }
 
-// lost fails the connection because of a device error. lost returns the reason of the failure.
-func (c *Conn) lost(err error) error {
+// failLostDevice fails the connection because of a device error. failLostDevice returns the reason of the failure.
+func (c *Conn) failLostDevice(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.noteDeviceUnusable(err)
@@ -265,7 +265,7 @@ func (c *Conn) lost(err error) error {
 //verbena:held mu
 func (c *Conn) noteDeviceUnusable(err error) {
 	c.dead = true
-	c.fail(deviceError(lostDevice(c.pd.Device(), err)))
+	c.fail(deviceError(lostDeviceError(c.pd.Device(), err)))
 }
 
 // fail records the reason for the failure of the connection. The first reason is preserved, except that a later and
@@ -278,10 +278,10 @@ func (c *Conn) fail(err error) {
 	}
 }
 
-// control sends a message without data: a credit, FIN or CLOSE.
+// sendControl sends a message without data: a credit, FIN or CLOSE.
 //
 //verbena:held mu
-func (c *Conn) control(flags uint32) {
+func (c *Conn) sendControl(flags uint32) {
 	n := c.controls - c.controlsDone
 	switch {
 	case c.err != nil || c.gone:
@@ -319,7 +319,7 @@ func (c *Conn) probePeer() {
 	if c.closed {
 		return
 	}
-	c.poll()
+	c.pollCompletions()
 	if c.received != c.seen {
 		c.seen, c.probeSent = c.received, time.Time{}
 	} else if n := c.controls - c.controlsDone; c.err == nil && n < maxControls {
@@ -338,37 +338,37 @@ func (c *Conn) probePeer() {
 	c.waiting.notify()
 }
 
-// poll handles the available completions, and wakes the goroutines that need not wait any longer.
+// pollCompletions handles the available completions, and wakes the goroutines that need not wait any longer.
 //
 //verbena:held mu
-func (c *Conn) poll() {
+func (c *Conn) pollCompletions() {
 	for {
 		n, err := c.cq.Poll(c.wcs[:])
 		if err != nil {
 			c.noteDeviceUnusable(err)
 		}
 		for i := range n {
-			c.handle(&c.wcs[i])
+			c.handleCompletion(&c.wcs[i])
 		}
 		if n < len(c.wcs) {
 			break
 		}
 	}
 	if c.due {
-		c.control(0)
+		c.sendControl(0)
 	}
 	c.waiting.notify()
 }
 
 //verbena:held mu
-func (c *Conn) handle(wc *verbs.WC) {
+func (c *Conn) handleCompletion(wc *verbs.WC) {
 	if wc.Status != verbs.Success {
 		if wc.ID&kindMask == kindOp {
 			c.op.complete()
 		}
 		err := statusError(wc)
 		if wc.Status == verbs.Flushed && c.err == nil {
-			err = c.flushed(err)
+			err = c.flushReason(err)
 		}
 		c.fail(err)
 		return
@@ -386,29 +386,29 @@ func (c *Conn) handle(wc *verbs.WC) {
 		if c.broken {
 			return // the receive is not posted again: this limits the number of further messages of the peer
 		}
-		if err := c.receive(wc); err != nil {
+		if err := c.handleReceive(wc); err != nil {
 			c.broken = errors.Is(err, syscall.EPROTO)
 			c.fail(deviceError(err))
 		}
 	}
 }
 
-// flushed returns the reason for a flush if no other work request has failed before. If the device is being removed, it
-// rejects the creation of objects, and flushed returns the error of such a creation. Otherwise the peer has misused the
-// queue pair, and flushed returns err.
-func (c *Conn) flushed(err error) error {
+// flushReason returns the reason for a flush if no other work request has failed before. If the device is being
+// removed, it rejects the creation of objects, and flushed returns the error of such a creation. Otherwise the peer has
+// misused the queue pair, and flushed returns err.
+func (c *Conn) flushReason(err error) error {
 	dev := c.pd.Device()
 	pd, gone := dev.AllocPD()
 	if gone == nil {
 		_ = pd.Close()
-	} else if deviceGone(gone) {
-		return deviceError(lostDevice(dev, gone))
+	} else if isDeviceGone(gone) {
+		return deviceError(lostDeviceError(dev, gone))
 	}
 	return err
 }
 
 //verbena:held mu
-func (c *Conn) receive(wc *verbs.WC) error {
+func (c *Conn) handleReceive(wc *verbs.WC) error {
 	if err := c.qp.PostRecv(&c.recv); err != nil {
 		return err
 	}
@@ -425,7 +425,7 @@ func (c *Conn) receive(wc *verbs.WC) error {
 		if c.fin {
 			return fmt.Errorf("the peer has sent %d bytes after the end of its stream: %w", wc.ByteLen, syscall.EPROTO)
 		}
-		if err := c.in.arrive(int(wc.ByteLen)); err != nil {
+		if err := c.in.recordArrival(int(wc.ByteLen)); err != nil {
 			return err
 		}
 	case !news && acked == 0:
@@ -437,17 +437,17 @@ func (c *Conn) receive(wc *verbs.WC) error {
 }
 
 // SetDeadline sets the read deadline and the write deadline.
-func (c *Conn) SetDeadline(t time.Time) error { return c.arm(t, &c.rd, &c.wd) }
+func (c *Conn) SetDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd, &c.wd) }
 
 // SetReadDeadline sets the time after which Read and Remote.ReadAt return os.ErrDeadlineExceeded. The deadline also
 // applies to calls that are already blocked. A zero t means no deadline.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.arm(t, &c.rd) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd) }
 
 // SetWriteDeadline sets the time after which Write and Remote.WriteAt return os.ErrDeadlineExceeded. The deadline also
 // applies to calls that are already blocked. A zero t means no deadline.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.arm(t, &c.wd) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.wd) }
 
-func (c *Conn) arm(t time.Time, list ...*deadline) error {
+func (c *Conn) setDeadlines(t time.Time, list ...*deadline) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -481,7 +481,7 @@ func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed {
-		c.control(immFin)
+		c.sendControl(immFin)
 	}
 	return nil
 }
@@ -510,8 +510,8 @@ func (c *Conn) Close() error {
 	defer func() { c.ops <- struct{}{} }()
 
 	c.mu.Lock()
-	c.poll()
-	c.control(immFin | immClose)
+	c.pollCompletions()
+	c.sendControl(immFin | immClose)
 	c.lastControl = c.controls
 	limit := deadline{lock: &c.mu}
 	limit.set(time.Now().Add(c.linger))
@@ -523,7 +523,7 @@ func (c *Conn) Close() error {
 		err = c.err
 	}
 	c.mu.Unlock()
-	if e := c.release(); err == nil {
+	if e := c.closeVerbs(); err == nil {
 		err = e
 	}
 	if err != nil {
@@ -543,8 +543,8 @@ func (c *Conn) endWaits(err error) {
 
 func (c *Conn) delivered() bool { return c.controlsDone >= c.lastControl || c.gone || c.err != nil }
 
-// release closes the verbs objects.
-func (c *Conn) release() error {
+// closeVerbs closes the verbs objects.
+func (c *Conn) closeVerbs() error {
 	var first error
 	end := func(x io.Closer) {
 		if err := x.Close(); first == nil {

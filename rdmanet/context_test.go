@@ -22,11 +22,11 @@ type lateContext struct {
 
 func (c lateContext) Deadline() (time.Time, bool) { return c.passed, true }
 
-// TestDialCause checks that the error of DialContext wraps both the cause and the error of its context, at any time of
-// the set-up. The error must be a timeout if the context ended by a deadline.
-func TestDialCause(t *testing.T) {
+// TestDialErrorWrapsCause checks that the error of DialContext wraps both the cause and the error of its context, at
+// any time of the set-up. The error must be a timeout if the context ended by a deadline.
+func TestDialErrorWrapsCause(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
+	w := newTestbed(t, &rxe.Fabric{})
 	reason := errors.New("stopped by the test")
 	// Both listeners never respond.
 	tcp, err := net.Listen("tcp", "127.0.0.80:0")
@@ -78,7 +78,7 @@ func TestDialCause(t *testing.T) {
 			ctx, cancel := x.with(context.Background())
 			defer cancel()
 			_, err := d.DialContext(ctx, "rdma", at)
-			sameError(t, "DialContext", err, reason, x.err)
+			checkOpError(t, "DialContext", err, reason, x.err)
 			if ne := net.Error(nil); !errors.As(err, &ne) || ne.Timeout() != x.timeout {
 				t.Errorf("DialContext with error %v: got Timeout %t, want %t", err, !x.timeout, x.timeout)
 			}
@@ -89,24 +89,24 @@ func TestDialCause(t *testing.T) {
 	}
 }
 
-// oddCause is an error that is not comparable.
-type oddCause struct{ v any }
+// incomparableCause is an error that is not comparable.
+type incomparableCause struct{ v any }
 
-func (oddCause) Error() string { return "odd" }
+func (incomparableCause) Error() string { return "odd" }
 
 // TestDialOddContext checks DialContext with two unusual contexts. One has a cause that is not comparable, and the
 // other has a deadline that does not end it.
 func TestDialOddContext(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
+	w := newTestbed(t, &rxe.Fabric{})
 	tcp, err := net.Listen("tcp", "127.0.0.80:0")
 	must(t, err)
 	defer tcp.Close()
 	d := rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}}
 	odd, cancel := context.WithCancelCause(context.Background())
-	time.AfterFunc(10*time.Millisecond, func() { cancel(oddCause{[]int{1}}) })
+	time.AfterFunc(10*time.Millisecond, func() { cancel(incomparableCause{[]int{1}}) })
 	if _, err := d.DialContext(odd, "rdma", tcp.Addr().String()); !errors.Is(err, context.Canceled) ||
-		!errors.As(err, new(oddCause)) {
+		!errors.As(err, new(incomparableCause)) {
 		t.Errorf("DialContext with a cause that is not comparable: got %v, want this cause", err)
 	}
 	var ne net.Error

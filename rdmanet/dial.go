@@ -69,7 +69,7 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := d.dial(ctx, network, address)
 	if err != nil {
-		return nil, setupFailed("dial", network, address, err)
+		return nil, setupOpError("dial", network, address, err)
 	}
 	return c, nil
 }
@@ -110,8 +110,8 @@ func tcpNetwork(n string) (string, error) {
 	return "", net.UnknownNetworkError(n)
 }
 
-// setupFailed returns the error of a failed Dial or Listen.
-func setupFailed(op, network, address string, err error) error {
+// setupOpError returns the error of a failed Dial or Listen.
+func setupOpError(op, network, address string, err error) error {
 	var tcp *net.OpError
 	if errors.As(err, &tcp) && tcp.Op == op {
 		return err // the error already contains the operation and the address

@@ -53,17 +53,17 @@ func deviceError(err error) error {
 	return &ConnError{syscall.ECONNABORTED, err}
 }
 
-// lostDevice returns the error of a lost device if err shows that the device is lost. err may come from any call on the
-// device. lostDevice returns other errors unchanged. In particular it replaces the io.EOF of a completion channel,
-// which does not mean the end of a stream.
-func lostDevice(dev *verbs.Device, err error) error {
+// lostDeviceError returns the error of a lost device if err shows that the device is lost. err may come from any call
+// on the device. lostDeviceError returns other errors unchanged. In particular it replaces the io.EOF of a completion
+// channel, which does not mean the end of a stream.
+func lostDeviceError(dev *verbs.Device, err error) error {
 	var no syscall.Errno
 	switch {
 	case errors.Is(err, verbs.ErrClosed):
 		return fmt.Errorf("device %s was closed: %w", dev.Name(), verbs.ErrClosed)
 	case errors.Is(err, io.EOF):
 		no = syscall.EIO
-	case !deviceGone(err) || !errors.As(err, &no):
+	case !isDeviceGone(err) || !errors.As(err, &no):
 		return err
 	}
 	return fmt.Errorf("device %s was reset or removed: %w", dev.Name(), no)

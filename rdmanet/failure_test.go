@@ -20,21 +20,21 @@ import (
 	"verbena/verbs/cm"
 )
 
-// bound limits the duration of a call that fails without a timeout.
-const bound = 10 * time.Second
+// callTimeout limits the duration of a call that fails without a timeout.
+const callTimeout = 10 * time.Second
 
-// call is a call that is expected to block.
-type call struct {
+// blockingCall is a call that is expected to block.
+type blockingCall struct {
 	name string
 	f    func() error
 }
 
-// calls returns blocking calls on a connection. The calls block because the peer does not read or write, and its
-// packets are lost.
-func calls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []call {
+// blockingCalls returns blocking calls on a connection. The calls block because the peer does not read or write, and
+// its packets are lost.
+func blockingCalls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []blockingCall {
 	m := a.Remote(there.Descriptor())
 	ctx := context.Background()
-	return []call{
+	return []blockingCall{
 		{"Read", func() error { _, err := a.Read(make([]byte, 1)); return err }},
 		{"Write", func() error { _, err := a.Write(make([]byte, 10<<20)); return err }},
 		{"ReadAt", func() error { _, err := m.ReadAt(make([]byte, 10), 0); return err }},
@@ -45,8 +45,9 @@ func calls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []call {
 	}
 }
 
-// all runs the calls of a list concurrently. all then calls do, which unblocks the calls, and checks their errors.
-func all(t *testing.T, list []call, do func(), want ...error) {
+// expectCallsFail runs the calls of a list concurrently. expectCallsFail then calls do, which unblocks the calls, and
+// checks their errors.
+func expectCallsFail(t *testing.T, list []blockingCall, do func(), want ...error) {
 	t.Helper()
 	type result struct {
 		name string
@@ -59,23 +60,23 @@ func all(t *testing.T, list []call, do func(), want ...error) {
 	}
 	testutil.Block(t, waiting...)
 	do()
-	over := time.After(bound)
+	over := time.After(callTimeout)
 	for range list {
 		select {
 		case r := <-results:
-			sameError(t, r.name, r.err, want...)
+			checkOpError(t, r.name, r.err, want...)
 		case <-over:
 			t.Fatal("a call still waits")
 		}
 	}
 	for _, c := range list { // later calls must fail in the same way
-		sameError(t, c.name, c.f(), want...)
+		checkOpError(t, c.name, c.f(), want...)
 	}
 }
 
-// TestFailure checks each reason for the end of a connection. All blocked and later calls must end with an error that
-// names the reason. A Listener and a Dialer must continue when the device has returned.
-func TestFailure(t *testing.T) {
+// TestFailureEndsCalls checks each reason for the end of a connection. All blocked and later calls must end with an
+// error that names the reason. A Listener and a Dialer must continue when the device has returned.
+func TestFailureEndsCalls(t *testing.T) {
 	t.Parallel()
 	for _, useCM := range []bool{false, true} {
 		name := "TCP"
@@ -84,7 +85,7 @@ func TestFailure(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, nil)
+			w := newTestbed(t, nil)
 			// The retries last longer than the test. Therefore only the end of the device ends the calls.
 			cfg := rdmanet.Config{
 				Host: w.host(), Linger: -1, KeepAlive: -1, Path: verbs.Path{Timeout: time.Minute},
@@ -110,19 +111,19 @@ func TestFailure(t *testing.T) {
 			var old []*rdmanet.Conn
 			for range 2 {
 				a, b := pair()
-				exchange(t, a, b, 1000)
+				exchangeData(t, a, b, 1000)
 				old = append(old, a, b)
 				there, err := b.NewRegion(100, 0)
 				must(t, err)
 				mine, err := a.NewRegion(100, 0)
 				must(t, err)
 				must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
-				all(t, calls(t, a, there, mine), func() { w.unplug(t) }, syscall.ECONNABORTED)
+				expectCallsFail(t, blockingCalls(t, a, there, mine), func() { w.unplug(t) }, syscall.ECONNABORTED)
 				if _, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNABORTED) {
 					t.Errorf("Read at the other end: got %v, want ECONNABORTED", err)
 				}
 				_, err = a.NewRegion(10, 0)
-				sameError(t, "NewRegion", err, syscall.ECONNABORTED)
+				checkOpError(t, "NewRegion", err, syscall.ECONNABORTED)
 				if _, err := d.Dial("rdma", net.JoinHostPort("127.0.0.80", port)); err == nil {
 					t.Error("Dial without a device: got nil, want an error")
 				}
@@ -132,14 +133,14 @@ func TestFailure(t *testing.T) {
 				w.plug(t) // the device returns while the old connections are open
 			}
 			a, b := pair()
-			exchange(t, a, b, 1000)
+			exchangeData(t, a, b, 1000)
 			must(t, a.CloseWrite())
 			_, err = io.ReadAll(b)
 			must(t, err)
 			for _, c := range append(old, a, b) {
 				start := time.Now()
 				_ = c.Close()
-				if d := time.Since(start); d > bound {
+				if d := time.Since(start); d > callTimeout {
 					t.Errorf("Close took %v", d)
 				}
 			}
@@ -148,11 +149,11 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// TestStall checks that a connection fails when the device of this end stops working without an error.
-func TestStall(t *testing.T) {
+// TestStalledDevice checks that a connection fails when the device of this end stops working without an error.
+func TestStalledDevice(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	d := w.open(t)
+	w := newTestbed(t, nil)
+	d := w.openDevice(t)
 	cfg := rdmanet.Config{KeepAlive: 5 * time.Millisecond, Linger: 5 * time.Millisecond}
 	a, b := connect(t, d, d, cfg, cfg)
 	there, err := b.NewRegion(100, 0)
@@ -164,23 +165,24 @@ func TestStall(t *testing.T) {
 		must(t, mine.Close())
 	})
 	w.hw.Hang()
-	all(t, calls(t, a, there, mine), func() { a.SetStall(20 * time.Millisecond) }, syscall.ETIMEDOUT)
-	sameError(t, "Close", a.Close(), syscall.ETIMEDOUT)
+	expectCallsFail(t, blockingCalls(t, a, there, mine), func() { a.SetStall(20 * time.Millisecond) }, syscall.ETIMEDOUT)
+	checkOpError(t, "Close", a.Close(), syscall.ETIMEDOUT)
 }
 
-// TestIdle checks that the device of an idle connection is not mistaken for a device that has stopped working.
-func TestIdle(t *testing.T) {
+// TestIdleIsNotStall checks that the device of an idle connection is not mistaken for a device that has stopped
+// working.
+func TestIdleIsNotStall(t *testing.T) {
 	t.Parallel()
-	d := newWorld(t, &rxe.Fabric{}).open(t)
+	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	cfg := rdmanet.Config{KeepAlive: 200 * time.Millisecond}
 	a, b := connect(t, d, d, cfg, cfg)
 	a.SetStall(500 * time.Millisecond)
 	b.SetStall(500 * time.Millisecond)
 	must(t, a.SetReadDeadline(time.Now().Add(time.Second)))
 	_, err := a.Read(make([]byte, 1))
-	sameError(t, "Read", err, os.ErrDeadlineExceeded)
+	checkOpError(t, "Read", err, os.ErrDeadlineExceeded)
 	must(t, a.SetReadDeadline(time.Time{}))
-	exchange(t, a, b, 1000)
+	exchangeData(t, a, b, 1000)
 }
 
 // TestListenerDevice checks that a Listener with Config.Device ends with that device.
@@ -189,39 +191,39 @@ func TestListenerDevice(t *testing.T) {
 	for _, x := range []struct {
 		name string
 		cm   bool
-		end  func(*testing.T, *world, *verbs.Device)
+		end  func(*testing.T, *testbed, *verbs.Device)
 	}{
-		{"unplugged", false, func(t *testing.T, w *world, _ *verbs.Device) {
+		{"unplugged", false, func(t *testing.T, w *testbed, _ *verbs.Device) {
 			w.unplug(t)
 			w.plug(t)
 		}},
-		{"closed", false, func(t *testing.T, _ *world, d *verbs.Device) { must(t, d.Close()) }},
-		{"address", true, func(t *testing.T, w *world, _ *verbs.Device) {
+		{"closed", false, func(t *testing.T, _ *testbed, d *verbs.Device) { must(t, d.Close()) }},
+		{"address", true, func(t *testing.T, w *testbed, _ *verbs.Device) {
 			w.unplug(t)
 			w.plug(t)
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, &rxe.Fabric{})
+			w := newTestbed(t, &rxe.Fabric{})
 			cfg := rdmanet.Config{Host: w.host()}
 			var d *verbs.Device
 			if !x.cm {
-				d = w.open(t)
+				d = w.openDevice(t)
 				cfg.Device = d
 			}
 			lc := rdmanet.ListenConfig{Config: cfg, CM: x.cm}
 			l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
 			must(t, err)
 			accept := func() error { _, err := l.Accept(); return err }
-			all(t, []call{{"Accept", accept}}, func() { x.end(t, w, d) }, syscall.ECONNABORTED)
+			expectCallsFail(t, []blockingCall{{"Accept", accept}}, func() { x.end(t, w, d) }, syscall.ECONNABORTED)
 			if err := accept(); errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "device") {
 				t.Errorf("Accept: got %q, want an error about the device and not io.EOF", err)
 			}
 			must(t, l.Close())
 			_, err = (&rdmanet.Dialer{Config: rdmanet.Config{Device: d, Host: w.host()}, CM: x.cm}).Dial("rdma",
 				l.Addr().String())
-			sameError(t, "Dial", err, syscall.ECONNREFUSED)
+			checkOpError(t, "Dial", err, syscall.ECONNREFUSED)
 		})
 	}
 }
@@ -230,14 +232,14 @@ func TestListenerDevice(t *testing.T) {
 // probes.
 func TestCMDisconnect(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
+	w := newTestbed(t, &rxe.Fabric{})
 	var m *cm.Manager
 	h := w.host()
 	h.Manager = func() (_ *cm.Manager, err error) {
 		m, err = w.stack.ConnectionManager(nil)
 		return m, err
 	}
-	e := newCMEnds(t, rdmanet.Config{Host: h, KeepAlive: -1, Linger: -1}, "127.0.0.80")
+	e := newCMTestPair(t, rdmanet.Config{Host: h, KeepAlive: -1, Linger: -1}, "127.0.0.80")
 	a, b := e.connect(t)
 	_, err := b.Write([]byte("last words"))
 	must(t, err)
@@ -264,5 +266,5 @@ func TestCMDisconnect(t *testing.T) {
 	must(t, m.Close())
 	wg.Wait()
 	_, err = e.l.Accept()
-	sameError(t, "Accept", err, syscall.ECONNABORTED)
+	checkOpError(t, "Accept", err, syscall.ECONNABORTED)
 }

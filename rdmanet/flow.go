@@ -26,19 +26,19 @@ const (
 	spareReceives = 2*creditFraction + 2
 )
 
-// ends is a queue of the stream positions at which messages end.
-type ends struct {
+// messageEnds is a queue of the stream positions at which messages end.
+type messageEnds struct {
 	at         []uint64
 	head, tail uint64 // message numbers; the queue contains the messages in [head, tail)
 }
 
-func (e *ends) push(at uint64) {
+func (e *messageEnds) push(at uint64) {
 	e.at[e.tail%uint64(len(e.at))] = at
 	e.tail++
 }
 
-// from returns the number of the first message, starting with n, that ends after pos.
-func (e *ends) from(n, pos uint64) uint64 {
+// firstAfter returns the number of the first message, starting with n, that ends after pos.
+func (e *messageEnds) firstAfter(n, pos uint64) uint64 {
 	for n < e.tail && e.at[n%uint64(len(e.at))] <= pos {
 		n++
 	}
@@ -57,21 +57,21 @@ type sender struct {
 	acked uint64 // end of the bytes that the peer has consumed
 	done  uint64 // end of the bytes that the device has completed
 
-	ends       ends   // ends of messages that are not completed or not consumed
-	ackedNum   uint64 // number of the first message that the peer has not consumed
-	doneNum    uint64 // number of the first message that the device has not completed
-	unsignaled int    // bytes posted since the last signalled message
-	quiet      int    // messages posted since the last signalled message
+	ends       messageEnds // ends of messages that are not completed or not consumed
+	ackedNum   uint64      // number of the first message that the peer has not consumed
+	doneNum    uint64      // number of the first message that the device has not completed
+	unsignaled int         // bytes posted since the last signalled message
+	quiet      int         // messages posted since the last signalled message
 }
 
 func newSender(own, peer, messages int) sender {
 	return sender{
-		own: uint64(own), peer: uint64(peer), messages: uint64(messages), ends: ends{at: make([]uint64, messages)},
+		own: uint64(own), peer: uint64(peer), messages: uint64(messages), ends: messageEnds{at: make([]uint64, messages)},
 	}
 }
 
-// room returns the maximum size of the next message. The message must be contiguous in both rings.
-func (s *sender) room() int {
+// maxNextMessage returns the maximum size of the next message. The message must be contiguous in both rings.
+func (s *sender) maxNextMessage() int {
 	if s.ends.tail-min(s.ackedNum, s.doneNum) >= s.messages {
 		return 0
 	}
@@ -96,7 +96,7 @@ func (s *sender) post(n int) (signaled bool) {
 // complete records that the device has completed all bytes up to pos.
 func (s *sender) complete(pos uint64) {
 	s.done = max(s.done, pos)
-	s.doneNum = s.ends.from(s.doneNum, s.done)
+	s.doneNum = s.ends.firstAfter(s.doneNum, s.done)
 }
 
 // ack handles the consumed position in immediate data. ack returns the number of newly consumed bytes. A position older
@@ -111,7 +111,7 @@ func (s *sender) ack(imm uint32) (more uint64, err error) {
 			n, s.sent-s.acked, syscall.EPROTO)
 	}
 	s.acked += n
-	s.ackedNum = s.ends.from(s.ackedNum, s.acked)
+	s.ackedNum = s.ends.firstAfter(s.ackedNum, s.acked)
 	return n, nil
 }
 
@@ -124,16 +124,16 @@ type receiver struct {
 	consumed uint64 // end of the consumed bytes
 	credited uint64 // value of consumed in the last credit
 
-	ends        ends   // ends of messages that have not been consumed
-	creditedNum uint64 // number of the first message that had not been consumed at the last credit
+	ends        messageEnds // ends of messages that have not been consumed
+	creditedNum uint64      // number of the first message that had not been consumed at the last credit
 }
 
 func newReceiver(size, messages int) receiver {
-	return receiver{size: uint64(size), messages: uint64(messages), ends: ends{at: make([]uint64, messages)}}
+	return receiver{size: uint64(size), messages: uint64(messages), ends: messageEnds{at: make([]uint64, messages)}}
 }
 
-// arrive records a message of n bytes. The error is EPROTO if the sender had no credit for the message.
-func (r *receiver) arrive(n int) error {
+// recordArrival records a message of n bytes. The error is EPROTO if the sender had no credit for the message.
+func (r *receiver) recordArrival(n int) error {
 	if free := r.size - (r.received - r.consumed); uint64(n) > free || r.ends.tail-r.ends.head >= r.messages {
 		return fmt.Errorf("the peer has sent %d bytes in %d messages, want at most %d in %d: %w",
 			n, r.ends.tail-r.ends.head+1, free, r.messages, syscall.EPROTO)
@@ -146,8 +146,9 @@ func (r *receiver) arrive(n int) error {
 // available returns the number of unread bytes.
 func (r *receiver) available() int { return int(r.received - r.consumed) }
 
-// next returns the range of the next unread bytes in the ring. The range is contiguous and has at most limit bytes.
-func (r *receiver) next(limit int) (from, to int) {
+// nextRange returns the range of the next unread bytes in the ring. The range is contiguous and has at most limit
+// bytes.
+func (r *receiver) nextRange(limit int) (from, to int) {
 	at := r.consumed % r.size
 	return int(at), int(at + min(uint64(limit), r.received-r.consumed, r.size-at))
 }
@@ -155,7 +156,7 @@ func (r *receiver) next(limit int) (from, to int) {
 // consume records that n bytes have been read. consume reports whether a credit should be sent in a separate message.
 func (r *receiver) consume(n int) (due bool) {
 	r.consumed += uint64(n)
-	r.ends.head = r.ends.from(r.ends.head, r.consumed)
+	r.ends.head = r.ends.firstAfter(r.ends.head, r.consumed)
 	return r.creditDue()
 }
 

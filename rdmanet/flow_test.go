@@ -32,7 +32,7 @@ func TestFlowRandom(t *testing.T) {
 		)
 		steps := map[string]func(*rapid.T) bool{
 			"send": func(t *rapid.T) bool {
-				room := s.room()
+				room := s.maxNextMessage()
 				if room == 0 {
 					return false
 				}
@@ -54,7 +54,7 @@ func TestFlowRandom(t *testing.T) {
 				if len(wire) == 0 {
 					return false
 				}
-				if err := r.arrive(wire[0].n); err != nil {
+				if err := r.recordArrival(wire[0].n); err != nil {
 					t.Fatal(err)
 				}
 				done = wire[0].pos
@@ -73,7 +73,7 @@ func TestFlowRandom(t *testing.T) {
 				if r.available() == 0 {
 					return false
 				}
-				from, to := r.next(rapid.IntRange(1, peer).Draw(t, "limit"))
+				from, to := r.nextRange(rapid.IntRange(1, peer).Draw(t, "limit"))
 				if uint64(from) != delivered%uint64(peer) || to > peer || to <= from {
 					t.Fatalf("next: got the range %d to %d in a ring of %d, want a contiguous one at the read position",
 						from, to, peer)
@@ -109,7 +109,7 @@ func TestFlowRandom(t *testing.T) {
 				moved = steps[n](t) || moved
 			}
 		}
-		if s.room() == 0 {
+		if s.maxNextMessage() == 0 {
 			t.Fatalf("room with nothing in flight: got 0, want space; sender %+v, receiver %+v", s, r)
 		}
 		if r.consumed != s.sent {
@@ -125,22 +125,22 @@ func TestFlowRefuses(t *testing.T) {
 		f    func(*sender, *receiver) error
 		want error
 	}{
-		{"more than the ring", func(_ *sender, r *receiver) error { return r.arrive(1001) }, syscall.EPROTO},
-		{"the whole ring", func(_ *sender, r *receiver) error { return r.arrive(1000) }, nil},
+		{"more than the ring", func(_ *sender, r *receiver) error { return r.recordArrival(1001) }, syscall.EPROTO},
+		{"the whole ring", func(_ *sender, r *receiver) error { return r.recordArrival(1000) }, nil},
 		{"a byte too many", func(_ *sender, r *receiver) error {
-			return errors.Join(r.arrive(1000), r.arrive(1))
+			return errors.Join(r.recordArrival(1000), r.recordArrival(1))
 		}, syscall.EPROTO},
 		{"a message too many", func(_ *sender, r *receiver) error {
 			var err error
 			for range 5 {
-				err = r.arrive(1)
+				err = r.recordArrival(1)
 			}
 			return err
 		}, syscall.EPROTO},
-		{"a credit of nothing", func(s *sender, _ *receiver) error { return ack(s, 1) }, syscall.EPROTO},
+		{"a credit of nothing", func(s *sender, _ *receiver) error { return applyAck(s, 1) }, syscall.EPROTO},
 		{"a credit again", func(s *sender, _ *receiver) error {
 			s.post(10)
-			return errors.Join(ack(s, 10), ack(s, 10), ack(s, 5))
+			return errors.Join(applyAck(s, 10), applyAck(s, 10), applyAck(s, 5))
 		}, nil},
 		{"a credit beyond 2^30", func(*sender, *receiver) error {
 			const n = 1 << 20
@@ -148,7 +148,7 @@ func TestFlowRefuses(t *testing.T) {
 			for range 5000 { // nearly 5 * 2^30 bytes in total
 				s.post(n)
 				s.complete(s.sent)
-				if err := r.arrive(n); err != nil {
+				if err := r.recordArrival(n); err != nil {
 					return err
 				}
 				r.consume(n)
@@ -169,7 +169,7 @@ func TestFlowRefuses(t *testing.T) {
 	}
 }
 
-func ack(s *sender, imm uint32) error {
+func applyAck(s *sender, imm uint32) error {
 	_, err := s.ack(imm)
 	return err
 }

@@ -34,8 +34,8 @@ type Host struct {
 	cm      *openManager // nil: not open
 }
 
-// machine is the Host for a Config without a Host.
-var machine Host
+// defaultHost is the Host for a Config without a Host.
+var defaultHost Host
 
 type openDevice struct {
 	dev   *verbs.Device
@@ -49,9 +49,9 @@ type openManager struct {
 	users int
 }
 
-// device returns the device with a node GUID, or the first device if guid is 0. The returned function releases the
-// device.
-func (h *Host) device(guid uint64) (*verbs.Device, func(), error) {
+// acquireDevice returns the device with a node GUID, or the first device if guid is 0. The returned function releases
+// the device.
+func (h *Host) acquireDevice(guid uint64) (*verbs.Device, func(), error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.devices = slices.DeleteFunc(h.devices, func(o *openDevice) bool {
@@ -60,7 +60,7 @@ func (h *Host) device(guid uint64) (*verbs.Device, func(), error) {
 	})
 	for _, o := range h.devices {
 		if guid == 0 && o.first || guid != 0 && o.guid == guid {
-			return o.dev, h.use(o), nil
+			return o.dev, h.addUser(o), nil
 		}
 	}
 	list := verbs.Devices
@@ -83,7 +83,7 @@ func (h *Host) device(guid uint64) (*verbs.Device, func(), error) {
 		if err == nil && (guid == 0 || a.NodeGUID == guid) {
 			o := &openDevice{dev: d, guid: a.NodeGUID, first: n == 0}
 			h.devices = append(h.devices, o)
-			return d, h.use(o), nil
+			return d, h.addUser(o), nil
 		}
 		_ = d.Close()
 		if guid == 0 {
@@ -97,8 +97,8 @@ func (h *Host) device(guid uint64) (*verbs.Device, func(), error) {
 		verbs.ErrNoDevice)
 }
 
-// use adds a user of o, and returns a function that removes this user. The lock must be held.
-func (h *Host) use(o *openDevice) func() {
+// addUser adds a user of o, and returns a function that removes this user. The lock must be held.
+func (h *Host) addUser(o *openDevice) func() {
 	o.users++
 	return sync.OnceFunc(func() {
 		h.mu.Lock()
@@ -110,8 +110,8 @@ func (h *Host) use(o *openDevice) func() {
 	})
 }
 
-// manager returns the connection manager. The returned function releases the manager.
-func (h *Host) manager() (*cm.Manager, func(), error) {
+// acquireManager returns the connection manager. The returned function releases the manager.
+func (h *Host) acquireManager() (*cm.Manager, func(), error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	o := h.cm
@@ -140,8 +140,8 @@ func (h *Host) manager() (*cm.Manager, func(), error) {
 	}), nil
 }
 
-// forget makes the next user reopen the connection manager if err means that m is unusable.
-func (h *Host) forget(m *cm.Manager, err error) {
+// forgetManager makes the next user reopen the connection manager if err means that m is unusable.
+func (h *Host) forgetManager(m *cm.Manager, err error) {
 	// ENODEV is not fatal, because a device may be added later
 	if !errors.Is(err, verbs.ErrClosed) && !errors.Is(err, syscall.EIO) {
 		return
@@ -153,7 +153,7 @@ func (h *Host) forget(m *cm.Manager, err error) {
 	}
 }
 
-// deviceGone reports whether err means that the device, or its file, is unusable.
-func deviceGone(err error) bool {
+// isDeviceGone reports whether err means that the device, or its file, is unusable.
+func isDeviceGone(err error) bool {
 	return errors.Is(err, verbs.ErrClosed) || errors.Is(err, syscall.EIO) || errors.Is(err, syscall.ENODEV)
 }

@@ -16,8 +16,8 @@ import (
 	"verbena/verbs/embed"
 )
 
-// stranger is a peer that ignores the protocol.
-type stranger struct {
+// hostilePeer is a peer that ignores the protocol.
+type hostilePeer struct {
 	t     *testing.T
 	qp    *verbs.QP
 	cq    *verbs.CQ
@@ -25,8 +25,8 @@ type stranger struct {
 	there params // parameters of the Conn
 }
 
-// strange establishes a connection with a hostile peer. The peer follows only the protocol of the set-up.
-func strange(t *testing.T, cfg Config) (*Conn, *stranger) {
+// newHostilePeer establishes a connection with a hostile peer. The peer follows only the protocol of the set-up.
+func newHostilePeer(t *testing.T, cfg Config) (*Conn, *hostilePeer) {
 	t.Helper()
 	s, err := embed.NewSoftware()
 	must(t, err)
@@ -34,7 +34,7 @@ func strange(t *testing.T, cfg Config) (*Conn, *stranger) {
 	dev, err := s.Open("")
 	must(t, err)
 	t.Cleanup(func() { must(t, dev.Close()) })
-	p := &stranger{t: t}
+	p := &hostilePeer{t: t}
 	pd, err := dev.AllocPD()
 	must(t, err)
 	p.cq, err = dev.CreateCQ(1000, nil)
@@ -55,7 +55,7 @@ func strange(t *testing.T, cfg Config) (*Conn, *stranger) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		own := params{addr: p.mem.Addr(), ring: 1 << 20, rkey: p.mem.RKey(), messages: maxMessages}
-		private, _, _, err := (&overConn{nc: x}).Connect(ctx, p.qp, verbs.Path{}, own.append(nil))
+		private, _, _, err := (&connExchange{nc: x}).Connect(ctx, p.qp, verbs.Path{}, own.append(nil))
 		if err == nil {
 			p.there, err = parseParams(private)
 		}
@@ -78,7 +78,7 @@ func must(t testing.TB, err error) {
 }
 
 // write sends a message of n bytes from the start of the peer's memory to an offset in the ring.
-func (p *stranger) write(at, n int, imm uint32) {
+func (p *hostilePeer) write(at, n int, imm uint32) {
 	wr := verbs.SendWR{
 		Opcode: verbs.WriteWithImm, Flags: verbs.Signaled, Imm: imm,
 		Remote: verbs.Remote{Addr: p.there.addr + uint64(at), RKey: p.there.rkey},
@@ -86,11 +86,11 @@ func (p *stranger) write(at, n int, imm uint32) {
 	if n > 0 {
 		wr.Local = p.mem.SGE(0, n)
 	}
-	p.post(wr)
+	p.postAndWait(wr)
 }
 
-// post posts a work request and waits for its completion. The work request may fail.
-func (p *stranger) post(wr verbs.SendWR) bool {
+// postAndWait posts a work request and waits for its completion. The work request may fail.
+func (p *hostilePeer) postAndWait(wr verbs.SendWR) bool {
 	if err := p.qp.PostSend(&wr); err != nil {
 		return false
 	}
@@ -108,42 +108,42 @@ func (p *stranger) post(wr verbs.SendWR) bool {
 	}
 }
 
-// TestStranger checks that a violation of the protocol ends the connection and has no other effect. Data received
-// before the violation must be readable, and data received after the violation must not.
-func TestStranger(t *testing.T) {
+// TestProtocolViolations checks that a violation of the protocol ends the connection and has no other effect. Data
+// received before the violation must be readable, and data received after the violation must not.
+func TestProtocolViolations(t *testing.T) {
 	const ring, messages = 4096, 8
 	for _, x := range []struct {
 		name string
-		do   func(*stranger)
+		do   func(*hostilePeer)
 	}{
-		{"a credit for bytes that were not sent", func(p *stranger) { p.write(0, 0, 100) }},
-		{"with data", func(p *stranger) { p.write(5, 1, 100) }},
-		{"more than the ring holds", func(p *stranger) { p.write(0, ring, 0) }},
-		{"more messages than were announced", func(p *stranger) {
+		{"a credit for bytes that were not sent", func(p *hostilePeer) { p.write(0, 0, 100) }},
+		{"with data", func(p *hostilePeer) { p.write(5, 1, 100) }},
+		{"more than the ring holds", func(p *hostilePeer) { p.write(0, ring, 0) }},
+		{"more messages than were announced", func(p *hostilePeer) {
 			for i := range messages {
 				p.write(5+i, 1, 0)
 			}
 		}},
-		{"data after FIN", func(p *stranger) {
+		{"data after FIN", func(p *hostilePeer) {
 			p.write(0, 0, immFin)
 			p.write(5, 1, 0)
 		}},
-		{"a message without data, credit or flags", func(p *stranger) { p.write(0, 0, 0) }},
-		{"FIN twice", func(p *stranger) {
+		{"a message without data, credit or flags", func(p *hostilePeer) { p.write(0, 0, 0) }},
+		{"FIN twice", func(p *hostilePeer) {
 			p.write(0, 0, immFin)
 			p.write(0, 0, immFin)
 		}},
-		{"an empty SEND", func(p *stranger) { p.post(verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled}) }},
-		{"a SEND", func(p *stranger) {
-			p.post(verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: p.mem.SGE(0, 10)})
+		{"an empty SEND", func(p *hostilePeer) { p.postAndWait(verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled}) }},
+		{"a SEND", func(p *hostilePeer) {
+			p.postAndWait(verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: p.mem.SGE(0, 10)})
 		}},
-		{"beyond the ring", func(p *stranger) { p.write(ring-10, 20, 0) }},
-		{"another key", func(p *stranger) {
+		{"beyond the ring", func(p *hostilePeer) { p.write(ring-10, 20, 0) }},
+		{"another key", func(p *hostilePeer) {
 			p.there.rkey ^= 0x100
 			p.write(0, 1, 0)
 		}},
-		{"a READ of the ring", func(p *stranger) {
-			p.post(verbs.SendWR{
+		{"a READ of the ring", func(p *hostilePeer) {
+			p.postAndWait(verbs.SendWR{
 				Opcode: verbs.Read, Flags: verbs.Signaled, Local: p.mem.SGE(0, 10),
 				Remote: verbs.Remote{Addr: p.there.addr, RKey: p.there.rkey},
 			})
@@ -151,7 +151,7 @@ func TestStranger(t *testing.T) {
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
-			c, p := strange(t, Config{ReadBuffer: ring, Messages: messages, KeepAlive: -1})
+			c, p := newHostilePeer(t, Config{ReadBuffer: ring, Messages: messages, KeepAlive: -1})
 			copy(p.mem.Bytes(), "first")
 			p.write(0, 5, 0)
 			x.do(p)
@@ -183,12 +183,12 @@ func TestStranger(t *testing.T) {
 // TestFlood checks that calls return in spite of a flood of empty messages.
 func TestFlood(t *testing.T) {
 	t.Parallel()
-	c, p := strange(t, Config{KeepAlive: -1})
+	c, p := newHostilePeer(t, Config{KeepAlive: -1})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for range 100_000 {
 			wr := verbs.SendWR{Opcode: verbs.WriteWithImm, Flags: verbs.Signaled}
-			if !p.post(wr) {
+			if !p.postAndWait(wr) {
 				return
 			}
 		}
@@ -201,11 +201,11 @@ func TestFlood(t *testing.T) {
 	wg.Wait()
 }
 
-// TestStingy checks a peer that never sends credits. Write must block until its deadline, and Close must not be
-// delayed.
-func TestStingy(t *testing.T) {
+// TestPeerWithholdsCredits checks a peer that never sends credits. Write must block until its deadline, and Close must
+// not be delayed.
+func TestPeerWithholdsCredits(t *testing.T) {
 	t.Parallel()
-	c, _ := strange(t, Config{KeepAlive: -1})
+	c, _ := newHostilePeer(t, Config{KeepAlive: -1})
 	must(t, c.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
 	n, err := c.Write(make([]byte, 4<<20))
 	if !errors.Is(err, os.ErrDeadlineExceeded) || n > 1<<20 {
@@ -218,7 +218,7 @@ func TestStingy(t *testing.T) {
 // UnmarshalBinary.
 func TestForgedDescriptor(t *testing.T) {
 	t.Parallel()
-	c, p := strange(t, Config{KeepAlive: -1})
+	c, p := newHostilePeer(t, Config{KeepAlive: -1})
 	mine, err := c.NewRegion(100, 0)
 	must(t, err)
 	defer mine.Close()

@@ -29,7 +29,7 @@ import (
 // creates a device at that address.
 const childEnv = "RDMANET_CHILD"
 
-func child(arg string) error {
+func runChild(arg string) error {
 	f := strings.Fields(arg)
 	if len(f) != 3 {
 		return fmt.Errorf("%s is %q", childEnv, arg)
@@ -38,7 +38,7 @@ func child(arg string) error {
 	case "dial":
 		return dialPeer(f[1] == "cm", f[2])
 	case "survive":
-		return survive(f[1] == "cm", f[2])
+		return surviveReset(f[1] == "cm", f[2])
 	}
 	host, _, err := net.SplitHostPort(f[2])
 	if err != nil {
@@ -68,12 +68,13 @@ func child(arg string) error {
 	select {} // the process does not read, so that the peer's Write blocks
 }
 
-// acrossSize is the number of bytes that servePeer and dialPeer exchange. acrossSize is several times the ring size.
-const acrossSize = 1 << 20
+// exchangeSize is the number of bytes that servePeer and dialPeer exchange. exchangeSize is several times the ring
+// size.
+const exchangeSize = 1 << 20
 
 // servePeer sends the descriptor of a region, and then echoes the received bytes.
 func servePeer(c *rdmanet.Conn) error {
-	r, err := c.NewRegion(acrossSize, 0)
+	r, err := c.NewRegion(exchangeSize, 0)
 	if err != nil {
 		return err
 	}
@@ -86,10 +87,10 @@ func servePeer(c *rdmanet.Conn) error {
 		return err
 	}
 	n, err := io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c})
-	if err != nil || n != acrossSize {
-		return fmt.Errorf("got %d bytes, %w, want %d", n, err, acrossSize)
+	if err != nil || n != exchangeSize {
+		return fmt.Errorf("got %d bytes, %w, want %d", n, err, exchangeSize)
 	}
-	if !bytes.Equal(r.Bytes(), random(2, acrossSize)) {
+	if !bytes.Equal(r.Bytes(), randomBytes(2, exchangeSize)) {
 		return errors.New("region: got other bytes, want the bytes that the peer must write")
 	}
 	return c.Close()
@@ -97,7 +98,7 @@ func servePeer(c *rdmanet.Conn) error {
 
 // dialPeer is the counterpart of servePeer.
 func dialPeer(useCM bool, address string) error {
-	d := rdmanet.Dialer{Config: rdmanet.Config{Host: elsewhere()}, CM: useCM}
+	d := rdmanet.Dialer{Config: rdmanet.Config{Host: serviceHost()}, CM: useCM}
 	var nc net.Conn
 	var err error
 	testutil.Poll(func() bool { // until the peer listens
@@ -119,12 +120,12 @@ func dialPeer(useCM bool, address string) error {
 	if err := there.UnmarshalBinary(text[:]); err != nil {
 		return err
 	}
-	stream, region := random(1, acrossSize), random(2, acrossSize)
+	stream, region := randomBytes(1, exchangeSize), randomBytes(2, exchangeSize)
 	m := c.Remote(there)
 	if _, err := m.WriteAt(region, 0); err != nil {
 		return err
 	}
-	got := make([]byte, acrossSize)
+	got := make([]byte, exchangeSize)
 	if _, err := m.ReadAt(got, 0); err != nil || !bytes.Equal(got, region) {
 		return fmt.Errorf("ReadAt: got %w or other bytes, want the region's bytes", err)
 	}
@@ -138,7 +139,7 @@ func dialPeer(useCM bool, address string) error {
 	}()
 	echo, err := io.ReadAll(c)
 	if err != nil || !bytes.Equal(echo, stream) {
-		return fmt.Errorf("echo: got %d bytes and error %w, want the %d written bytes", len(echo), err, acrossSize)
+		return fmt.Errorf("echo: got %d bytes and error %w, want the %d written bytes", len(echo), err, exchangeSize)
 	}
 	if err := <-written; err != nil {
 		return err
@@ -146,10 +147,10 @@ func dialPeer(useCM bool, address string) error {
 	return c.Close()
 }
 
-// survive creates a listener and a connection to this listener, and waits until the device is reset. survive then
-// connects to the same listener again. survive prints a line before and after the reset.
-func survive(useCM bool, address string) error {
-	cfg := rdmanet.Config{Host: elsewhere()}
+// surviveReset creates a listener and a connection to this listener, and waits until the device is reset. surviveReset
+// then connects to the same listener again. surviveReset prints a line before and after the reset.
+func surviveReset(useCM bool, address string) error {
+	cfg := rdmanet.Config{Host: serviceHost()}
 	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}
 	l, err := lc.Listen(context.Background(), "rdma", address)
 	if err != nil {
@@ -203,7 +204,7 @@ func survive(useCM bool, address string) error {
 // service, or a new device at an address.
 func processHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 	if os.Getenv("VERBS_DEVICE") != "" {
-		return elsewhere(), func() {}, nil
+		return serviceHost(), func() {}, nil
 	}
 	s, err := embed.NewSoftware(embed.Software{Addr: addr})
 	if err != nil {
@@ -256,7 +257,7 @@ func TestKilledPeer(t *testing.T) {
 			must(t, err)
 			_, err = io.ReadFull(c, make([]byte, 5))
 			must(t, err)
-			all(t, []call{
+			expectCallsFail(t, []blockingCall{
 				{"Read", func() error { _, err := c.Read(make([]byte, 1)); return err }},
 				{"Write", func() error {
 					for {
@@ -273,7 +274,7 @@ func TestKilledPeer(t *testing.T) {
 			}
 			start := time.Now()
 			_ = c.Close()
-			if d := time.Since(start); d > bound {
+			if d := time.Since(start); d > callTimeout {
 				t.Errorf("Close took %v", d)
 			}
 		})

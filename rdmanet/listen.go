@@ -42,7 +42,7 @@ func Listen(network, address string) (*Listener, error) {
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (*Listener, error) {
 	l, err := lc.listen(ctx, network, address)
 	if err != nil {
-		return nil, setupFailed("listen", network, address, err)
+		return nil, setupOpError("listen", network, address, err)
 	}
 	return l, nil
 }
@@ -71,7 +71,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 			return nil, err
 		}
 	} else {
-		_, release, err := cfg.host().device(0)
+		_, release, err := cfg.host().acquireDevice(0)
 		if err != nil {
 			return nil, err
 		}
@@ -89,15 +89,15 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 		return nil, err
 	}
 	if watched != nil {
-		l.running.Go(func() { l.watch(watched) })
+		l.running.Go(func() { l.watchDevice(watched) })
 	}
-	l.running.Go(l.accept)
+	l.running.Go(l.acceptPeers)
 	return l, nil
 }
 
 // Listener accepts connections. It implements net.Listener.
 type Listener struct {
-	from    source
+	from    peerSource
 	cfg     Config
 	failed  func(net.Addr, error)
 	backlog int
@@ -110,36 +110,36 @@ type Listener struct {
 	err     error // result of Close
 
 	mu      sync.Mutex
-	pending []*pending // oldest first
+	pending []*pendingSetup // oldest first
 }
 
 var _ net.Listener = (*Listener)(nil)
 
-// pending is a connection in set-up.
-type pending struct{ cancel context.CancelCauseFunc }
+// pendingSetup is a connection in set-up.
+type pendingSetup struct{ cancel context.CancelCauseFunc }
 
-// source is a source of incoming peers.
-type source interface {
+// peerSource is a source of incoming peers.
+type peerSource interface {
 	// next waits for the next peer. Close of the source unblocks next.
-	next(ctx context.Context) (incoming, error)
+	next(ctx context.Context) (incomingPeer, error)
 	Close() error
 	Addr() net.Addr
 }
 
-// incoming is a peer that requests a connection.
-type incoming interface {
+// incomingPeer is a peer that requests a connection.
+type incomingPeer interface {
 	remote() net.Addr
-	// setUp establishes or refuses the connection. The caller calls setUp exactly once.
+	// setUpPeer establishes or refuses the connection. The caller calls setUpPeer exactly once.
 	setUp(ctx context.Context, cfg Config) (*Conn, error)
 }
 
-// retryAccept is the delay after an error of accept, such as EMFILE.
-const retryAccept = 10 * time.Millisecond
+// acceptRetryDelay is the delay after an error of accept, such as EMFILE.
+const acceptRetryDelay = 10 * time.Millisecond
 
-var errOvertaken = fmt.Errorf("cancelled because of newer peers beyond the backlog: %w", syscall.ECONNABORTED)
+var errBacklogOverflow = fmt.Errorf("cancelled because of newer peers beyond the backlog: %w", syscall.ECONNABORTED)
 
-// accept sets up each connection on its own goroutine. A slow peer therefore does not delay others.
-func (l *Listener) accept() {
+// acceptPeers sets up each connection on its own goroutine. A slow peer therefore does not delay others.
+func (l *Listener) acceptPeers() {
 	for {
 		select {
 		case l.slots <- struct{}{}:
@@ -150,32 +150,32 @@ func (l *Listener) accept() {
 		if err == nil {
 			l.running.Go(func() {
 				defer func() { <-l.slots }()
-				l.setUp(in)
+				l.setUpPeer(in)
 			})
 			continue
 		}
 		<-l.slots
-		if deviceGone(err) || errors.Is(err, net.ErrClosed) {
+		if isDeviceGone(err) || errors.Is(err, net.ErrClosed) {
 			l.fail(err)
 			return
 		}
 		select {
-		case <-time.After(retryAccept):
+		case <-time.After(acceptRetryDelay):
 		case <-l.ctx.Done():
 			return
 		}
 	}
 }
 
-func (l *Listener) setUp(in incoming) {
+func (l *Listener) setUpPeer(in incomingPeer) {
 	ctx, cancel := context.WithCancelCause(l.ctx)
 	defer cancel(nil)
 	ctx, stop := context.WithTimeout(ctx, l.cfg.SetupTimeout)
 	defer stop()
-	p := &pending{cancel}
+	p := &pendingSetup{cancel}
 	l.mu.Lock()
 	if len(l.pending) >= l.backlog {
-		l.pending[0].cancel(errOvertaken)
+		l.pending[0].cancel(errBacklogOverflow)
 		l.pending = slices.Delete(l.pending, 0, 1)
 	}
 	l.pending = append(l.pending, p)
@@ -190,19 +190,19 @@ func (l *Listener) setUp(in incoming) {
 		}
 	}
 	l.mu.Lock()
-	l.pending = slices.DeleteFunc(l.pending, func(x *pending) bool { return x == p })
+	l.pending = slices.DeleteFunc(l.pending, func(x *pendingSetup) bool { return x == p })
 	l.mu.Unlock()
 	if err != nil && l.failed != nil && l.ctx.Err() == nil {
 		l.failed(in.remote(), err)
 	}
 }
 
-// watch fails the listener when the listener's device has been removed.
-func (l *Listener) watch(ch *verbs.Channel) {
+// watchDevice fails the listener when the listener's device has been removed.
+func (l *Listener) watchDevice(ch *verbs.Channel) {
 	_, err := ch.Wait(l.ctx)
 	_ = ch.Close()
 	if l.ctx.Err() == nil {
-		l.fail(lostDevice(l.cfg.Device, err))
+		l.fail(lostDeviceError(l.cfg.Device, err))
 	}
 }
 
@@ -253,7 +253,7 @@ func (l *Listener) Addr() net.Addr { return l.from.Addr() }
 // tcpSource is a source of peers that exchange their parameters over TCP.
 type tcpSource struct{ net.Listener }
 
-func listenTCP(ctx context.Context, lc net.ListenConfig, network, address string) (source, error) {
+func listenTCP(ctx context.Context, lc net.ListenConfig, network, address string) (peerSource, error) {
 	l, err := lc.Listen(ctx, network, address)
 	if err != nil {
 		return nil, err
@@ -261,7 +261,7 @@ func listenTCP(ctx context.Context, lc net.ListenConfig, network, address string
 	return tcpSource{l}, nil
 }
 
-func (s tcpSource) next(context.Context) (incoming, error) {
+func (s tcpSource) next(context.Context) (incomingPeer, error) {
 	nc, err := s.Accept()
 	if err != nil {
 		return nil, err

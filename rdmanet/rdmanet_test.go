@@ -34,7 +34,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if arg := os.Getenv(childEnv); arg != "" {
-		if err := child(arg); err != nil {
+		if err := runChild(arg); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 // timeout is the timeout for operations that should take milliseconds.
 const timeout = 20 * time.Second
 
-// world is a device in this process, with its network.
-type world struct {
+// testbed is a device in this process, with its network.
+type testbed struct {
 	addr   string
 	stack  *embed.Stack
 	net    *simnet.Net
@@ -57,23 +57,23 @@ type world struct {
 	dev    *rxe.Device
 }
 
-// newWorld creates a device. If fabric is nil, the device sends even packets to itself over the network.
-func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
+// newTestbed creates a device. If fabric is nil, the device sends even packets to itself over the network.
+func newTestbed(t testing.TB, fabric *rxe.Fabric) *testbed {
 	t.Helper()
-	w := &world{addr: "127.0.0.80", net: simnet.New(simnet.Config{}), fabric: fabric}
+	w := &testbed{addr: "127.0.0.80", net: simnet.New(simnet.Config{}), fabric: fabric}
 	w.start(t)
 	return w
 }
 
-// neighbour creates another device on the network of a world, with its own address.
-func (w *world) neighbour(t testing.TB) *world {
+// newNeighbour creates another device on the network of a world, with its own address.
+func (w *testbed) newNeighbour(t testing.TB) *testbed {
 	t.Helper()
-	x := &world{addr: "127.0.0.81", net: w.net}
+	x := &testbed{addr: "127.0.0.81", net: w.net}
 	x.start(t)
 	return x
 }
 
-func (w *world) start(t testing.TB) {
+func (w *testbed) start(t testing.TB) {
 	t.Helper()
 	w.plug(t)
 	var err error
@@ -86,7 +86,7 @@ func (w *world) start(t testing.TB) {
 }
 
 // plug creates the device.
-func (w *world) plug(t testing.TB) {
+func (w *testbed) plug(t testing.TB) {
 	t.Helper()
 	w.hw = rxe.NewHardware(rxe.Config{
 		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
@@ -99,13 +99,13 @@ func (w *world) plug(t testing.TB) {
 }
 
 // unplug removes the device while it may be in use.
-func (w *world) unplug(t testing.TB) {
+func (w *testbed) unplug(t testing.TB) {
 	t.Helper()
 	must(t, w.core.Unregister(w.dev.Handle()))
 	w.dev.Close()
 }
 
-func (w *world) open(t testing.TB) *verbs.Device {
+func (w *testbed) openDevice(t testing.TB) *verbs.Device {
 	t.Helper()
 	d, err := w.stack.Open("")
 	must(t, err)
@@ -113,13 +113,13 @@ func (w *world) open(t testing.TB) *verbs.Device {
 	return d
 }
 
-// elsewhere returns the Host of VERBS_DEVICE. The Host is the kernel, the service under which this program runs, or the
-// service that listens on VERBS_SERVICE.
-func elsewhere() *rdmanet.Host { return hostOf("VERBS_SERVICE") }
+// serviceHost returns the Host of VERBS_DEVICE. The Host is the kernel, the service under which this program runs, or
+// the service that listens on VERBS_SERVICE.
+func serviceHost() *rdmanet.Host { return hostFromEnv("VERBS_SERVICE") }
 
-// hostOf returns the Host of a service. The environment variable env contains the socket path. If env is empty, hostOf
-// returns nil.
-func hostOf(env string) *rdmanet.Host {
+// hostFromEnv returns the Host of a service. The environment variable env contains the socket path. If env is empty,
+// hostFromEnv returns nil.
+func hostFromEnv(env string) *rdmanet.Host {
 	socket := os.Getenv(env)
 	if socket == "" {
 		return nil
@@ -131,28 +131,28 @@ func hostOf(env string) *rdmanet.Host {
 	return &rdmanet.Host{Devices: s.Devices, Manager: s.ConnectionManager}
 }
 
-// someDevice returns the device that VERBS_DEVICE names. If it is not set, someDevice returns a device of this process.
-func someDevice(t testing.TB) *verbs.Device {
+// testDevice returns the device that VERBS_DEVICE names. If it is not set, testDevice returns a device of this process.
+func testDevice(t testing.TB) *verbs.Device {
 	t.Helper()
 	name := os.Getenv("VERBS_DEVICE")
 	if name == "" {
-		return newWorld(t, &rxe.Fabric{}).open(t)
+		return newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	}
-	return openOf(t, elsewhere(), name)
+	return openHostDevice(t, serviceHost(), name)
 }
 
 // peerDevice returns the device with the name of d on the service that VERBS_PEER_SERVICE names. If it is not set,
 // peerDevice returns another device or d itself.
 func peerDevice(t testing.TB, d *verbs.Device) *verbs.Device {
 	t.Helper()
-	if h := hostOf("VERBS_PEER_SERVICE"); h != nil {
-		return openOf(t, h, os.Getenv("VERBS_DEVICE"))
+	if h := hostFromEnv("VERBS_PEER_SERVICE"); h != nil {
+		return openHostDevice(t, h, os.Getenv("VERBS_DEVICE"))
 	}
 	return d
 }
 
-// openOf opens the named device of a Host. A nil Host means the devices of this program.
-func openOf(t testing.TB, h *rdmanet.Host, name string) *verbs.Device {
+// openHostDevice opens the named device of a Host. A nil Host means the devices of this program.
+func openHostDevice(t testing.TB, h *rdmanet.Host, name string) *verbs.Device {
 	t.Helper()
 	list := verbs.Devices
 	if h != nil {
@@ -201,15 +201,15 @@ func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *r
 	return a, b
 }
 
-// noRNR makes a connection fail if a message arrives without a posted receive. noRNR disables probes, because probes
-// could hide a lost wake-up.
-var noRNR = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}, KeepAlive: -1}
+// noRNRConfig makes a connection fail if a message arrives without a posted receive. noRNRConfig disables probes,
+// because probes could hide a lost wake-up.
+var noRNRConfig = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}, KeepAlive: -1}
 
-// pair establishes a connection on a new device.
-func pair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
+// connectPair establishes a connection on a new device.
+func connectPair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
 	t.Helper()
-	d := someDevice(t)
-	cfg.Path, cfg.KeepAlive = noRNR.Path, noRNR.KeepAlive
+	d := testDevice(t)
+	cfg.Path, cfg.KeepAlive = noRNRConfig.Path, noRNRConfig.KeepAlive
 	return connect(t, d, d, cfg, cfg)
 }
 
@@ -221,10 +221,10 @@ func TestConn(t *testing.T) {
 		dev  func(testing.TB) *verbs.Device
 		cfg  rdmanet.Config
 	}{
-		{"shortcut", someDevice, noRNR},
-		{"network", func(t testing.TB) *verbs.Device { return newWorld(t, nil).open(t) }, noRNR},
-		{"tiny", someDevice, rdmanet.Config{
-			ReadBuffer: 5000, WriteBuffer: 6000, Messages: 4, Path: noRNR.Path, KeepAlive: -1,
+		{"shortcut", testDevice, noRNRConfig},
+		{"network", func(t testing.TB) *verbs.Device { return newTestbed(t, nil).openDevice(t) }, noRNRConfig},
+		{"tiny", testDevice, rdmanet.Config{
+			ReadBuffer: 5000, WriteBuffer: 6000, Messages: 4, Path: noRNRConfig.Path, KeepAlive: -1,
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -247,8 +247,8 @@ func TestConn(t *testing.T) {
 	}
 }
 
-// sameError checks that err is a *net.OpError that wraps all of want.
-func sameError(t *testing.T, what string, err error, want ...error) {
+// checkOpError checks that err is a *net.OpError that wraps all of want.
+func checkOpError(t *testing.T, what string, err error, want ...error) {
 	t.Helper()
 	var op *net.OpError
 	if !errors.As(err, &op) {
@@ -261,7 +261,7 @@ func sameError(t *testing.T, what string, err error, want ...error) {
 	}
 }
 
-func random(seed uint64, n int) []byte {
+func randomBytes(seed uint64, n int) []byte {
 	r := rand.New(rand.NewPCG(seed, 0))
 	b := make([]byte, n)
 	for i := range b {
@@ -270,12 +270,12 @@ func random(seed uint64, n int) []byte {
 	return b
 }
 
-// exchange writes in both directions concurrently, and checks the received data.
-func exchange(t *testing.T, a, b net.Conn, size int) {
+// exchangeData writes in both directions concurrently, and checks the received data.
+func exchangeData(t *testing.T, a, b net.Conn, size int) {
 	t.Helper()
 	var wg sync.WaitGroup
 	for i, x := range []struct{ from, to net.Conn }{{a, b}, {b, a}} {
-		want := random(uint64(i), size)
+		want := randomBytes(uint64(i), size)
 		wg.Go(func() {
 			if n, err := x.from.Write(want); n != size || err != nil {
 				t.Errorf("Write: got %d, %v, want %d", n, err, size)
@@ -297,7 +297,7 @@ func exchange(t *testing.T, a, b net.Conn, size int) {
 // at once. A message without a posted receive would break the connection.
 func TestFlow(t *testing.T) {
 	t.Parallel()
-	d := someDevice(t)
+	d := testDevice(t)
 	tiny := rdmanet.Config{ReadBuffer: 256, WriteBuffer: 256, Messages: 4}
 	for _, x := range []struct {
 		a, b rdmanet.Config
@@ -317,9 +317,9 @@ func TestFlow(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%d %d %d", x.a.ReadBuffer, x.a.WriteBuffer, x.a.Messages), func(t *testing.T) {
 			t.Parallel()
-			x.a.Path, x.b.Path, x.a.KeepAlive, x.b.KeepAlive = noRNR.Path, noRNR.Path, -1, -1
+			x.a.Path, x.b.Path, x.a.KeepAlive, x.b.KeepAlive = noRNRConfig.Path, noRNRConfig.Path, -1, -1
 			a, b := connect(t, d, d, x.a, x.b)
-			exchange(t, a, b, x.size)
+			exchangeData(t, a, b, x.size)
 			// The next part writes one-byte messages, which each end reads early.
 			one := make([]byte, 1)
 			for i := range 200 {
@@ -357,7 +357,7 @@ func TestFlow(t *testing.T) {
 			n := 0
 			for ; ; n++ {
 				if _, err := a.Write([]byte{byte(n)}); err != nil {
-					sameError(t, "Write", err, os.ErrDeadlineExceeded)
+					checkOpError(t, "Write", err, os.ErrDeadlineExceeded)
 					break
 				}
 			}
@@ -384,16 +384,16 @@ func TestFlow(t *testing.T) {
 // TestLoss tests a stream in both directions while packets are lost, duplicated and reordered.
 func TestLoss(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	d := w.open(t)
+	w := newTestbed(t, nil)
+	d := w.openDevice(t)
 	a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{})
 	must(t, w.net.Faults().Add(link.Rule{Drop: 0.01, Duplicate: 0.01, Reorder: 0.01}))
-	exchange(t, a, b, 1<<20)
+	exchangeData(t, a, b, 1<<20)
 }
 
 func TestDeadlines(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
+	a, b := connectPair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
 	one := make([]byte, 1)
 	read := func(want error) {
 		t.Helper()
@@ -425,11 +425,11 @@ func TestDeadlines(t *testing.T) {
 
 	// A Write that times out must have written the reported number of bytes, with their contents at the time of the
 	// call.
-	data := random(1, 10_000)
+	data := randomBytes(1, 10_000)
 	kept := bytes.Clone(data)
 	must(t, a.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
 	n, err := a.Write(data)
-	sameError(t, "Write", err, os.ErrDeadlineExceeded)
+	checkOpError(t, "Write", err, os.ErrDeadlineExceeded)
 	if n > 8192 {
 		t.Errorf("Write to rings of 4096 bytes at both ends: got %d bytes written, want at most 8192", n)
 	}
@@ -449,11 +449,11 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestOthers checks that a call returns as soon as its condition holds, even while other calls on the connection are
-// blocked.
-func TestOthers(t *testing.T) {
+// TestCallsAreIndependent checks that a call returns as soon as its condition holds, even while other calls on the
+// connection are blocked.
+func TestCallsAreIndependent(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
+	a, b := connectPair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
 	read, written := make(chan error), make(chan error)
@@ -483,13 +483,13 @@ func TestOthers(t *testing.T) {
 
 func TestHalfClose(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{})
+	a, b := connectPair(t, rdmanet.Config{})
 	_, err := a.Write([]byte("question"))
 	must(t, err)
 	must(t, a.CloseWrite())
 	must(t, a.CloseWrite())
 	_, err = a.Write([]byte("more"))
-	sameError(t, "Write after CloseWrite", err, syscall.EPIPE)
+	checkOpError(t, "Write after CloseWrite", err, syscall.EPIPE)
 	got, err := io.ReadAll(b)
 	must(t, err)
 	if string(got) != "question" {
@@ -504,19 +504,19 @@ func TestHalfClose(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	must(t, a.Close())
-	sameError(t, "Close again", a.Close(), net.ErrClosed)
+	checkOpError(t, "Close again", a.Close(), net.ErrClosed)
 	_, err = a.Read(got)
-	sameError(t, "Read after Close", err, net.ErrClosed)
+	checkOpError(t, "Read after Close", err, net.ErrClosed)
 	_, err = a.Write(got)
-	sameError(t, "Write after Close", err, net.ErrClosed)
-	sameError(t, "SetDeadline after Close", a.SetDeadline(time.Time{}), net.ErrClosed)
+	checkOpError(t, "Write after Close", err, net.ErrClosed)
+	checkOpError(t, "SetDeadline after Close", a.SetDeadline(time.Time{}), net.ErrClosed)
 }
 
 // TestCloseDelivers checks that data written before Close can be read after Close. A write to a closed peer must fail.
 func TestCloseDelivers(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{})
-	want := random(1, 200_000)
+	a, b := connectPair(t, rdmanet.Config{})
+	want := randomBytes(1, 200_000)
 	_, err := a.Write(want)
 	must(t, err)
 	must(t, a.Close())
@@ -524,7 +524,7 @@ func TestCloseDelivers(t *testing.T) {
 	_, err = io.ReadFull(b, got)
 	must(t, err)
 	_, err = b.Write([]byte("x"))
-	sameError(t, "Write", err, syscall.EPIPE)
+	checkOpError(t, "Write", err, syscall.EPIPE)
 	rest, err := io.ReadAll(b)
 	must(t, err)
 	if !bytes.Equal(append(got, rest...), want) {
@@ -540,7 +540,7 @@ func TestCloseDelivers(t *testing.T) {
 // TestCloseUnblocks checks that Close unblocks all calls, and that CloseWrite unblocks Write.
 func TestCloseUnblocks(t *testing.T) {
 	t.Parallel()
-	a, _ := pair(t, rdmanet.Config{})
+	a, _ := connectPair(t, rdmanet.Config{})
 	errs := make(chan error, 5)
 	read := func() {
 		_, err := a.Read(make([]byte, 1))
@@ -553,34 +553,34 @@ func TestCloseUnblocks(t *testing.T) {
 	testutil.Block(t, read, write, read, write)
 	must(t, a.CloseWrite())
 	for range 2 {
-		sameError(t, "Write", <-errs, syscall.EPIPE)
+		checkOpError(t, "Write", <-errs, syscall.EPIPE)
 	}
 	must(t, a.Close())
 	for range 2 {
-		sameError(t, "Read", <-errs, net.ErrClosed)
+		checkOpError(t, "Read", <-errs, net.ErrClosed)
 	}
 }
 
 // TestLostPeer checks the error when the peer's device disappears.
 func TestLostPeer(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
+	w := newTestbed(t, &rxe.Fabric{})
 	path := verbs.Path{Timeout: 4 * time.Millisecond, Retries: 3}
 	cfg := rdmanet.Config{Path: path, KeepAlive: 20 * time.Millisecond}
 	for _, who := range []string{"reader", "writer", "closer"} {
 		t.Run(who, func(t *testing.T) {
 			t.Parallel()
-			da, db := w.open(t), w.open(t)
+			da, db := w.openDevice(t), w.openDevice(t)
 			a, b := connect(t, da, db, cfg, cfg)
 			_, err := b.Write([]byte("last words"))
 			must(t, err)
 			must(t, db.Close())
 			_, err = b.Read(make([]byte, 1))
-			sameError(t, "Read on a closed device", err, verbs.ErrClosed, syscall.ECONNABORTED)
+			checkOpError(t, "Read on a closed device", err, verbs.ErrClosed, syscall.ECONNABORTED)
 			switch who {
 			case "reader":
 				got, err := io.ReadAll(a)
-				sameError(t, "Read", err, verbs.RetryExceeded, syscall.ETIMEDOUT)
+				checkOpError(t, "Read", err, verbs.RetryExceeded, syscall.ETIMEDOUT)
 				if string(got) != "last words" {
 					t.Errorf("got %q", got)
 				}
@@ -593,10 +593,10 @@ func TestLostPeer(t *testing.T) {
 				for err = nil; err == nil; {
 					_, err = a.Write(make([]byte, 1000))
 				}
-				sameError(t, "Write", err, verbs.RetryExceeded, syscall.ETIMEDOUT)
+				checkOpError(t, "Write", err, verbs.RetryExceeded, syscall.ETIMEDOUT)
 			case "closer":
 				_, _ = a.Write(make([]byte, 1000))
-				sameError(t, "Close", a.Close(), verbs.RetryExceeded, syscall.ETIMEDOUT)
+				checkOpError(t, "Close", a.Close(), verbs.RetryExceeded, syscall.ETIMEDOUT)
 			}
 		})
 	}
@@ -605,9 +605,9 @@ func TestLostPeer(t *testing.T) {
 // TestLostDevice checks blocked calls when the device is removed from both ends.
 func TestLostDevice(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
-	d := w.open(t)
-	a, b := connect(t, d, d, noRNR, noRNR)
+	w := newTestbed(t, &rxe.Fabric{})
+	d := w.openDevice(t)
+	a, b := connect(t, d, d, noRNRConfig, noRNRConfig)
 	errs := make(chan error, 2)
 	testutil.Block(t, func() {
 		_, err := a.Read(make([]byte, 1))
@@ -621,7 +621,7 @@ func TestLostDevice(t *testing.T) {
 		select {
 		case err := <-errs:
 			if err != nil { // without an error, Read may have received data
-				sameError(t, "a call", err)
+				checkOpError(t, "a call", err)
 				var ce *rdmanet.ConnError
 				if !errors.As(err, &ce) {
 					t.Errorf("got %v, want a ConnError", err)
@@ -637,15 +637,15 @@ func TestLostDevice(t *testing.T) {
 // device and the event, but not an internal work request.
 func TestLostDeviceError(t *testing.T) {
 	t.Parallel()
-	reset := func(t *testing.T, w *world, _ *verbs.Device) {
+	reset := func(t *testing.T, w *testbed, _ *verbs.Device) {
 		w.unplug(t)
 		w.plug(t)
 	}
-	closed := func(t *testing.T, _ *world, d *verbs.Device) { must(t, d.Close()) }
+	closed := func(t *testing.T, _ *testbed, d *verbs.Device) { must(t, d.Close()) }
 	for _, x := range []struct {
 		name   string
 		writes bool
-		end    func(*testing.T, *world, *verbs.Device)
+		end    func(*testing.T, *testbed, *verbs.Device)
 		text   string
 		want   error
 	}{
@@ -655,17 +655,17 @@ func TestLostDeviceError(t *testing.T) {
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, &rxe.Fabric{})
-			d := w.open(t)
-			a, b := connect(t, d, d, noRNR, noRNR)
-			var list []call
+			w := newTestbed(t, &rxe.Fabric{})
+			d := w.openDevice(t)
+			a, b := connect(t, d, d, noRNRConfig, noRNRConfig)
+			var list []blockingCall
 			for _, c := range []*rdmanet.Conn{a, b} {
-				list = append(list, call{"Read", func() error { _, err := c.Read(make([]byte, 1)); return err }})
+				list = append(list, blockingCall{"Read", func() error { _, err := c.Read(make([]byte, 1)); return err }})
 			}
 			if x.writes {
-				list[1] = call{"Write", func() error { _, err := a.Write(make([]byte, 10<<20)); return err }}
+				list[1] = blockingCall{"Write", func() error { _, err := a.Write(make([]byte, 10<<20)); return err }}
 			}
-			all(t, list, func() { x.end(t, w, d) }, syscall.ECONNABORTED, x.want)
+			expectCallsFail(t, list, func() { x.end(t, w, d) }, syscall.ECONNABORTED, x.want)
 			for _, c := range list {
 				err := c.f()
 				text := err.Error()
@@ -677,21 +677,21 @@ func TestLostDeviceError(t *testing.T) {
 	}
 }
 
-// TestLinger checks that Close waits at most for Linger.
-func TestLinger(t *testing.T) {
+// TestLingerBoundsClose checks that Close waits at most for Linger.
+func TestLingerBoundsClose(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	d := w.open(t)
+	w := newTestbed(t, nil)
+	d := w.openDevice(t)
 	a, _ := connect(t, d, d, rdmanet.Config{Linger: 20 * time.Millisecond}, rdmanet.Config{Linger: -1})
 	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
 	_, err := a.Write([]byte("lost"))
 	must(t, err)
-	sameError(t, "Close", a.Close(), os.ErrDeadlineExceeded)
+	checkOpError(t, "Close", a.Close(), os.ErrDeadlineExceeded)
 }
 
 func TestHTTP(t *testing.T) {
 	t.Parallel()
-	d := someDevice(t)
+	d := testDevice(t)
 	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Device: d}}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
 	must(t, err)
@@ -715,7 +715,7 @@ func TestHTTP(t *testing.T) {
 	for i := range 4 {
 		clients.Go(func() {
 			for j := range 5 {
-				want := random(uint64(10*i+j), 100_000*j)
+				want := randomBytes(uint64(10*i+j), 100_000*j)
 				resp, err := client.Post("http://"+l.Addr().String(), "application/octet-stream", bytes.NewReader(want))
 				if err != nil {
 					t.Error(err)
@@ -739,7 +739,7 @@ func TestHTTP(t *testing.T) {
 
 func TestListener(t *testing.T) {
 	t.Parallel()
-	d := someDevice(t)
+	d := testDevice(t)
 	failed := make(chan error, 10)
 	lc := rdmanet.ListenConfig{
 		Config: rdmanet.Config{Device: d},
@@ -767,7 +767,7 @@ func TestListener(t *testing.T) {
 	if _, _, err := net.SplitHostPort(a.LocalAddr().String()); err != nil {
 		t.Errorf("address %v: %v", a.LocalAddr(), err)
 	}
-	exchange(t, a, b, 1000)
+	exchangeData(t, a, b, 1000)
 	must(t, a.Close())
 	must(t, b.Close())
 	if err := <-failed; !errors.Is(err, syscall.EPROTO) {
@@ -783,7 +783,7 @@ func TestListener(t *testing.T) {
 		t.Errorf("Read: got %v, want EOF", err)
 	}
 	_, err = l.Accept()
-	sameError(t, "Accept", err, net.ErrClosed)
+	checkOpError(t, "Accept", err, net.ErrClosed)
 	if _, err := dialer.Dial("rdma", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("Dial: got %v, want ECONNREFUSED", err)
 	}
@@ -796,7 +796,7 @@ func TestListener(t *testing.T) {
 // allows.
 func TestSilentPeers(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
+	w := newTestbed(t, &rxe.Fabric{})
 	failed := make(chan error, 100)
 	lc := rdmanet.ListenConfig{
 		Config: rdmanet.Config{Host: w.host(), SetupTimeout: time.Minute}, Backlog: 2,
@@ -809,13 +809,13 @@ func TestSilentPeers(t *testing.T) {
 		must(t, err)
 		defer c.Close()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	a, err := (&rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}}).DialContext(ctx, "rdma", l.Addr().String())
 	must(t, err)
 	b, err := l.Accept()
 	must(t, err)
-	exchange(t, a, b, 1000)
+	exchangeData(t, a, b, 1000)
 	must(t, a.Close())
 	must(t, b.Close())
 	if err := <-failed; !errors.Is(err, syscall.ECONNABORTED) {
@@ -828,9 +828,9 @@ func TestSilentPeers(t *testing.T) {
 // reason. An aborted set-up must not appear as the end of a stream.
 func TestSetupFails(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
-	d := w.open(t)
-	closed := w.open(t)
+	w := newTestbed(t, &rxe.Fabric{})
+	d := w.openDevice(t)
+	closed := w.openDevice(t)
 	must(t, closed.Close())
 	x, y := net.Pipe()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -868,7 +868,7 @@ func TestSetupTimeout(t *testing.T) {
 	t.Parallel()
 	failed := make(chan error, 1)
 	lc := rdmanet.ListenConfig{
-		Config: rdmanet.Config{Device: someDevice(t), SetupTimeout: 20 * time.Millisecond},
+		Config: rdmanet.Config{Device: testDevice(t), SetupTimeout: 20 * time.Millisecond},
 		Failed: func(_ net.Addr, err error) { failed <- err },
 	}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
@@ -885,7 +885,7 @@ func TestSetupTimeout(t *testing.T) {
 // TestSetupContext checks that the set-up ends with its context.
 func TestSetupContext(t *testing.T) {
 	t.Parallel()
-	d := newWorld(t, &rxe.Fabric{}).open(t)
+	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	x, y := net.Pipe()
 	defer x.Close()
 	defer y.Close()
@@ -899,9 +899,9 @@ func TestSetupContext(t *testing.T) {
 	}
 }
 
-// flip copies bytes from one connection to another, and flips a bit of the byte at position at. With position -1, flip
-// changes no byte.
-func flip(to, from net.Conn, at int, bit byte) {
+// copyFlippingBit copies bytes from one connection to another, and flips a bit of the byte at position at. With
+// position -1, flip changes no byte.
+func copyFlippingBit(to, from net.Conn, at int, bit byte) {
 	defer to.Close()
 	for b, pos := make([]byte, 64), 0; ; {
 		n, err := from.Read(b)
@@ -919,7 +919,7 @@ func flip(to, from net.Conn, at int, bit byte) {
 // connection or with an error that explains the problem. Both ends must leave no objects behind.
 func TestSetupBitFlips(t *testing.T) {
 	t.Parallel()
-	d := newWorld(t, &rxe.Fabric{}).open(t)
+	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	cfg := rdmanet.Config{
 		SetupTimeout: 100 * time.Millisecond, Linger: 10 * time.Millisecond,
 		ReadBuffer: 4096, WriteBuffer: 4096, Messages: 4, Path: verbs.Path{Timeout: time.Millisecond, Retries: 1},
@@ -936,8 +936,8 @@ func TestSetupBitFlips(t *testing.T) {
 				ofClient, ofServer = -1, at-hello-ready
 			}
 			var ends sync.WaitGroup
-			ends.Go(func() { flip(serverPeer, clientPeer, ofClient, 1<<(at%8)) })
-			ends.Go(func() { flip(clientPeer, serverPeer, ofServer, 1<<(at%8)) })
+			ends.Go(func() { copyFlippingBit(serverPeer, clientPeer, ofClient, 1<<(at%8)) })
+			ends.Go(func() { copyFlippingBit(clientPeer, serverPeer, ofServer, 1<<(at%8)) })
 			use := func(what string, nc net.Conn, f setUp) {
 				defer nc.Close()
 				start := time.Now()

@@ -50,8 +50,8 @@ func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 // alloc allocates registered memory. If the device has been removed, alloc fails the connection.
 func (c *Conn) alloc(size int, access verbs.Access) (*verbs.MR, error) {
 	mr, err := c.pd.Alloc(size, access)
-	if deviceGone(err) {
-		err = c.lost(err)
+	if isDeviceGone(err) {
+		err = c.failLostDevice(err)
 	}
 	return mr, err
 }
@@ -88,9 +88,9 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// hold acquires use for reading. The lock keeps the memory registered until the caller unlocks use. The error wraps
+// acquire acquires use for reading. The lock keeps the memory registered until the caller unlocks use. The error wraps
 // net.ErrClosed if Close was called.
-func (r *Region) hold() error {
+func (r *Region) acquire() error {
 	if r.use.TryRLock() {
 		if r.mr.Bytes() != nil {
 			return nil
@@ -137,15 +137,15 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 		return fmt.Errorf("rdmanet: descriptor has %d bytes, want %d: %w", len(b), DescriptorSize, syscall.EINVAL)
 	}
 	n := Descriptor{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint32(b[16:])}
-	if err := n.check(); err != nil {
+	if err := n.validate(); err != nil {
 		return fmt.Errorf("rdmanet: %w", err)
 	}
 	*d = n
 	return nil
 }
 
-// check rejects a descriptor that no Region can have. A program may use a peer's descriptor without UnmarshalBinary.
-func (d Descriptor) check() error {
+// validate rejects a descriptor that no Region can have. A program may use a peer's descriptor without UnmarshalBinary.
+func (d Descriptor) validate() error {
 	if d.Length > math.MaxInt64 || d.Addr+d.Length < d.Addr {
 		return fmt.Errorf("invalid descriptor of %d bytes at %#x: %w", d.Length, d.Addr, syscall.EINVAL)
 	}
@@ -204,13 +204,13 @@ func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, 
 // The device accesses the memory only until ReadRegion returns. For this reason ReadRegion ends the connection if ctx
 // ends before the operation has completed. Region.Close waits for ReadRegion.
 func (r *Remote) ReadRegion(ctx context.Context, off int64, dst *Region, dstOff, n int) error {
-	return r.c.direct(ctx, verbs.Read, r.d, off, dst, dstOff, n)
+	return r.c.transferRegion(ctx, verbs.Read, r.d, off, dst, dstOff, n)
 }
 
 // WriteRegion writes n bytes of src from srcOff to offset off of the peer's memory, without a copy. The limits are
 // those of ReadRegion.
 func (r *Remote) WriteRegion(ctx context.Context, off int64, src *Region, srcOff, n int) error {
-	return r.c.direct(ctx, verbs.Write, r.d, off, src, srcOff, n)
+	return r.c.transferRegion(ctx, verbs.Write, r.d, off, src, srcOff, n)
 }
 
 const (
@@ -224,8 +224,8 @@ const (
 	drainTime = 5 * time.Second
 )
 
-// operation is the state of the one-sided operations. Work requests complete in order.
-type operation struct {
+// oneSidedOp is the state of the one-sided operations. Work requests complete in order.
+type oneSidedOp struct {
 	mr *verbs.MR    // memory through which caller data are copied; nil until needed; ops must be held
 	wr verbs.SendWR // scratch; ops must be held
 
@@ -238,16 +238,16 @@ type operation struct {
 }
 
 //verbena:held c.mu
-func (o *operation) complete() { o.completed++ }
+func (o *oneSidedOp) complete() { o.completed++ }
 
-func (o *operation) ready() bool {
+func (o *oneSidedOp) ready() bool {
 	return o.completed >= o.want || o.c.dead || (o.c.err != nil || o.c.gone) && !o.drain
 }
 
 // end fails the wait of an operation that has its own deadline.
 //
 //verbena:held c.mu
-func (o *operation) end(err error) {
+func (o *oneSidedOp) end(err error) {
 	if o.deadline != nil {
 		o.deadline.end(err)
 	}
@@ -261,10 +261,10 @@ func deadlineOf(ctx context.Context, lock *sync.Mutex) *deadline {
 	return d
 }
 
-// begin starts a one-sided operation. Conn.endOp ends it.
-func (c *Conn) begin(d *deadline) error {
+// beginOp starts a one-sided operation. Conn.endOp ends it.
+func (c *Conn) beginOp(d *deadline) error {
 	c.mu.Lock()
-	if err := c.usable(d); err != nil {
+	if err := c.checkUsable(d); err != nil {
 		c.mu.Unlock()
 		return err
 	}
@@ -276,7 +276,7 @@ func (c *Conn) begin(d *deadline) error {
 		return context.Cause(ctx)
 	}
 	c.mu.Lock()
-	err := c.usable(d)
+	err := c.checkUsable(d)
 	if err == nil {
 		c.op.deadline = d
 		c.op.want = c.op.posted // waits for the work requests of an earlier operation that has timed out
@@ -287,7 +287,7 @@ func (c *Conn) begin(d *deadline) error {
 	}
 	if err == nil { // the state may have changed, because await has polled
 		c.mu.Lock()
-		err = c.usable(d)
+		err = c.checkUsable(d)
 		c.mu.Unlock()
 	}
 	if err != nil {
@@ -296,24 +296,24 @@ func (c *Conn) begin(d *deadline) error {
 	return err
 }
 
-// usable returns the reason for which no operation can run, or nil.
+// checkUsable returns the reason for which no operation can run, or nil.
 //
 //verbena:held mu
-func (c *Conn) usable(d *deadline) error {
+func (c *Conn) checkUsable(d *deadline) error {
 	switch {
 	case c.closed:
 		return net.ErrClosed
 	case d.reason() != nil:
 		return d.reason()
 	}
-	return c.lostPeer()
+	return c.lostPeerError()
 }
 
-// lostPeer returns the reason for which the peer's memory is unreachable, or nil. After CloseWrite of the peer, the
-// peer's memory is still reachable.
+// lostPeerError returns the reason for which the peer's memory is unreachable, or nil. After CloseWrite of the peer,
+// the peer's memory is still reachable.
 //
 //verbena:held mu
-func (c *Conn) lostPeer() error {
+func (c *Conn) lostPeerError() error {
 	if c.gone {
 		return errPeerClosed
 	}
@@ -334,7 +334,7 @@ func (c *Conn) postOp(op verbs.Opcode, local verbs.SGE, remote verbs.Remote) err
 	c.op.wr = verbs.SendWR{ID: kindOp, Opcode: op, Flags: verbs.Signaled, Local: local, Remote: remote}
 	c.mu.Unlock()
 	if err := c.qp.PostSend(&c.op.wr); err != nil {
-		return c.lost(err)
+		return c.failLostDevice(err)
 	}
 	return nil
 }
@@ -352,14 +352,14 @@ func (c *Conn) awaitOp(d *deadline, n int) error {
 	if c.op.completed >= c.op.want && c.err == nil {
 		return nil
 	}
-	return c.lostPeer()
+	return c.lostPeerError()
 }
 
 // opNames contains the names of operations in errors.
 var opNames = map[verbs.Opcode]string{verbs.Read: "readat", verbs.Write: "writeat"}
 
 func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (int, error) {
-	if err := there.check(); err != nil {
+	if err := there.validate(); err != nil {
 		return 0, c.opError(opNames[op], err)
 	}
 	if off < 0 {
@@ -385,7 +385,7 @@ func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte
 // copyThrough copies the caller's bytes through memory of the connection. After a timeout, the device may still access
 // the memory of the connection, but not the memory of the caller.
 func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (done int, err error) {
-	if err := c.begin(d); err != nil {
+	if err := c.beginOp(d); err != nil {
 		return 0, err
 	}
 	defer c.endOp()
@@ -420,8 +420,9 @@ func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []b
 	return done, nil
 }
 
-func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, off int64, r *Region, at, n int) error {
-	if err := there.check(); err != nil {
+func (c *Conn) transferRegion(ctx context.Context, op verbs.Opcode, there Descriptor, off int64, r *Region, at,
+	n int) error {
+	if err := there.validate(); err != nil {
 		return c.opError(opNames[op], err)
 	}
 	size := int64(there.Length)
@@ -436,11 +437,11 @@ func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, of
 	}
 	d := deadlineOf(ctx, &c.mu)
 	defer d.cancel(nil)
-	if err := c.begin(d); err != nil {
+	if err := c.beginOp(d); err != nil {
 		return c.opError(opNames[op], err)
 	}
 	defer c.endOp()
-	if err := r.hold(); err != nil {
+	if err := r.acquire(); err != nil {
 		return c.opError(opNames[op], err)
 	}
 	defer r.use.RUnlock()
@@ -458,7 +459,7 @@ func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, of
 // abort ends the connection. abort returns when the device no longer accesses the memory of the operation.
 func (c *Conn) abort(why error) {
 	if err := c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {
-		_ = c.lost(err)
+		_ = c.failLostDevice(err)
 	}
 	limit := deadline{lock: &c.mu}
 	c.mu.Lock()

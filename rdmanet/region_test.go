@@ -23,8 +23,9 @@ import (
 	"verbena/verbs"
 )
 
-// region creates a region of connection b. region also returns the Remote of connection a for this region.
-func region(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Access) (*rdmanet.Region, *rdmanet.Remote) {
+// newTestRegion creates a region of connection b. newTestRegion also returns the Remote of connection a for this
+// region.
+func newTestRegion(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Access) (*rdmanet.Region, *rdmanet.Remote) {
 	t.Helper()
 	r, err := b.NewRegion(size, access)
 	must(t, err)
@@ -39,14 +40,14 @@ func region(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Access) (*r
 	return r, a.Remote(d)
 }
 
-func TestRemote(t *testing.T) {
+func TestRemoteReadWrite(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{})
+	a, b := connectPair(t, rdmanet.Config{})
 	const size = 1_000_001
-	r, m := region(t, a, b, size, 0)
-	want := random(1, size)
+	r, m := newTestRegion(t, a, b, size, 0)
+	want := randomBytes(1, size)
 	var wg sync.WaitGroup
-	wg.Go(func() { exchange(t, a, b, 1<<20) }) // runs concurrently with a stream
+	wg.Go(func() { exchangeData(t, a, b, 1<<20) }) // runs concurrently with a stream
 	n, err := m.WriteAt(want, 0)
 	if n != size || err != nil {
 		t.Fatalf("WriteAt: got %d, %v", n, err)
@@ -98,23 +99,23 @@ func TestRemote(t *testing.T) {
 	// The next part checks deadlines and the end of the connection.
 	must(t, a.SetReadDeadline(time.Unix(1, 0)))
 	_, err = m.ReadAt(got, 0)
-	sameError(t, "ReadAt", err, os.ErrDeadlineExceeded)
+	checkOpError(t, "ReadAt", err, os.ErrDeadlineExceeded)
 	must(t, a.Close())
 	_, err = m.ReadAt(got, 0)
-	sameError(t, "ReadAt after Close", err, net.ErrClosed)
+	checkOpError(t, "ReadAt after Close", err, net.ErrClosed)
 	_, err = m.WriteAtContext(ctx, got, 0)
-	sameError(t, "WriteAt after Close", err, net.ErrClosed)
+	checkOpError(t, "WriteAt after Close", err, net.ErrClosed)
 	_, err = a.NewRegion(1, 0)
-	sameError(t, "NewRegion after Close", err, net.ErrClosed)
+	checkOpError(t, "NewRegion after Close", err, net.ErrClosed)
 }
 
 // TestOddRanges checks odd offsets and lengths. An operation must transfer the available bytes or return an error that
 // explains the range. The connection must remain usable.
 func TestOddRanges(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{})
+	a, b := connectPair(t, rdmanet.Config{})
 	const size = 1000
-	_, m := region(t, a, b, size, 0)
+	_, m := newTestRegion(t, a, b, size, 0)
 	buf := make([]byte, 100)
 	for _, x := range []struct {
 		off         int64
@@ -160,18 +161,18 @@ func TestOddRanges(t *testing.T) {
 	// An operation with a context that has already ended must not end the connection.
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	sameError(t, "ReadRegion", m.ReadRegion(ended, 0, mine, 0, size), context.Canceled)
+	checkOpError(t, "ReadRegion", m.ReadRegion(ended, 0, mine, 0, size), context.Canceled)
 	_, err = m.ReadAtContext(ended, buf, 0)
-	sameError(t, "ReadAtContext", err, context.Canceled)
+	checkOpError(t, "ReadAtContext", err, context.Canceled)
 	must(t, m.ReadRegion(ctx, 0, mine, 0, size))
-	exchange(t, a, b, 1000)
+	exchangeData(t, a, b, 1000)
 }
 
 // TestStaleDescriptor checks that the descriptor of a closed Region does not give access to a later Region, even at the
 // same address.
 func TestStaleDescriptor(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{})
+	a, b := connectPair(t, rdmanet.Config{})
 	seen := map[rdmanet.Descriptor]bool{}
 	var last rdmanet.Descriptor
 	for range 500 {
@@ -188,7 +189,7 @@ func TestStaleDescriptor(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, r.Close()) })
 	_, err = a.Remote(last).WriteAt([]byte("stale"), 0)
-	sameError(t, "WriteAt", err, verbs.RemoteAccessError, syscall.ECONNRESET)
+	checkOpError(t, "WriteAt", err, verbs.RemoteAccessError, syscall.ECONNRESET)
 	if !bytes.Equal(r.Bytes(), make([]byte, 4096)) {
 		t.Error("WriteAt with a stale descriptor: got data in another region, want none")
 	}
@@ -197,10 +198,10 @@ func TestStaleDescriptor(t *testing.T) {
 // TestRemoteDeadlines is a variant of TestRemoteTimeout with deadlines at many different times of an operation.
 func TestRemoteDeadlines(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{})
+	a, b := connectPair(t, rdmanet.Config{})
 	const size = 1 << 20
-	r, m := region(t, a, b, size, 0)
-	want := random(1, size)
+	r, m := newTestRegion(t, a, b, size, 0)
+	want := randomBytes(1, size)
 	copy(r.Bytes(), want)
 	buf := make([]byte, size)
 	for i := range 25 {
@@ -208,7 +209,7 @@ func TestRemoteDeadlines(t *testing.T) {
 		must(t, a.SetReadDeadline(time.Now().Add(time.Duration(i*40)*time.Microsecond)))
 		n, err := m.ReadAt(buf, 0)
 		if err != nil {
-			sameError(t, "ReadAt", err, os.ErrDeadlineExceeded)
+			checkOpError(t, "ReadAt", err, os.ErrDeadlineExceeded)
 		}
 		if !bytes.Equal(buf[:n], want[:n]) {
 			t.Errorf("ReadAt with a deadline: got wrong bytes among %d, want the bytes of the region", n)
@@ -223,7 +224,7 @@ func TestRemoteDeadlines(t *testing.T) {
 		copy(buf, r.Bytes())
 		must(t, a.SetWriteDeadline(time.Now().Add(time.Duration(i*40)*time.Microsecond)))
 		if _, err := m.WriteAt(buf, 0); err != nil {
-			sameError(t, "WriteAt", err, os.ErrDeadlineExceeded)
+			checkOpError(t, "WriteAt", err, os.ErrDeadlineExceeded)
 		}
 		clear(buf)
 		_, err := m.ReadAt(buf[:1], 0) // executed after all operations in flight
@@ -238,12 +239,12 @@ func TestRemoteDeadlines(t *testing.T) {
 // has not finished at that time.
 func TestRemoteTimeout(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	d := w.open(t)
+	w := newTestbed(t, nil)
+	d := w.openDevice(t)
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: 4 * time.Millisecond}}
 	a, b := connect(t, d, d, cfg, cfg)
-	r, m := region(t, a, b, 200_000, 0)
-	copy(r.Bytes(), random(1, r.Len()))
+	r, m := newTestRegion(t, a, b, 200_000, 0)
+	copy(r.Bytes(), randomBytes(1, r.Len()))
 	mine, err := a.NewRegion(r.Len(), 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, mine.Close()) })
@@ -258,7 +259,7 @@ func TestRemoteTimeout(t *testing.T) {
 		go func() { done <- f(ctx) }()
 		testutil.Eventually(t, "a packet to be lost", func() bool { return w.net.Faults().List()[0].Dropped > 0 })
 		cancel(context.DeadlineExceeded)
-		sameError(t, what, <-done, context.DeadlineExceeded)
+		checkOpError(t, what, <-done, context.DeadlineExceeded)
 		w.net.Faults().Clear()
 	}
 	// The memory of a cancelled operation must not be used for the next operation.
@@ -296,18 +297,18 @@ func TestRemoteTimeout(t *testing.T) {
 	testutil.Stays(t, 40*time.Millisecond, "the caller's memory does not change after ReadRegion",
 		func() bool { return bytes.Equal(kept, mine.Bytes()) })
 	_, err = a.Write(text)
-	sameError(t, "Write", err, syscall.ECONNABORTED)
+	checkOpError(t, "Write", err, syscall.ECONNABORTED)
 }
 
-// TestAbort checks that the cancellation of an operation without a copy stops the device at once, although the peer
-// does not respond and retries remain.
-func TestAbort(t *testing.T) {
+// TestCancelStopsDevice checks that the cancellation of an operation without a copy stops the device at once, although
+// the peer does not respond and retries remain.
+func TestCancelStopsDevice(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	d := w.open(t)
+	w := newTestbed(t, nil)
+	d := w.openDevice(t)
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, Linger: -1}
 	a, b := connect(t, d, d, cfg, cfg)
-	_, m := region(t, a, b, 1000, 0)
+	_, m := newTestRegion(t, a, b, 1000, 0)
 	mine, err := a.NewRegion(1000, 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, mine.Close()) })
@@ -315,7 +316,7 @@ func TestAbort(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	sameError(t, "WriteRegion", m.WriteRegion(ctx, 0, mine, 0, 1000), context.DeadlineExceeded)
+	checkOpError(t, "WriteRegion", m.WriteRegion(ctx, 0, mine, 0, 1000), context.DeadlineExceeded)
 	if d := time.Since(start); d > 4*time.Second {
 		t.Errorf("it took %v", d)
 	}
@@ -324,17 +325,17 @@ func TestAbort(t *testing.T) {
 // TestRemoteRefused checks that an operation without the required right ends the connection at both ends.
 func TestRemoteRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, &rxe.Fabric{})
-	d := w.open(t)
-	a, b := connect(t, d, d, noRNR, noRNR)
-	_, m := region(t, a, b, 100, verbs.RemoteRead)
+	w := newTestbed(t, &rxe.Fabric{})
+	d := w.openDevice(t)
+	a, b := connect(t, d, d, noRNRConfig, noRNRConfig)
+	_, m := newTestRegion(t, a, b, 100, verbs.RemoteRead)
 	_, err := m.ReadAt(make([]byte, 100), 0)
 	must(t, err)
 	_, err = m.WriteAt(make([]byte, 100), 0)
-	sameError(t, "WriteAt", err, verbs.RemoteAccessError, syscall.ECONNRESET)
+	checkOpError(t, "WriteAt", err, verbs.RemoteAccessError, syscall.ECONNRESET)
 	for _, c := range []net.Conn{a, b} {
 		_, err = c.Read(make([]byte, 1))
-		sameError(t, "Read", err, syscall.ECONNRESET)
+		checkOpError(t, "Read", err, syscall.ECONNRESET)
 	}
 }
 
@@ -342,8 +343,8 @@ func TestRemoteRefused(t *testing.T) {
 // usable.
 func TestClosedRegion(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{})
-	_, m := region(t, a, b, 100, 0)
+	a, b := connectPair(t, rdmanet.Config{})
+	_, m := newTestRegion(t, a, b, 100, 0)
 	mine, err := a.NewRegion(100, 0)
 	must(t, err)
 	must(t, mine.Close())
@@ -352,9 +353,9 @@ func TestClosedRegion(t *testing.T) {
 	must(t, mr.Close())
 	ctx := context.Background()
 	for _, r := range []*rdmanet.Region{mine, rdmanet.RegionOf(mr)} {
-		sameError(t, "ReadRegion", m.ReadRegion(ctx, 0, r, 0, 10), net.ErrClosed)
+		checkOpError(t, "ReadRegion", m.ReadRegion(ctx, 0, r, 0, 10), net.ErrClosed)
 		err := m.WriteRegion(ctx, 0, r, 0, 10)
-		sameError(t, "WriteRegion", err, net.ErrClosed)
+		checkOpError(t, "WriteRegion", err, net.ErrClosed)
 		want := fmt.Sprintf("region of 100 bytes at %#x", r.Descriptor().Addr)
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("WriteRegion: got %q, want it to contain %s", err, want)
@@ -362,18 +363,18 @@ func TestClosedRegion(t *testing.T) {
 	}
 	_, err = m.ReadAt(make([]byte, 10), 0)
 	must(t, err)
-	exchange(t, a, b, 1000)
+	exchangeData(t, a, b, 1000)
 }
 
 // TestCloseUsedRegion checks that Close of a Region waits for the operation that uses the Region, and prevents new
 // operations.
 func TestCloseUsedRegion(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	d := w.open(t)
+	w := newTestbed(t, nil)
+	d := w.openDevice(t)
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: 60 * time.Millisecond}, KeepAlive: -1}
 	a, b := connect(t, d, d, cfg, cfg)
-	there, m := region(t, a, b, 1000, 0)
+	there, m := newTestRegion(t, a, b, 1000, 0)
 	mine, err := a.NewRegion(1000, 0)
 	must(t, err)
 	copy(mine.Bytes(), "used")
@@ -393,26 +394,26 @@ func TestCloseUsedRegion(t *testing.T) {
 	if !bytes.HasPrefix(there.Bytes(), []byte("used")) {
 		t.Error("WriteRegion: got other bytes in the peer's region, want the written ones")
 	}
-	sameError(t, "WriteRegion", m.WriteRegion(context.Background(), 0, mine, 0, 1000), net.ErrClosed)
-	exchange(t, a, b, 1000)
+	checkOpError(t, "WriteRegion", m.WriteRegion(context.Background(), 0, mine, 0, 1000), net.ErrClosed)
+	exchangeData(t, a, b, 1000)
 }
 
 // TestRemoteClosed checks that the peer's Close ends pending and later one-sided operations at once. CloseWrite must
 // not end them.
 func TestRemoteClosed(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, nil)
-	there := w.neighbour(t)
-	da, db := w.open(t), there.open(t)
+	w := newTestbed(t, nil)
+	there := w.newNeighbour(t)
+	da, db := w.openDevice(t), there.openDevice(t)
 	// The retries last longer than the test. The peer's device receives no acknowledgement for CLOSE.
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, KeepAlive: -1, Linger: 20 * time.Millisecond}
 	for _, direct := range []bool{false, true} {
 		a, b := connect(t, da, db, cfg, cfg)
-		r, m := region(t, a, b, 1000, 0)
+		r, m := newTestRegion(t, a, b, 1000, 0)
 		mine, err := a.NewRegion(1000, 0)
 		must(t, err)
 		t.Cleanup(func() { must(t, mine.Close()) })
-		copy(r.Bytes(), random(1, 1000))
+		copy(r.Bytes(), randomBytes(1, 1000))
 		ctx := context.Background()
 
 		must(t, b.CloseWrite())
@@ -428,31 +429,31 @@ func TestRemoteClosed(t *testing.T) {
 		if !bytes.Equal(got, r.Bytes()) || !bytes.Equal(mine.Bytes(), r.Bytes()) {
 			t.Error("operations after the peer's CloseWrite: got other bytes, want the bytes of the region")
 		}
-		list := []call{
+		list := []blockingCall{
 			{"ReadRegion", func() error { return m.ReadRegion(ctx, 0, mine, 0, 10) }},
 			{"WriteRegion", func() error { return m.WriteRegion(ctx, 0, mine, 0, 10) }},
 		}
 		if !direct {
-			list = []call{
+			list = []blockingCall{
 				{"ReadAt", func() error { _, err := m.ReadAt(make([]byte, 10), 0); return err }},
 				{"WriteAt", func() error { _, err := m.WriteAt(make([]byte, 10), 0); return err }},
 				{"ReadAtContext", func() error { _, err := m.ReadAtContext(ctx, make([]byte, 10), 0); return err }},
 			}
 		}
 		must(t, w.net.Faults().Add(link.Rule{Drop: 1, Peer: netip.MustParseAddr(there.addr)}))
-		all(t, list, func() { _ = b.Close() }, syscall.EPIPE)
+		expectCallsFail(t, list, func() { _ = b.Close() }, syscall.EPIPE)
 		w.net.Faults().Clear()
 		_, err = a.Write(make([]byte, 1))
-		sameError(t, "Write", err, syscall.EPIPE)
+		checkOpError(t, "Write", err, syscall.EPIPE)
 		must(t, a.Close())
 	}
 }
 
-// TestRegionOutlives checks that a Region remains usable after its connection has been closed. When the Region is
+// TestRegionOutlivesConn checks that a Region remains usable after its connection has been closed. When the Region is
 // closed, the protection domain must end.
-func TestRegionOutlives(t *testing.T) {
+func TestRegionOutlivesConn(t *testing.T) {
 	t.Parallel()
-	a, b := pair(t, rdmanet.Config{})
+	a, b := connectPair(t, rdmanet.Config{})
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
 	must(t, a.Close())
@@ -473,7 +474,7 @@ func TestRegionOutlives(t *testing.T) {
 // TestSharedDomain checks that connections of one protection domain access the same region.
 func TestSharedDomain(t *testing.T) {
 	t.Parallel()
-	d := newWorld(t, &rxe.Fabric{}).open(t)
+	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	pd, err := d.AllocPD()
 	must(t, err)
 	mr, err := pd.Alloc(1000, verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)

@@ -99,7 +99,7 @@ func (c Config) withDefaults() (Config, error) {
 // host returns the field Host, or the default Host if it is nil.
 func (c Config) host() *Host {
 	if c.Host == nil {
-		return &machine
+		return &defaultHost
 	}
 	return c.Host
 }
@@ -119,8 +119,8 @@ type Exchange interface {
 // connection manager.
 const PrivateSize = 24
 
-// version is the version of the set-up protocol.
-const version = 1
+// protocolVersion is the version of the set-up protocol.
+const protocolVersion = 1
 
 // params contains the parameters that a peer needs to send. The parameters are the private data of an Exchange.
 type params struct {
@@ -131,7 +131,7 @@ type params struct {
 }
 
 func (p params) append(b []byte) []byte {
-	b = append(b, version, 0)
+	b = append(b, protocolVersion, 0)
 	b = binary.BigEndian.AppendUint16(b, p.messages)
 	b = binary.BigEndian.AppendUint32(b, p.ring)
 	b = binary.BigEndian.AppendUint64(b, p.addr)
@@ -139,8 +139,9 @@ func (p params) append(b []byte) []byte {
 	return append(b, 0, 0, 0, 0)
 }
 
-func otherVersion(v byte) error {
-	return fmt.Errorf("the peer uses protocol version %d, want version %d: %w", v, version, syscall.EPROTONOSUPPORT)
+func versionError(v byte) error {
+	return fmt.Errorf("the peer uses protocol version %d, want version %d: %w", v, protocolVersion,
+		syscall.EPROTONOSUPPORT)
 }
 
 // parseParams decodes and checks private data.
@@ -149,8 +150,8 @@ func parseParams(b []byte) (params, error) {
 		return params{}, fmt.Errorf("private data of the peer have %d bytes, want %d: %w",
 			len(b), PrivateSize, syscall.EPROTO)
 	}
-	if b[0] != version {
-		return params{}, otherVersion(b[0])
+	if b[0] != protocolVersion {
+		return params{}, versionError(b[0])
 	}
 	p := params{
 		messages: binary.BigEndian.Uint16(b[2:]), ring: binary.BigEndian.Uint32(b[4:]),
@@ -180,7 +181,7 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	defer cancel()
 	dev, release := cfg.Device, func() {}
 	if dev == nil {
-		if dev, release, err = cfg.host().device(0); err != nil {
+		if dev, release, err = cfg.host().acquireDevice(0); err != nil {
 			return nil, err
 		}
 	}
@@ -190,35 +191,35 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	}
 	if err := c.connect(ctx, x, dev, cfg); err != nil {
 		c.reportSetupFailure()
-		_ = c.release()
-		if deviceGone(err) {
+		_ = c.closeVerbs()
+		if isDeviceGone(err) {
 			err = deviceError(err)
 		}
 		return nil, err
 	}
-	if l, ok := x.(link); ok {
+	if l, ok := x.(connLink); ok {
 		c.link = l
-		go c.watch()
+		go c.watchLink()
 	}
 	return c, nil
 }
 
-// link is an Exchange that lasts as long as the connection. When the link ends, the connection ends.
-type link interface {
+// connLink is an Exchange that lasts as long as the connection. When the link ends, the connection ends.
+type connLink interface {
 	Done() <-chan struct{}
 	Err() error
 	Close() error
 }
 
-// watch fails the connection when its link ends. watch also wakes blocked calls.
-func (c *Conn) watch() {
+// watchLink fails the connection when its link ends. watchLink also wakes blocked calls.
+func (c *Conn) watchLink() {
 	<-c.link.Done()
 	c.mu.Lock()
-	c.poll() // handles earlier messages of the peer
+	c.pollCompletions() // handles earlier messages of the peer
 	// A connection that Close is closing must not fail. Close still waits for acknowledgements of the peer's device,
 	// even after the peer has closed its end. Close has its own time limit.
 	over := c.gone || c.closed || c.err != nil
-	if err := c.link.Err(); !over && deviceGone(err) {
+	if err := c.link.Err(); !over && isDeviceGone(err) {
 		c.fail(deviceError(err))
 	} else if !over {
 		c.fail(&ConnError{syscall.ECONNRESET, err})
@@ -230,8 +231,8 @@ func (c *Conn) watch() {
 	}
 }
 
-// farewell limits the wait in leave.
-const farewell = 200 * time.Millisecond
+// setupFailureTimeout limits the wait in leave.
+const setupFailureTimeout = 200 * time.Millisecond
 
 // reportSetupFailure reports to the peer that the set-up has failed. The peer's end may already be connected.
 func (c *Conn) reportSetupFailure() {
@@ -245,7 +246,7 @@ func (c *Conn) reportSetupFailure() {
 	if c.qp.PostSend(&c.scratch) != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	ctx, cancel := context.WithTimeout(context.Background(), setupFailureTimeout)
 	defer cancel()
 	_, _ = c.cq.Wait(ctx, c.wcs[:])
 }
@@ -288,7 +289,7 @@ func (c *Conn) connect(ctx context.Context, x Exchange, dev *verbs.Device, cfg C
 		return fmt.Errorf("rdmanet: connect to %v: %w", remote, err)
 	}
 	c.local, c.remote = local, remote
-	c.start(own, peer)
+	c.startStream(own, peer)
 	return nil
 }
 
@@ -300,7 +301,7 @@ func Client(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 	if dev != nil {
 		cfg.Device = dev
 	}
-	return New(ctx, &overConn{nc: nc}, cfg)
+	return New(ctx, &connExchange{nc: nc}, cfg)
 }
 
 // Server is the counterpart of Client. Server allocates nothing before the peer has sent hello.
@@ -314,20 +315,20 @@ func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 	}
 	ctx, cancel := context.WithTimeout(ctx, full.SetupTimeout)
 	defer cancel()
-	o := &overConn{nc: nc, server: true}
-	if err := o.receive(ctx); err != nil {
+	o := &connExchange{nc: nc, server: true}
+	if err := o.receiveHello(ctx); err != nil {
 		return nil, fmt.Errorf("rdmanet: connect: %w", err)
 	}
 	c, err := New(ctx, o, cfg)
 	if err != nil && !o.answered {
-		stop := interrupt(ctx, nc)
+		stop := interruptOnDone(ctx, nc)
 		defer stop()
 		_ = o.refuse(err)
 	}
 	return c, err
 }
 
-// overConn is an Exchange over a net.Conn.
+// connExchange is an Exchange over a net.Conn.
 //
 //	client                 server
 //	hello  ------------->          its queue pair goes to RTS
@@ -335,16 +336,16 @@ func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 //	ready  ------------->          both may send
 //
 // Instead of a message, either end may send a refusal.
-type overConn struct {
+type connExchange struct {
 	nc       net.Conn
 	server   bool
-	hello    message // the client's hello, which the server has read
-	answered bool    // the server has sent hello or a refusal
+	hello    setupMessage // the client's hello, which the server has read
+	answered bool         // the server has sent hello or a refusal
 }
 
-// during calls f. When ctx ends, during interrupts the reads and writes of f.
-func (o *overConn) during(ctx context.Context, f func() error) error {
-	stop := interrupt(ctx, o.nc)
+// withContext calls f. When ctx ends, during interrupts the reads and writes of f.
+func (o *connExchange) withContext(ctx context.Context, f func() error) error {
+	stop := interruptOnDone(ctx, o.nc)
 	err := f()
 	stop()
 	var lost *exchangeError
@@ -354,9 +355,9 @@ func (o *overConn) during(ctx context.Context, f func() error) error {
 	return err
 }
 
-// receive reads the client's hello.
-func (o *overConn) receive(ctx context.Context) error {
-	return o.during(ctx, func() (err error) {
+// receiveHello reads the client's hello.
+func (o *connExchange) receiveHello(ctx context.Context) error {
+	return o.withContext(ctx, func() (err error) {
 		if o.hello, err = o.readHello(); err != nil {
 			return o.refuse(err)
 		}
@@ -365,8 +366,8 @@ func (o *overConn) receive(ctx context.Context) error {
 }
 
 // readHello reads and checks the peer's hello.
-func (o *overConn) readHello() (message, error) {
-	m, err := o.read(kindHello)
+func (o *connExchange) readHello() (setupMessage, error) {
+	m, err := o.readMessage(kindHello)
 	if err == nil {
 		_, err = parseParams(m.private)
 	}
@@ -374,23 +375,23 @@ func (o *overConn) readHello() (message, error) {
 }
 
 // Connect implements Exchange.
-func (o *overConn) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
+func (o *connExchange) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
 	peer []byte, local, remote Addr, err error) {
 	here, err := qp.LocalVia(path)
 	if err != nil {
 		return nil, local, remote, err
 	}
-	err = o.during(ctx, func() error {
+	err = o.withContext(ctx, func() error {
 		return o.exchange(qp, path,
-			message{kind: kindHello, endpoint: here, private: private})
+			setupMessage{kind: kindHello, endpoint: here, private: private})
 	})
 	there := o.hello.endpoint
 	return o.hello.private, Addr{here.GID.Addr(), here.QPN}, Addr{there.GID.Addr(), there.QPN}, err
 }
 
-func (o *overConn) exchange(qp *verbs.QP, path verbs.Path, hello message) (err error) {
+func (o *connExchange) exchange(qp *verbs.QP, path verbs.Path, hello setupMessage) (err error) {
 	if !o.server {
-		if err := o.write(hello); err != nil {
+		if err := o.writeMessage(hello); err != nil {
 			return err
 		}
 		if o.hello, err = o.readHello(); err != nil {
@@ -401,18 +402,18 @@ func (o *overConn) exchange(qp *verbs.QP, path verbs.Path, hello message) (err e
 		return o.refuse(err)
 	}
 	if !o.server {
-		return o.write(message{kind: kindReady})
+		return o.writeMessage(setupMessage{kind: kindReady})
 	}
 	o.answered = true
-	if err := o.write(hello); err != nil {
+	if err := o.writeMessage(hello); err != nil {
 		return err
 	}
-	_, err = o.read(kindReady)
+	_, err = o.readMessage(kindReady)
 	return err
 }
 
-// interrupt makes reads and writes of nc fail when ctx ends. stop cancels this and clears the deadlines of nc.
-func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
+// interruptOnDone makes reads and writes of nc fail when ctx ends. stop cancels this and clears the deadlines of nc.
+func interruptOnDone(ctx context.Context, nc net.Conn) (stop func()) {
 	done := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {
 		defer close(done)
@@ -430,17 +431,17 @@ func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
 
 // refuse sends err to the peer as the reason of a refusal. refuse sends nothing if err is the peer's own refusal or an
 // error of nc.
-func (o *overConn) refuse(err error) error {
+func (o *connExchange) refuse(err error) error {
 	var lost *exchangeError
 	o.answered = true
 	if !errors.Is(err, errRefused) && !errors.As(err, &lost) {
 		text := err.Error()
-		_ = o.write(message{kind: kindRefusal, text: text[:min(len(text), maxText)]})
+		_ = o.writeMessage(setupMessage{kind: kindRefusal, text: text[:min(len(text), maxText)]})
 	}
 	return err
 }
 
-func (o *overConn) write(m message) error {
+func (o *connExchange) writeMessage(m setupMessage) error {
 	if _, err := o.nc.Write(m.append(nil)); err != nil {
 		return newExchangeError(err)
 	}
@@ -461,28 +462,28 @@ func newExchangeError(err error) error {
 	return &exchangeError{err}
 }
 
-// read reads a message of the given kind. If the message is a refusal, read returns it as an error.
-func (o *overConn) read(kind byte) (message, error) {
+// readMessage reads a message of the given kind. If the message is a refusal, read returns it as an error.
+func (o *connExchange) readMessage(kind byte) (setupMessage, error) {
 	b := make([]byte, headerSize, headerSize+maxBody)
 	if _, err := io.ReadFull(o.nc, b); err != nil {
-		return message{}, newExchangeError(err)
+		return setupMessage{}, newExchangeError(err)
 	}
-	n, err := bodySize(b)
+	n, err := parseBodySize(b)
 	if err != nil {
-		return message{}, err
+		return setupMessage{}, err
 	}
 	b = b[:headerSize+n]
 	if _, err := io.ReadFull(o.nc, b[headerSize:]); err != nil {
-		return message{}, newExchangeError(err)
+		return setupMessage{}, newExchangeError(err)
 	}
 	m, err := parseMessage(b)
 	switch {
 	case err != nil:
-		return message{}, err
+		return setupMessage{}, err
 	case m.kind == kindRefusal:
-		return message{}, fmt.Errorf("%w: %q", errRefused, m.text)
+		return setupMessage{}, fmt.Errorf("%w: %q", errRefused, m.text)
 	case m.kind != kind:
-		return message{}, fmt.Errorf("message of kind %d, want kind %d: %w", m.kind, kind, syscall.EPROTO)
+		return setupMessage{}, fmt.Errorf("message of kind %d, want kind %d: %w", m.kind, kind, syscall.EPROTO)
 	}
 	return m, nil
 }
@@ -504,17 +505,17 @@ const (
 	helloSize  = verbs.EndpointSize + PrivateSize
 )
 
-// message is a set-up message.
-type message struct {
+// setupMessage is a set-up message.
+type setupMessage struct {
 	kind     byte
 	endpoint verbs.Endpoint // in hello
 	private  []byte         // in hello
 	text     string         // in refusal
 }
 
-func (m message) append(b []byte) []byte {
+func (m setupMessage) append(b []byte) []byte {
 	b = append(b, magic...)
-	b = append(b, version, m.kind)
+	b = append(b, protocolVersion, m.kind)
 	switch m.kind {
 	case kindHello:
 		b = binary.BigEndian.AppendUint16(b, helloSize)
@@ -527,13 +528,13 @@ func (m message) append(b []byte) []byte {
 	return append(b, 0, 0)
 }
 
-// bodySize checks the header of a message and returns the length of the message's body.
-func bodySize(b []byte) (int, error) {
+// parseBodySize checks the header of a message and returns the length of the message's body.
+func parseBodySize(b []byte) (int, error) {
 	if len(b) < headerSize || string(b[:4]) != magic {
 		return 0, fmt.Errorf("the peer does not use the rdmanet protocol: %w", syscall.EPROTO)
 	}
-	if b[4] != version {
-		return 0, otherVersion(b[4])
+	if b[4] != protocolVersion {
+		return 0, versionError(b[4])
 	}
 	n, kind := int(binary.BigEndian.Uint16(b[6:])), b[5]
 	if kind == kindHello && n == helloSize || kind == kindReady && n == 0 || kind == kindRefusal && n <= maxText {
@@ -543,8 +544,8 @@ func bodySize(b []byte) (int, error) {
 }
 
 // parseMessage decodes and checks a message.
-func parseMessage(b []byte) (m message, err error) {
-	n, err := bodySize(b)
+func parseMessage(b []byte) (m setupMessage, err error) {
+	n, err := parseBodySize(b)
 	if err != nil {
 		return m, err
 	}

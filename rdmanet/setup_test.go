@@ -14,17 +14,17 @@ import (
 	"verbena/verbs"
 )
 
-// goodHello returns a valid hello.
-func goodHello() message {
+// validHello returns a valid hello.
+func validHello() setupMessage {
 	p := params{addr: 1 << 40, ring: 4096, rkey: 7, messages: 10}
 	e := verbs.Endpoint{GID: verbs.GID{15: 1}, QPN: 17, PSN: 5, MTU: 3}
-	return message{kind: kindHello, endpoint: e, private: p.append(nil)}
+	return setupMessage{kind: kindHello, endpoint: e, private: p.append(nil)}
 }
 
-func TestMessages(t *testing.T) {
+func TestMessageEncoding(t *testing.T) {
 	t.Parallel()
 	change := func(at int, v ...byte) []byte {
-		b := goodHello().append(nil)
+		b := validHello().append(nil)
 		copy(b[at:], v)
 		return b
 	}
@@ -35,8 +35,8 @@ func TestMessages(t *testing.T) {
 		want error
 	}{
 		{"hello", change(0), nil},
-		{"ready", message{kind: kindReady}.append(nil), nil},
-		{"refusal", message{kind: kindRefusal, text: "no"}.append(nil), nil},
+		{"ready", setupMessage{kind: kindReady}.append(nil), nil},
+		{"refusal", setupMessage{kind: kindRefusal, text: "no"}.append(nil), nil},
 		{"nothing", nil, syscall.EPROTO},
 		{"other magic", change(0, 'X'), syscall.EPROTO},
 		{"other version", change(4, 2), syscall.EPROTONOSUPPORT},
@@ -44,7 +44,7 @@ func TestMessages(t *testing.T) {
 		{"hello as ready", change(5, kindReady), syscall.EPROTO},
 		{"short", change(0)[:20], syscall.EPROTO},
 		{"long", append(change(0), 0), syscall.EPROTO},
-		{"long refusal", message{kind: kindRefusal, text: strings.Repeat("x", maxText+1)}.append(nil), syscall.EPROTO},
+		{"long refusal", setupMessage{kind: kindRefusal, text: strings.Repeat("x", maxText+1)}.append(nil), syscall.EPROTO},
 		{"no GID", change(endpoint, make([]byte, 16)...), syscall.EPROTO},
 		{"no QPN", change(endpoint+16, 0, 0, 0, 0), syscall.EPROTO},
 		{"QPN of 25 bits", change(endpoint+16, 1), syscall.EPROTO},
@@ -69,9 +69,9 @@ func TestMessages(t *testing.T) {
 
 // FuzzMessage checks that an encoded message decodes to the same values, and that no input causes a panic.
 func FuzzMessage(f *testing.F) {
-	f.Add(goodHello().append(nil))
-	f.Add(message{kind: kindReady}.append(nil))
-	f.Add(message{kind: kindRefusal, text: "no"}.append(nil))
+	f.Add(validHello().append(nil))
+	f.Add(setupMessage{kind: kindReady}.append(nil))
+	f.Add(setupMessage{kind: kindRefusal, text: "no"}.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := parseMessage(b)
 		if err != nil {
@@ -93,14 +93,14 @@ func FuzzMessage(f *testing.F) {
 			t.Errorf("params: got %+v, %v, want %+v", q, err, p)
 		}
 		s := newSender(minRing, int(p.ring), int(p.messages))
-		if s.room() != minRing {
-			t.Errorf("room: got %d, want %d", s.room(), minRing)
+		if s.maxNextMessage() != minRing {
+			t.Errorf("room: got %d, want %d", s.maxNextMessage(), minRing)
 		}
 	})
 }
 
-// TestRefusal checks that a peer receives the reason for a refused connection.
-func TestRefusal(t *testing.T) {
+// TestRefusalReason checks that a peer receives the reason for a refused connection.
+func TestRefusalReason(t *testing.T) {
 	t.Parallel()
 	x, y := net.Pipe()
 	defer x.Close()
@@ -109,22 +109,22 @@ func TestRefusal(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		o := &overConn{nc: x, server: true}
-		m, err := o.read(kindHello)
+		o := &connExchange{nc: x, server: true}
+		m, err := o.readMessage(kindHello)
 		if err == nil {
 			_, err = parseParams(m.private)
 		}
 		done <- o.refuse(err)
 	}()
-	stop := interrupt(ctx, y)
+	stop := interruptOnDone(ctx, y)
 	defer stop()
-	o := &overConn{nc: y}
-	m := goodHello()
+	o := &connExchange{nc: y}
+	m := validHello()
 	m.private[0] = 2
-	if err := o.write(m); err != nil {
+	if err := o.writeMessage(m); err != nil {
 		t.Fatal(err)
 	}
-	_, err := o.read(kindHello)
+	_, err := o.readMessage(kindHello)
 	if !errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), "version 2") {
 		t.Errorf("refusal: got %v, want ECONNREFUSED for version 2", err)
 	}

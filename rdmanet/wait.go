@@ -6,9 +6,9 @@ import (
 	"verbena/internal/sched"
 )
 
-// spins is the number of polls of a waiting goroutine before it sleeps, as in CQ.Wait of package verbs. The goroutine
-// yields between polls.
-const spins = 32
+// spinPolls is the number of polls of a waiting goroutine before it sleeps, as in CQ.Wait of package verbs. The
+// goroutine yields between polls.
+const spinPolls = 32
 
 // waiter is the wait state of one operation. Only one goroutine at a time uses a waiter.
 type waiter struct {
@@ -50,10 +50,10 @@ func (l *waiterList) notify() {
 // First, each goroutine spins for itself. Then one goroutine of the connection sleeps at the completion channel and
 // handles the completions of all waiters. The other goroutines sleep until this one wakes them.
 func (c *Conn) await(w *waiter, d *deadline) error {
-	for i := range spins {
+	for i := range spinPolls {
 		c.mu.Lock()
-		c.poll()
-		over, err := waitOver(w, d)
+		c.pollCompletions()
+		over, err := isWaitOver(w, d)
 		c.mu.Unlock()
 		if over {
 			return err
@@ -63,9 +63,9 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
-		c.poll()
-		if over, err := waitOver(w, d); over {
-			c.waiting.succeed()
+		c.pollCompletions()
+		if over, err := isWaitOver(w, d); over {
+			c.waiting.handOverChannel()
 			return err
 		}
 		ctx := d.context()
@@ -91,8 +91,9 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 	}
 }
 
-// waitOver reports whether the wait of w has ended. If d has ended, the error is the reason of d. Conn.mu must be held.
-func waitOver(w *waiter, d *deadline) (bool, error) {
+// isWaitOver reports whether the wait of w has ended. If d has ended, the error is the reason of d. Conn.mu must be
+// held.
+func isWaitOver(w *waiter, d *deadline) (bool, error) {
 	if err := d.reason(); err != nil {
 		return true, err
 	}
@@ -105,7 +106,7 @@ func (c *Conn) sleep(ctx context.Context, w *waiter) error {
 		return err
 	}
 	c.mu.Lock()
-	c.poll() // the channel does not report completions that arrived before Arm
+	c.pollCompletions() // the channel does not report completions that arrived before Arm
 	ready := w.ready()
 	c.mu.Unlock()
 	if ready {
@@ -115,8 +116,8 @@ func (c *Conn) sleep(ctx context.Context, w *waiter) error {
 	return err
 }
 
-// succeed makes another waiting goroutine wait at the completion channel.
-func (l *waiterList) succeed() {
+// handOverChannel makes another waiting goroutine wait at the completion channel.
+func (l *waiterList) handOverChannel() {
 	if l.sleeping {
 		return
 	}

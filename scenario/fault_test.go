@@ -45,7 +45,7 @@ func TestFaultRequests(t *testing.T) {
 		{"link: {dev: rxe0, shape: {queue_bytes: 2}}", `unknown field "queue_bytes"`},
 		{"link: {dev: rxe0, shape: {}}", `{"name":"rxe0","shape":{}}`},
 	} {
-		f, err := parseFile([]byte(small+"actions: [{"+c.action+"}]"), nil)
+		f, err := parseFile([]byte(baseText+"actions: [{"+c.action+"}]"), nil)
 		if err != nil {
 			if got := "error: " + err.Error(); got != c.want &&
 				(strings.HasPrefix(c.want, "error: ") || !strings.Contains(got, c.want)) {
@@ -53,8 +53,8 @@ func TestFaultRequests(t *testing.T) {
 			}
 			continue
 		}
-		x := &run{f: f}
-		requests, err := x.requests(&f.Actions[0])
+		x := &runState{f: f}
+		requests, err := x.actionRequests(&f.Actions[0])
 		if err != nil || len(requests) != 1 {
 			t.Errorf("%s: got %d requests and error %v, want 1", c.action, len(requests), err)
 			continue

@@ -31,18 +31,18 @@ type File struct {
 	// Set holds default values of ${NAME} in run and env. The command line may replace these values. ${DIR} is the
 	// folder of the file, and may also be used in Set.
 	Set     map[string]string `yaml:"set"`
-	Devices []device          `yaml:"devices"`
+	Devices []deviceSpec      `yaml:"devices"`
 	// Programs are started in this order.
-	Programs []Program    `yaml:"programs"`
-	Actions  []actionSpec `yaml:"actions"`
-	Expect   []counter    `yaml:"expect"` // checked after all programs have ended
+	Programs []Program         `yaml:"programs"`
+	Actions  []actionSpec      `yaml:"actions"`
+	Expect   []expectedCounter `yaml:"expect"` // checked after all programs have ended
 }
 
 // DefaultTimeout is the time limit of a scenario without a timeout.
 const DefaultTimeout = time.Minute
 
-// device is a device to create.
-type device struct {
+// deviceSpec is a device to create.
+type deviceSpec struct {
 	Name string       `yaml:"name"`
 	Addr []string     `yaml:"addr"` // empty for all addresses of the interface
 	If   string       `yaml:"if"`
@@ -54,12 +54,12 @@ type Program struct {
 	Name   string            `yaml:"name"`
 	Run    []string          `yaml:"run"`
 	Env    map[string]string `yaml:"env"`
-	Start  *moment           `yaml:"start"` // nil starts the program immediately
-	Expect outcome           `yaml:"expect"`
+	Start  *trigger          `yaml:"start"` // nil starts the program immediately
+	Expect expectedOutcome   `yaml:"expect"`
 }
 
-// outcome is the expected outcome of a program.
-type outcome struct {
+// expectedOutcome is the expected outcome of a program.
+type expectedOutcome struct {
 	Exit   *int     `yaml:"exit"`   // exit code; nil means 0, unless Killed is set
 	Killed string   `yaml:"killed"` // signal that kills the program, such as SIGKILL
 	Within duration `yaml:"within"` // time limit after the program's start; 0 means the limit of the scenario
@@ -67,9 +67,9 @@ type outcome struct {
 	Never  []string `yaml:"never"`  // regular expressions that no line may match
 }
 
-// moment is the time of an action or of the start of a program. A moment has exactly one condition. Wait adds a
+// trigger is the time of an action or of the start of a program. A moment has exactly one condition. Wait adds a
 // delay.
-type moment struct {
+type trigger struct {
 	At      *duration `yaml:"at"` // time after the start of the programs
 	Output  string    `yaml:"output"`
 	Of      string    `yaml:"of"`    // program that prints the line of Output
@@ -87,31 +87,31 @@ type moment struct {
 	Wait   duration `yaml:"wait"`
 }
 
-// counted reports whether the device itself detects the moment.
-func (m *moment) counted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) }
+// isCounted reports whether the device itself detects the moment.
+func (m *trigger) isCounted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) }
 
 // actionSpec is an action of a scenario. Exactly one of its pointers or strings is set.
 type actionSpec struct {
 	Name   string        `yaml:"name"` // unique name; empty means a description of the action
-	When   *moment       `yaml:"when"` // nil means before the programs start
-	Link   *link         `yaml:"link"`
-	Reset  *reset        `yaml:"reset"`
+	When   *trigger      `yaml:"when"` // nil means before the programs start
+	Link   *linkChange   `yaml:"link"`
+	Reset  *deviceReset  `yaml:"reset"`
 	Unplug string        `yaml:"unplug"` // name of a device
 	Plug   string        `yaml:"plug"`
 	Hang   string        `yaml:"hang"`
 	Remove string        `yaml:"remove"`
-	Add    *device       `yaml:"add"`
+	Add    *deviceSpec   `yaml:"add"`
 	Fault  *faultSpec    `yaml:"fault"`
-	Verb   *verb         `yaml:"verb"`
+	Verb   *verbFault    `yaml:"verb"`
 	Clear  string        `yaml:"clear"` // action whose rule is deleted
 	Event  *ctl.DevEvent `yaml:"event"`
-	Signal *signal       `yaml:"signal"`
+	Signal *signalSpec   `yaml:"signal"`
 
 	out bool // omitted by File.RemoveAction
 }
 
-// link is a change of a link.
-type link struct {
+// linkChange is a change of a link.
+type linkChange struct {
 	Dev   string       `yaml:"dev"`
 	State string       `yaml:"state"` // up, down or flap
 	For   duration     `yaml:"for"`   // duration of a flap
@@ -119,8 +119,8 @@ type link struct {
 	Shape *fault.Shape `yaml:"shape"`
 }
 
-// reset is a reset of a device.
-type reset struct {
+// deviceReset is a reset of a device.
+type deviceReset struct {
 	Dev         string    `yaml:"dev"`
 	Unreachable *duration `yaml:"unreachable"` // time without the device; 0 means until plug
 	NoFlush     bool      `yaml:"no_flush"`
@@ -132,8 +132,8 @@ type faultSpec struct {
 	fault.Rule `yaml:",inline"`
 }
 
-// verb is a rule that makes a verb fail, as described at ctl.VerbFault.
-type verb struct {
+// verbFault is a rule that makes a verb fail, as described at ctl.VerbFault.
+type verbFault struct {
 	Verb    string   `yaml:"verb"`
 	Errno   string   `yaml:"errno"`
 	Dev     string   `yaml:"dev"`
@@ -143,14 +143,14 @@ type verb struct {
 	Delay   duration `yaml:"delay"`
 }
 
-// signal is a signal to a program.
-type signal struct {
+// signalSpec is a signal to a program.
+type signalSpec struct {
 	Program string `yaml:"program"`
 	Signal  string `yaml:"signal"`
 }
 
-// counter is an expected value of a counter of a device, or of an action's rule.
-type counter struct {
+// expectedCounter is an expected value of a counter of a device, or of an action's rule.
+type expectedCounter struct {
 	Dev     string  `yaml:"dev"`
 	Counter string  `yaml:"counter"`
 	Action  string  `yaml:"action"` // replaces Dev; the counter is seen or hit of this action's rule
@@ -159,9 +159,9 @@ type counter struct {
 	Max     *uint64 `yaml:"max"`
 }
 
-// maxFile limits the size of a scenario file. The limit allows about a thousand actions. The parse time grows with
+// maxFileSize limits the size of a scenario file. The limit allows about a thousand actions. The parse time grows with
 // the square of the size.
-const maxFile = 64 << 10
+const maxFileSize = 64 << 10
 
 // Load reads a scenario file. The values in set replace the values of the file's Set.
 func Load(path string, set map[string]string) (*File, error) {
@@ -170,7 +170,7 @@ func Load(path string, set map[string]string) (*File, error) {
 		return nil, err
 	}
 	defer in.Close()
-	b, err := io.ReadAll(io.LimitReader(in, maxFile+1)) // /dev/stdin has no size
+	b, err := io.ReadAll(io.LimitReader(in, maxFileSize+1)) // /dev/stdin has no size
 	if err != nil {
 		return nil, err
 	}
@@ -185,11 +185,11 @@ func Load(path string, set map[string]string) (*File, error) {
 func parseFile(b []byte, set map[string]string) (*File, error) { return parseIn(".", b, set) }
 
 func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
-	if len(b) > maxFile {
-		return nil, fmt.Errorf("the file exceeds %d bytes", maxFile)
+	if len(b) > maxFileSize {
+		return nil, fmt.Errorf("the file exceeds %d bytes", maxFileSize)
 	}
 	f := &File{}
-	d := yaml.NewDecoder(bytes.NewReader(b), append(units(), yaml.Strict())...)
+	d := yaml.NewDecoder(bytes.NewReader(b), append(unitDecoders(), yaml.Strict())...)
 	switch err := d.Decode(f); {
 	case err == io.EOF:
 		return nil, errors.New("the file contains no scenario")
@@ -209,7 +209,7 @@ func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 		}
 		f.Set[name] = value
 	}
-	if err := f.expand(dir); err != nil {
+	if err := f.expandVariables(dir); err != nil {
 		return nil, err
 	}
 	if err := f.check(); err != nil {
@@ -225,13 +225,13 @@ func joinNames(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
+var variablePattern = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// expand replaces ${NAME} in the arguments and environments of programs.
-func (f *File) expand(dir string) error {
+// expandVariables replaces ${NAME} in the arguments and environments of programs.
+func (f *File) expandVariables(dir string) error {
 	var missing error
 	value := func(s string) string {
-		return variable.ReplaceAllStringFunc(s, func(v string) string {
+		return variablePattern.ReplaceAllStringFunc(s, func(v string) string {
 			name := v[2 : len(v)-1]
 			value, ok := f.Set[name]
 			if !ok && name == "DIR" {
@@ -303,7 +303,7 @@ func (f *File) check() error {
 	}
 	for i := range f.Actions {
 		a := &f.Actions[i]
-		what, err := a.what()
+		what, err := a.describe()
 		if err != nil {
 			return fmt.Errorf("the %s action: %w", ordinal(i), err)
 		}
@@ -317,26 +317,26 @@ func (f *File) check() error {
 	}
 	for i := range f.Programs {
 		p := &f.Programs[i]
-		if err := errors.Join(c.moment(p.Start, "", p.Name), c.outcome(&p.Expect)); err != nil {
+		if err := errors.Join(c.checkTrigger(p.Start, "", p.Name), c.checkOutcome(&p.Expect)); err != nil {
 			return fmt.Errorf("program %s: %w", p.Name, err)
 		}
-		if p.Start.counted() {
+		if p.Start.isCounted() {
 			return fmt.Errorf("program %s: start: a program cannot start at a counted moment; start it after an action (done)",
 				p.Name)
 		}
 	}
 	for i := range f.Actions {
 		a := &f.Actions[i]
-		if err := errors.Join(c.moment(a.When, a.Name, ""), c.action(a)); err != nil {
+		if err := errors.Join(c.checkTrigger(a.When, a.Name, ""), c.checkAction(a)); err != nil {
 			return fmt.Errorf("action %q: %w", a.Name, err)
 		}
 	}
 	for i := range f.Expect {
-		if err := c.counter(&f.Expect[i]); err != nil {
+		if err := c.checkCounter(&f.Expect[i]); err != nil {
 			return fmt.Errorf("the %s expectation: %w", ordinal(i), err)
 		}
 	}
-	return c.cycles()
+	return c.checkCycles()
 }
 
 func ordinal(i int) string {
@@ -357,22 +357,22 @@ type checker struct {
 	actions           map[string]*actionSpec
 }
 
-func (c *checker) device(name string) error {
+func (c *checker) checkDevice(name string) error {
 	if !c.devices[name] {
 		return fmt.Errorf("unknown device %q", name)
 	}
 	return nil
 }
 
-func (c *checker) program(name string) error {
+func (c *checker) checkProgram(name string) error {
 	if !c.programs[name] {
 		return fmt.Errorf("unknown program %q", name)
 	}
 	return nil
 }
 
-// moment checks the moment of an action or of a program, given by its name. The name of the other kind is empty.
-func (c *checker) moment(m *moment, action, program string) error {
+// checkTrigger checks the moment of an action or of a program, given by its name. The name of the other kind is empty.
+func (c *checker) checkTrigger(m *trigger, action, program string) error {
 	if m == nil {
 		return nil
 	}
@@ -385,12 +385,12 @@ func (c *checker) moment(m *moment, action, program string) error {
 		}
 	}
 	add(m.At != nil, "at", nil)
-	add(m.Output != "", "output", errors.Join(expression(m.Output), c.program(m.Of)))
-	add(m.Exit != "", "exit", c.program(m.Exit))
-	add(m.Started != "", "start", c.program(m.Started))
+	add(m.Output != "", "output", errors.Join(checkExpression(m.Output), c.checkProgram(m.Of)))
+	add(m.Exit != "", "exit", c.checkProgram(m.Exit))
+	add(m.Started != "", "start", c.checkProgram(m.Started))
 	add(m.Listens != 0, "listens", nil)
 	add(m.Done != "", "done", nil)
-	add(m.Counter != "", "counter", c.device(m.Dev))
+	add(m.Counter != "", "counter", c.checkDevice(m.Dev))
 	add(m.WR > 0, "wr", nil)
 	add(m.Packet > 0, "packet", nil)
 	switch {
@@ -407,7 +407,7 @@ func (c *checker) moment(m *moment, action, program string) error {
 		return errors.New("the action waits for itself")
 	case m.Counter != "" && m.Reaches == 0:
 		return errors.New(`counter: missing key "reaches"`)
-	case m.counted() && m.Wait != 0:
+	case m.isCounted() && m.Wait != 0:
 		return errors.New("wait: a delay cannot follow a counted moment")
 	}
 	return nil
@@ -436,10 +436,10 @@ func (f *File) RemoveAction(action string) error {
 	return nil
 }
 
-// cycles rejects actions and programs that wait for each other.
-func (c *checker) cycles() error {
+// checkCycles rejects actions and programs that wait for each other.
+func (c *checker) checkCycles() error {
 	type node struct{ action, program string }
-	next := func(m *moment) (n node, ok bool) {
+	next := func(m *trigger) (n node, ok bool) {
 		switch {
 		case m == nil:
 		case m.Done != "":
@@ -476,12 +476,12 @@ func (c *checker) cycles() error {
 	return nil
 }
 
-func expression(s string) error {
+func checkExpression(s string) error {
 	_, err := regexp.Compile(s)
 	return err
 }
 
-func (c *checker) outcome(o *outcome) error {
+func (c *checker) checkOutcome(o *expectedOutcome) error {
 	if o.Exit != nil && o.Killed != "" {
 		return errors.New("expect: a killed program has no exit code")
 	}
@@ -489,15 +489,15 @@ func (c *checker) outcome(o *outcome) error {
 		return fmt.Errorf("expect: killed: %q is not a signal", o.Killed)
 	}
 	for _, s := range slices.Concat(o.Output, o.Never) {
-		if err := expression(s); err != nil {
+		if err := checkExpression(s); err != nil {
 			return fmt.Errorf("expect: %w", err)
 		}
 	}
 	return nil
 }
 
-// what returns a description of the action.
-func (a *actionSpec) what() (string, error) {
+// describe returns a description of the action.
+func (a *actionSpec) describe() (string, error) {
 	var is []string
 	add := func(on bool, format string, args ...any) {
 		if on {
@@ -540,8 +540,8 @@ func (a *actionSpec) what() (string, error) {
 	return is[0], nil
 }
 
-// dev returns the device of an action, or "" if it has none.
-func (a *actionSpec) dev() string {
+// deviceName returns the device of an action, or "" if it has none.
+func (a *actionSpec) deviceName() string {
 	switch {
 	case a.Link != nil:
 		return a.Link.Dev
@@ -559,9 +559,9 @@ func (a *actionSpec) dev() string {
 	return a.Unplug + a.Plug + a.Hang + a.Remove
 }
 
-// forgets reports whether the action makes a device cancel the pending counted moment of o.
-func (a *actionSpec) forgets(o *actionSpec) bool {
-	if a == o || !o.When.counted() || a.dev() != o.dev() {
+// cancelsTriggerOf reports whether the action makes a device cancel the pending counted moment of o.
+func (a *actionSpec) cancelsTriggerOf(o *actionSpec) bool {
+	if a == o || !o.When.isCounted() || a.deviceName() != o.deviceName() {
 		return false
 	}
 	switch {
@@ -573,13 +573,13 @@ func (a *actionSpec) forgets(o *actionSpec) bool {
 	return a.Remove != ""
 }
 
-func (c *checker) action(a *actionSpec) error {
-	if dev := a.dev(); dev != "" || a.Clear == "" && a.Signal == nil && a.Verb == nil {
-		if err := c.device(dev); err != nil {
+func (c *checker) checkAction(a *actionSpec) error {
+	if dev := a.deviceName(); dev != "" || a.Clear == "" && a.Signal == nil && a.Verb == nil {
+		if err := c.checkDevice(dev); err != nil {
 			return err
 		}
 	}
-	if m := a.When; m.counted() {
+	if m := a.When; m.isCounted() {
 		switch {
 		case a.Link != nil && (a.Link.State == "down" || a.Link.State == "flap") && a.Link.MTU == 0 && a.Link.Shape == nil:
 		case a.Reset != nil && m.Packet == 0:
@@ -592,11 +592,12 @@ func (c *checker) action(a *actionSpec) error {
 				"make the action follow one of them (done), or a counter")
 		}
 	}
-	if a.When.counted() {
+	if a.When.isCounted() {
 		for i := range c.f.Actions {
-			if o := &c.f.Actions[i]; o != a && o.When.counted() && o.dev() == a.dev() && (o.Link != nil) == (a.Link != nil) {
+			if o := &c.f.Actions[i]; o != a && o.When.isCounted() && o.deviceName() == a.deviceName() &&
+				(o.Link != nil) == (a.Link != nil) {
 				return fmt.Errorf("%q also has a counted moment of %s: a device waits for one link and one reset; make one follow the other (done)",
-					o.Name, a.dev())
+					o.Name, a.deviceName())
 			}
 		}
 	}
@@ -628,12 +629,12 @@ func (c *checker) action(a *actionSpec) error {
 		if signalNumber(a.Signal.Signal) == 0 {
 			return fmt.Errorf("%q is not a signal, such as SIGKILL", a.Signal.Signal)
 		}
-		return c.program(a.Signal.Program)
+		return c.checkProgram(a.Signal.Program)
 	}
 	return nil
 }
 
-func (c *checker) counter(x *counter) error {
+func (c *checker) checkCounter(x *expectedCounter) error {
 	switch {
 	case x.Is == nil && x.Min == nil && x.Max == nil:
 		return errors.New("give is, min or max")
@@ -648,7 +649,7 @@ func (c *checker) counter(x *counter) error {
 	case x.Counter == "":
 		return errors.New(`missing key "counter"`)
 	}
-	return c.device(x.Dev)
+	return c.checkDevice(x.Dev)
 }
 
 func signalNumber(name string) syscall.Signal { return unix.SignalNum(name) }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// small is a minimal scenario that tests extend.
-const small = `
+// baseText is a minimal scenario that tests extend.
+const baseText = `
 name: small
 devices: [{name: rxe0, addr: [127.0.0.1]}]
 programs:
@@ -18,7 +18,7 @@ programs:
 set: {ARG: first}
 `
 
-func parse(t testing.TB, text string, set map[string]string) *File {
+func mustParse(t testing.TB, text string, set map[string]string) *File {
 	t.Helper()
 	f, err := parseFile([]byte(text), set)
 	if err != nil {
@@ -28,7 +28,7 @@ func parse(t testing.TB, text string, set map[string]string) *File {
 }
 
 func TestParse(t *testing.T) {
-	f := parse(t, small+`
+	f := mustParse(t, baseText+`
 actions:
   - when: {wr: 1000}
     link: {dev: rxe0, state: flap, for: 200ms}
@@ -66,61 +66,65 @@ expect: [{dev: rxe0, counter: sent_pkts, min: 1}, {action: create_cq ENOMEM, cou
 func TestParseErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"not YAML", "name: [", "[1:"},
-		{"an unknown field", small + "device: []", `unknown field "device"`},
+		{"an unknown field", baseText + "device: []", `unknown field "device"`},
 		{"no device", "name: x\nprograms: [{name: a, run: [a]}]", "devices: the list is empty"},
 		{"no program", "name: x\ndevices: [{name: rxe0}]", "programs: the list is empty"},
-		{"two devices", "name: x\ndevices: [{name: a}, {name: a}]\nprograms: [{name: a, run: [a]}]", "two devices have the name a"},
+		{"two devices", "name: x\ndevices: [{name: a}, {name: a}]\nprograms: [{name: a, run: [a]}]",
+			"two devices have the name a"},
 		{"two programs", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: [a]}, {name: a, run: [a]}]",
 			"two programs have the name a"},
 		{"no command", "name: x\ndevices: [{name: a}]\nprograms: [{name: a}]", `missing key "run"`},
 		{"an unset value", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: ['${B}']}]", "set has no B"},
-		{"no action", small + "actions: [{name: a}]", "this has none"},
-		{"two actions in one", small + "actions: [{unplug: rxe0, plug: rxe0}]", "this has unplug rxe0, plug rxe0"},
-		{"equal names", small + "actions: [{unplug: rxe0}, {unplug: rxe0}]", `two actions have the name "unplug rxe0"`},
-		{"an unknown device", small + "actions: [{unplug: rxe1}]", `unknown device "rxe1"`},
-		{"no value of a counter", small + "actions: [{unplug: rxe0, when: {counter: sent_pkts, dev: rxe0}}]",
+		{"no action", baseText + "actions: [{name: a}]", "this has none"},
+		{"two actions in one", baseText + "actions: [{unplug: rxe0, plug: rxe0}]", "this has unplug rxe0, plug rxe0"},
+		{"equal names", baseText + "actions: [{unplug: rxe0}, {unplug: rxe0}]", `two actions have the name "unplug rxe0"`},
+		{"an unknown device", baseText + "actions: [{unplug: rxe1}]", `unknown device "rxe1"`},
+		{"no value of a counter", baseText + "actions: [{unplug: rxe0, when: {counter: sent_pkts, dev: rxe0}}]",
 			`counter: missing key "reaches"`},
-		{"two moments", small + "actions: [{unplug: rxe0, when: {at: 1s, exit: client}}]", "this has at, exit"},
-		{"no moment", small + "actions: [{unplug: rxe0, when: {wait: 1s}}]", "this has none"},
-		{"an unknown program", small + "actions: [{unplug: rxe0, when: {exit: a}}]", `unknown program "a"`},
-		{"an unknown action", small + "actions: [{unplug: rxe0, when: {done: a}}]", `unknown action "a"`},
-		{"output of no program", small + "actions: [{unplug: rxe0, when: {output: x}}]", `unknown program ""`},
-		{"a wrong expression", small + "actions: [{unplug: rxe0, when: {output: '(', of: client}}]", "missing closing"},
-		{"an action that follows itself", small + "actions: [{name: a, unplug: rxe0, when: {done: a}}]", "waits for itself"},
-		{"a circle", small + "actions: [{name: a, unplug: rxe0, when: {done: b}}, {name: b, plug: rxe0, when: {done: a}}]",
+		{"two moments", baseText + "actions: [{unplug: rxe0, when: {at: 1s, exit: client}}]", "this has at, exit"},
+		{"no moment", baseText + "actions: [{unplug: rxe0, when: {wait: 1s}}]", "this has none"},
+		{"an unknown program", baseText + "actions: [{unplug: rxe0, when: {exit: a}}]", `unknown program "a"`},
+		{"an unknown action", baseText + "actions: [{unplug: rxe0, when: {done: a}}]", `unknown action "a"`},
+		{"output of no program", baseText + "actions: [{unplug: rxe0, when: {output: x}}]", `unknown program ""`},
+		{"a wrong expression", baseText + "actions: [{unplug: rxe0, when: {output: '(', of: client}}]", "missing closing"},
+		{"an action that follows itself", baseText + "actions: [{name: a, unplug: rxe0, when: {done: a}}]",
 			"waits for itself"},
-		{"a counted unplug", small + "actions: [{unplug: rxe0, when: {wr: 5}}]", "counted moment"},
-		{"up at a work request", small + "actions: [{link: {dev: rxe0, state: up}, when: {wr: 5}}]", "counted moment"},
-		{"two work requests of a device", small +
+		{"a circle", baseText + "actions: [{name: a, unplug: rxe0, when: {done: b}}, {name: b, plug: rxe0, when: {done: a}}]",
+			"waits for itself"},
+		{"a counted unplug", baseText + "actions: [{unplug: rxe0, when: {wr: 5}}]", "counted moment"},
+		{"up at a work request", baseText + "actions: [{link: {dev: rxe0, state: up}, when: {wr: 5}}]", "counted moment"},
+		{"two work requests of a device", baseText +
 			"actions: [{link: {dev: rxe0, state: flap}, when: {wr: 5}}, {link: {dev: rxe0, state: down}, when: {packet: 9}}]",
 			"also has a counted moment of rxe0"},
-		{"a reset at a packet", small + "actions: [{reset: {dev: rxe0}, when: {packet: 5}}]", "counted moment"},
-		{"a rule at a work request", small + "actions: [{fault: {dev: rxe0, drop: 1%}, when: {wr: 5}}]", "skip and limit"},
-		{"a verb at a work request", small + "actions: [{verb: {verb: reg_mr, errno: EIO}, when: {wr: 5}}]", "nth and times"},
-		{"a later work request", small + "actions: [{reset: {dev: rxe0}, when: {wr: 5, wait: 1s}}]", "a delay cannot follow"},
-		{"a program at a work request", strings.Replace(small, "listens: 18515, wait: 10ms", "wr: 5", 1),
+		{"a reset at a packet", baseText + "actions: [{reset: {dev: rxe0}, when: {packet: 5}}]", "counted moment"},
+		{"a rule at a work request", baseText + "actions: [{fault: {dev: rxe0, drop: 1%}, when: {wr: 5}}]", "skip and limit"},
+		{"a verb at a work request", baseText + "actions: [{verb: {verb: reg_mr, errno: EIO}, when: {wr: 5}}]",
+			"nth and times"},
+		{"a later work request", baseText + "actions: [{reset: {dev: rxe0}, when: {wr: 5, wait: 1s}}]",
+			"a delay cannot follow"},
+		{"a program at a work request", strings.Replace(baseText, "listens: 18515, wait: 10ms", "wr: 5", 1),
 			"cannot start at a counted moment"},
-		{"no errno", small + "actions: [{verb: {verb: reg_mr}}]", "give a verb"},
-		{"a wrong errno", small + "actions: [{verb: {verb: reg_mr, errno: ENOPE}}]", "not the name of an error"},
-		{"a wrong signal", small + "actions: [{when: {at: 1s}, signal: {program: client, signal: KILL}}]", "not a signal"},
-		{"a wrong state", small + "actions: [{link: {dev: rxe0, state: off}}]", "none of up, down and flap"},
-		{"down for a time", small + "actions: [{link: {dev: rxe0, state: down, for: 1s}}]", "is the duration of a flap"},
-		{"no change", small + "actions: [{link: {dev: rxe0}}]", "changes nothing"},
-		{"a clear of another action", small + "actions: [{unplug: rxe0}, {clear: unplug rxe0}]", "no fault or verb"},
-		{"a wrong duration", small + "timeout: 5", "not a duration"},
-		{"a wrong share", small + "actions: [{fault: {dev: rxe0, drop: 101%}}]", "not a share"},
-		{"a wrong peer", small + "actions: [{fault: {dev: rxe0, drop: 1%, peer: 10.0.0}}]", "ParseAddr"},
-		{"a wrong rate", small + "actions: [{link: {dev: rxe0, shape: {rate: 5}}}]", ""},
-		{"a wrong size", small + "actions: [{link: {dev: rxe0, shape: {queue: 5p}}}]", "not a number of bytes"},
-		{"no bound", small + "expect: [{dev: rxe0, counter: a}]", "give is, min or max"},
-		{"a counter of a rule", small +
+		{"no errno", baseText + "actions: [{verb: {verb: reg_mr}}]", "give a verb"},
+		{"a wrong errno", baseText + "actions: [{verb: {verb: reg_mr, errno: ENOPE}}]", "not the name of an error"},
+		{"a wrong signal", baseText + "actions: [{when: {at: 1s}, signal: {program: client, signal: KILL}}]", "not a signal"},
+		{"a wrong state", baseText + "actions: [{link: {dev: rxe0, state: off}}]", "none of up, down and flap"},
+		{"down for a time", baseText + "actions: [{link: {dev: rxe0, state: down, for: 1s}}]", "is the duration of a flap"},
+		{"no change", baseText + "actions: [{link: {dev: rxe0}}]", "changes nothing"},
+		{"a clear of another action", baseText + "actions: [{unplug: rxe0}, {clear: unplug rxe0}]", "no fault or verb"},
+		{"a wrong duration", baseText + "timeout: 5", "not a duration"},
+		{"a wrong share", baseText + "actions: [{fault: {dev: rxe0, drop: 101%}}]", "not a share"},
+		{"a wrong peer", baseText + "actions: [{fault: {dev: rxe0, drop: 1%, peer: 10.0.0}}]", "ParseAddr"},
+		{"a wrong rate", baseText + "actions: [{link: {dev: rxe0, shape: {rate: 5}}}]", ""},
+		{"a wrong size", baseText + "actions: [{link: {dev: rxe0, shape: {queue: 5p}}}]", "not a number of bytes"},
+		{"no bound", baseText + "expect: [{dev: rxe0, counter: a}]", "give is, min or max"},
+		{"a counter of a rule", baseText +
 			"actions: [{name: f, fault: {dev: rxe0, drop: 1%}}]\nexpect: [{action: f, counter: x, is: 1}]", "seen or hit"},
-		{"killed, and an exit code", strings.Replace(small, "run: [client]",
+		{"killed, and an exit code", strings.Replace(baseText, "run: [client]",
 			"run: [client], expect: {exit: 1, killed: SIGKILL}", 1), "has no exit code"},
 		{"nothing", "", "no scenario"},
 		{"a comment", "# nothing\n", "no scenario"},
-		{"two scenarios", small + "---" + small, "second document"},
-		{"too much", "# " + strings.Repeat("x", maxFile), "exceed"},
+		{"two scenarios", baseText + "---" + baseText, "second document"},
+		{"too much", "# " + strings.Repeat("x", maxFileSize), "exceed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := parseFile([]byte(c.text), nil)
@@ -132,14 +136,14 @@ func TestParseErrors(t *testing.T) {
 			}
 		})
 	}
-	if _, err := parseFile([]byte(small), map[string]string{"NOPE": ""}); err == nil ||
+	if _, err := parseFile([]byte(baseText), map[string]string{"NOPE": ""}); err == nil ||
 		!strings.Contains(err.Error(), "the values are: ARG") {
 		t.Errorf("Parse with an unknown value: got %v, want an error", err)
 	}
 }
 
-// TestLoad checks that errors name the file, and that the size of a file is limited.
-func TestLoad(t *testing.T) {
+// TestLoadErrors checks that errors name the file, and that the size of a file is limited.
+func TestLoadErrors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.yaml")
 	if _, err := Load(path, nil); err == nil {
 		t.Error("Load of a missing file: got success, want an error")
@@ -161,23 +165,23 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestOneNameForTwo checks that an action and a program may have the same name, and may follow each other.
-func TestOneNameForTwo(t *testing.T) {
-	parse(t, small+"actions: [{name: client, unplug: rxe0, when: {exit: client}}]", nil)
-	parse(t, strings.Replace(small, "listens: 18515", "done: client",
+// TestActionAndProgramShareName checks that an action and a program may have the same name, and may follow each other.
+func TestActionAndProgramShareName(t *testing.T) {
+	mustParse(t, baseText+"actions: [{name: client, unplug: rxe0, when: {exit: client}}]", nil)
+	mustParse(t, strings.Replace(baseText, "listens: 18515", "done: client",
 		1)+"actions: [{name: client, unplug: rxe0, when: {at: 1s}}]", nil)
 }
 
-// TestMarkers checks that a document may have start and end markers.
-func TestMarkers(t *testing.T) {
-	for _, text := range []string{"---" + small, small + "---\n", small + "...\n"} {
-		parse(t, text, nil)
+// TestDocumentMarkers checks that a document may have start and end markers.
+func TestDocumentMarkers(t *testing.T) {
+	for _, text := range []string{"---" + baseText, baseText + "---\n", baseText + "...\n"} {
+		mustParse(t, text, nil)
 	}
 }
 
-// TestFolder checks that ${DIR} is the folder of the file, also in replaceable values.
-func TestFolder(t *testing.T) {
-	text := strings.Replace(small, "ARG: first", "ARG: '${DIR}/first'", 1) + "timeout: 1s\n"
+// TestDirVariable checks that ${DIR} is the folder of the file, also in replaceable values.
+func TestDirVariable(t *testing.T) {
+	text := strings.Replace(baseText, "ARG: first", "ARG: '${DIR}/first'", 1) + "timeout: 1s\n"
 	text = strings.Replace(text, "run: [client]", "run: ['${DIR}/client', '${ARG}'], env: {A: '${DIR}'}", 1)
 	path := filepath.Join(t.TempDir(), "x.yaml")
 	dir := filepath.Dir(path)
@@ -195,15 +199,15 @@ func TestFolder(t *testing.T) {
 	if f, err = Load(path, map[string]string{"ARG": "second"}); err != nil || f.Programs[0].Run[1] != "second" {
 		t.Errorf("run with a replaced value: got %v and error %v, want second", f.Programs[0].Run, err)
 	}
-	if f = parse(t, text, nil); f.Programs[1].Run[0] != "./client" {
+	if f = mustParse(t, text, nil); f.Programs[1].Run[0] != "./client" {
 		t.Errorf("run without a file: got %v, want ./client", f.Programs[1].Run)
 	}
 }
 
 // FuzzParse checks that parseFile returns a scenario or an error in a short time for each input.
 func FuzzParse(f *testing.F) {
-	f.Add(small)
-	f.Add(small + "actions: [{when: {wr: 5}, reset: {dev: rxe0, unreachable: 1s}}]")
+	f.Add(baseText)
+	f.Add(baseText + "actions: [{when: {wr: 5}, reset: {dev: rxe0, unreachable: 1s}}]")
 	f.Add("a: &a [*a]")
 	f.Add("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]")
 	f.Add("? [")

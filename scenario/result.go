@@ -22,17 +22,17 @@ type Result struct {
 	Passed   bool                         `json:"passed"`
 	Error    string                       `json:"error,omitempty"` // the reason for which the run has failed
 	TimedOut bool                         `json:"timed_out,omitempty"`
-	Checks   []check                      `json:"checks"`
+	Checks   []checkResult                `json:"checks"`
 	Programs []programResult              `json:"programs"`
 	Actions  []actionResult               `json:"actions"`
 	Counters map[string]map[string]uint64 `json:"counters"` // final values of each device's counters
 	Events   []deviceEvent                `json:"events,omitempty"`
 	Left     []string                     `json:"left,omitempty"` // device files still open after all programs have ended
-	Samples  []sample                     `json:"samples"`
+	Samples  []stateSample                `json:"samples"`
 }
 
-// check is a checked expectation.
-type check struct {
+// checkResult is a checked expectation.
+type checkResult struct {
 	Subject string `json:"subject"` // name of a program, an action or a device
 	What    string `json:"what"`
 	Passed  bool   `json:"passed"`
@@ -69,11 +69,11 @@ type actionResult struct {
 	At     time.Duration `json:"at_ns"` // start time; at a counted moment, accurate to lookEvery
 	End    time.Duration `json:"end_ns"`
 	Error  string        `json:"error,omitempty"`
-	Rule   *rule         `json:"rule,omitempty"`
+	Rule   *ruleResult   `json:"rule,omitempty"`
 }
 
-// rule holds the statistics of an action's rule.
-type rule struct {
+// ruleResult holds the statistics of an action's rule.
+type ruleResult struct {
 	Seen uint64 `json:"seen"`
 	Hit  uint64 `json:"hit"`
 	// HitAt holds the numbers of the first packets or calls that the rule has hit. The numbers count the packets or
@@ -81,8 +81,8 @@ type rule struct {
 	HitAt []uint64 `json:"hit_at,omitempty"`
 }
 
-// sample is the state of all devices at a time.
-type sample struct {
+// stateSample is the state of all devices at a time.
+type stateSample struct {
 	At      time.Duration           `json:"at_ns"`
 	Devices map[string]deviceSample `json:"devices"`
 }
@@ -115,24 +115,24 @@ func (e *deviceEvent) String() string {
 // maxEvents limits the events of a result.
 const maxEvents = 1000
 
-// Mark is an event of a run, for progress reports.
-type Mark struct {
+// ProgressEvent is an event of a run, for progress reports.
+type ProgressEvent struct {
 	At      time.Duration
-	Kind    MarkKind
+	Kind    ProgressKind
 	Subject string
 	Text    string
 }
 
-// MarkKind is the kind of a Mark.
-type MarkKind uint8
+// ProgressKind is the kind of a Mark.
+type ProgressKind uint8
 
 // Kinds of marks.
 const (
-	MarkStart  MarkKind = iota // a program has started
-	MarkLine                   // a program has printed a line
-	MarkExit                   // a program has ended
-	MarkAction                 // an action is done
-	MarkEvent                  // a device has reported an event
+	MarkStart  ProgressKind = iota // a program has started
+	MarkLine                       // a program has printed a line
+	MarkExit                       // a program has ended
+	MarkAction                     // an action is done
+	MarkEvent                      // a device has reported an event
 )
 
 func newResult(f *File, began time.Time) *Result {
@@ -143,7 +143,7 @@ func newResult(f *File, began time.Time) *Result {
 	}
 	for i := range f.Actions {
 		a := &f.Actions[i]
-		what, _ := a.what()
+		what, _ := a.describe()
 		r.Actions[i] = actionResult{Name: a.Name, What: what, Moment: a.When.String(), Out: a.out}
 	}
 	return r
@@ -157,7 +157,7 @@ func NotRun(f *File, why error) *Result {
 }
 
 // String describes the moment.
-func (m *moment) String() string {
+func (m *trigger) String() string {
 	if m == nil {
 		return "before the programs start"
 	}
@@ -188,21 +188,21 @@ func (m *moment) String() string {
 	return s
 }
 
-// finish checks the expectations.
-func (r *Result) finish(f *File, took time.Duration, err error) {
+// checkExpectations checks the expectations.
+func (r *Result) checkExpectations(f *File, took time.Duration, err error) {
 	r.Took = took
 	if err != nil {
 		r.Error = err.Error()
 	}
 	add := func(subject, what string, ok bool, why string, args ...any) {
-		c := check{Subject: subject, What: what, Passed: ok}
+		c := checkResult{Subject: subject, What: what, Passed: ok}
 		if !ok {
 			c.Why = fmt.Sprintf(why, args...)
 		}
 		r.Checks = append(r.Checks, c)
 	}
 	for i := range f.Programs {
-		r.program(&f.Programs[i], &r.Programs[i], add)
+		r.checkProgram(&f.Programs[i], &r.Programs[i], add)
 	}
 	for i := range f.Actions {
 		a := &r.Actions[i]
@@ -215,16 +215,16 @@ func (r *Result) finish(f *File, took time.Duration, err error) {
 		}
 	}
 	for i := range f.Expect {
-		r.counter(&f.Expect[i], add)
+		r.checkCounter(&f.Expect[i], add)
 	}
 	add("service", "nothing is left", len(r.Left) == 0, "open after all programs have ended: %s",
 		strings.Join(r.Left, "; "))
-	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c check) bool { return !c.Passed })
+	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c checkResult) bool { return !c.Passed })
 }
 
 type addCheck func(subject, what string, ok bool, why string, args ...any)
 
-func (r *Result) program(p *Program, res *programResult, add addCheck) {
+func (r *Result) checkProgram(p *Program, res *programResult, add addCheck) {
 	e := &p.Expect
 	switch {
 	case res.Error != "":
@@ -242,9 +242,9 @@ func (r *Result) program(p *Program, res *programResult, add addCheck) {
 	switch {
 	case res.Exit == nil || res.Killed:
 		add(p.Name, want.String(), false, "the program did not end by itself within %v%s",
-			time.Duration(r.limit(res)).Round(time.Millisecond), res.tail())
+			time.Duration(r.runTime(res)).Round(time.Millisecond), res.lastLine())
 	default:
-		add(p.Name, want.String(), *res.Exit == want, "%s%s", *res.Exit, res.tail())
+		add(p.Name, want.String(), *res.Exit == want, "%s%s", *res.Exit, res.lastLine())
 	}
 	if w := time.Duration(e.Within); w > 0 {
 		took := res.End - res.Start
@@ -256,7 +256,7 @@ func (r *Result) program(p *Program, res *programResult, add addCheck) {
 		re := regexp.MustCompile(s)
 		at := slices.IndexFunc(res.Lines[min(next, len(res.Lines)):],
 			func(l outputLine) bool { return re.MatchString(l.Text) })
-		add(p.Name, "prints /"+s+"/", at >= 0, "no such line%s%s", r.after(e, s, next), res.tail())
+		add(p.Name, "prints /"+s+"/", at >= 0, "no such line%s%s", r.orderHint(e, s, next), res.lastLine())
 		if at >= 0 {
 			next += at + 1
 		}
@@ -272,22 +272,22 @@ func (r *Result) program(p *Program, res *programResult, add addCheck) {
 	}
 }
 
-func (r *Result) limit(p *programResult) time.Duration {
+func (r *Result) runTime(p *programResult) time.Duration {
 	if p.End > p.Start {
 		return p.End - p.Start
 	}
 	return r.Took - p.Start
 }
 
-func (r *Result) after(e *outcome, s string, next int) string {
+func (r *Result) orderHint(e *expectedOutcome, s string, next int) string {
 	if next > 0 && slices.Index(e.Output, s) > 0 {
 		return " after what precedes it"
 	}
 	return ""
 }
 
-// tail describes the program's last line, for failures.
-func (p *programResult) tail() string {
+// lastLine describes the program's last line, for failures.
+func (p *programResult) lastLine() string {
 	for i := len(p.Lines) - 1; i >= 0; i-- {
 		if s := strings.TrimSpace(p.Lines[i].Text); s != "" {
 			return fmt.Sprintf("; its last line: %s", s)
@@ -296,7 +296,7 @@ func (p *programResult) tail() string {
 	return "; the program has printed nothing"
 }
 
-func (r *Result) counter(c *counter, add addCheck) {
+func (r *Result) checkCounter(c *expectedCounter, add addCheck) {
 	subject, what := c.Dev, c.Counter
 	var got uint64
 	if c.Action != "" {
@@ -492,16 +492,16 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 				same = append(same, fmt.Sprintf("action %q: its rule has hit %s, and %s", a.Name, n, m))
 			}
 		}
-		free = differs(free, fmt.Sprintf("action %q", a.Name), a.At, b.At)
+		free = appendDifference(free, fmt.Sprintf("action %q", a.Name), a.At, b.At)
 	}
 	for i := range min(len(r.Programs), len(o.Programs)) {
 		p, q := &r.Programs[i], &o.Programs[i]
 		if p.Exit != nil && q.Exit != nil && *p.Exit != *q.Exit {
 			free = append(free, fmt.Sprintf("%s: %s, and %s", p.Name, p.Exit, q.Exit))
 		}
-		free = differs(free, p.Name+" ended", p.End, q.End)
+		free = appendDifference(free, p.Name+" ended", p.End, q.End)
 		for j := range max(len(p.Lines), len(q.Lines)) {
-			if a, b := p.line(j), q.line(j); a != b {
+			if a, b := p.lineAt(j), q.lineAt(j); a != b {
 				free = append(free, fmt.Sprintf("%s: line %d: %q, and %q", p.Name, j+1, a, b))
 				break
 			}
@@ -519,9 +519,9 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 
 // sameHits reports whether two rules have hit the same packets or calls, as far as both have seen them and HitAt
 // lists them. If not, mine and others describe the first difference.
-func (r *rule) sameHits(o *rule) (mine, others string, ok bool) {
+func (r *ruleResult) sameHits(o *ruleResult) (mine, others string, ok bool) {
 	both := min(r.Seen, o.Seen)
-	at := func(r *rule, i int) (uint64, bool) { // the i-th hit seen by both rules, or 0; false if unknown
+	at := func(r *ruleResult, i int) (uint64, bool) { // the i-th hit seen by both rules, or 0; false if unknown
 		if i < len(r.HitAt) {
 			if r.HitAt[i] > both {
 				return 0, true
@@ -546,15 +546,15 @@ func (r *rule) sameHits(o *rule) (mine, others string, ok bool) {
 	return "", "", true
 }
 
-func (p *programResult) line(i int) string {
+func (p *programResult) lineAt(i int) string {
 	if i < len(p.Lines) {
 		return p.Lines[i].Text
 	}
 	return ""
 }
 
-// differs appends a message if two times differ by more than a tenth of a second.
-func differs(list []string, what string, a, b time.Duration) []string {
+// appendDifference appends a message if two times differ by more than a tenth of a second.
+func appendDifference(list []string, what string, a, b time.Duration) []string {
 	if d := a - b; d.Abs() > 100*time.Millisecond {
 		list = append(list, fmt.Sprintf("%s: at %v, and %v", what, a.Round(time.Millisecond), b.Round(time.Millisecond)))
 	}

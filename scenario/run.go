@@ -17,15 +17,15 @@ import (
 	"verbena/internal/fault"
 )
 
-// lab is the service that a scenario runs on. A lab has the devices and the seed of the scenario and no others. Do
-// may be called concurrently, and may sleep.
-type lab interface {
+// scenarioService is the service that a scenario runs on. A lab has the devices and the seed of the scenario and no
+// others. Do may be called concurrently, and may sleep.
+type scenarioService interface {
 	Do(r *ctl.Request) (*ctl.Response, error)
 }
 
-// starter starts programs on the lab. The starter calls line with each line of a program's output until Wait has
+// programStarter starts programs on the lab. The starter calls line with each line of a program's output until Wait has
 // returned.
-type starter interface {
+type programStarter interface {
 	Start(p *Program, line func(text string)) (Process, error)
 }
 
@@ -55,12 +55,12 @@ func (e Exit) String() string {
 
 // Runner runs scenarios.
 type Runner struct {
-	Lab     lab
-	Starter starter
+	Lab     scenarioService
+	Starter programStarter
 	// Listens reports whether a TCP port of this network namespace has a listener.
 	Listens func(port int) bool
 	// Progress, if not nil, is called with each event. Calls are not concurrent.
-	Progress func(Mark)
+	Progress func(ProgressEvent)
 }
 
 const (
@@ -93,8 +93,8 @@ type runEvent struct {
 	id      int
 }
 
-// run is the state of a running scenario. Only one goroutine uses it.
-type run struct {
+// runState is the state of a running scenario. Only one goroutine uses it.
+type runState struct {
 	*Runner
 	f     *File
 	res   *Result
@@ -112,7 +112,7 @@ type run struct {
 }
 
 type programRun struct {
-	state  progress
+	state  progressState
 	due    time.Time
 	proc   Process
 	killed bool
@@ -121,8 +121,8 @@ type programRun struct {
 	output, never []*regexp.Regexp
 }
 
-// expects reports whether the line is the first match of an expectation of the program.
-func (p *programRun) expects(text string) (is bool) {
+// matchesExpectation reports whether the line is the first match of an expectation of the program.
+func (p *programRun) matchesExpectation(text string) (is bool) {
 	if len(p.output) > 0 && p.output[0].MatchString(text) {
 		p.output = p.output[1:]
 		is = true
@@ -135,7 +135,7 @@ func (p *programRun) expects(text string) (is bool) {
 	return is
 }
 
-func expressions(list []string) (all []*regexp.Regexp) {
+func compileExpressions(list []string) (all []*regexp.Regexp) {
 	for _, s := range list {
 		all = append(all, regexp.MustCompile(s))
 	}
@@ -143,20 +143,20 @@ func expressions(list []string) (all []*regexp.Regexp) {
 }
 
 type actionRun struct {
-	state progress
+	state progressState
 	due   time.Time
 	armed bool // the device is waiting for the moment
 	id    int  // ID of the rule
 	live  bool // the rule exists
 }
 
-// progress is the state of a program or an action.
+// progressState is the state of a program or an action.
 //
 //	waiting --moment--> dueLater --end of wait--> underWay --> over
-type progress uint8
+type progressState uint8
 
 const (
-	waiting progress = iota
+	waiting progressState = iota
 	dueLater
 	underWay
 	over
@@ -165,7 +165,7 @@ const (
 // Run runs a scenario. An error means that the run could not be completed. The Result then holds the events until
 // the error. Run may sleep for the time limit of the file and a few seconds more.
 func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
-	x := &run{Runner: r, f: f, news: make(chan runEvent), began: time.Now(), thin: int(sampleInterval / pollInterval),
+	x := &runState{Runner: r, f: f, news: make(chan runEvent), began: time.Now(), thin: int(sampleInterval / pollInterval),
 		programs: make([]programRun, len(f.Programs)), actions: make([]actionRun, len(f.Actions)),
 		counters: map[string]map[string]uint64{}}
 	x.res = newResult(f, x.began)
@@ -174,16 +174,16 @@ func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
 			x.actions[i].state = over
 		}
 	}
-	err := x.all(ctx)
-	x.res.finish(f, time.Since(x.began), err)
+	err := x.runAll(ctx)
+	x.res.checkExpectations(f, time.Since(x.began), err)
 	return x.res, err
 }
 
-func (x *run) all(ctx context.Context) error {
+func (x *runState) runAll(ctx context.Context) error {
 	for i := range x.f.Devices {
 		if d := &x.f.Devices[i]; d.Link != nil {
 			if _, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkSet,
-				Set: &ctl.LinkSet{Name: d.Name, Shape: x.shape(d.Link)}}); err != nil {
+				Set: &ctl.LinkSet{Name: d.Name, Shape: x.seededShape(d.Link)}}); err != nil {
 				return fmt.Errorf("device %s: %w", d.Name, err)
 			}
 		}
@@ -192,10 +192,10 @@ func (x *run) all(ctx context.Context) error {
 	defer limit.Stop()
 	for i := range x.f.Actions {
 		a := &x.f.Actions[i]
-		if a.out || a.When != nil && !a.When.counted() {
+		if a.out || a.When != nil && !a.When.isCounted() {
 			continue
 		}
-		x.begin(i)
+		x.beginAction(i)
 		select {
 		case h := <-x.news:
 			x.handleEvent(h)
@@ -215,12 +215,12 @@ func (x *run) all(ctx context.Context) error {
 	x.readCounters()
 	x.began = time.Now()
 	x.res.Began = x.began
-	defer x.end()
+	defer x.endRun()
 	return x.loop(ctx)
 }
 
 // loop runs until all programs have ended, and all actions are done whose moments can still occur.
-func (x *run) loop(ctx context.Context) error {
+func (x *runState) loop(ctx context.Context) error {
 	limit := time.NewTimer(time.Duration(x.f.Timeout))
 	defer limit.Stop()
 	tick := time.NewTicker(pollInterval)
@@ -245,29 +245,29 @@ func (x *run) loop(ctx context.Context) error {
 }
 
 // finished reports whether no more events can happen. The remaining actions then wait for events of ended programs.
-func (x *run) finished() bool {
+func (x *runState) finished() bool {
 	if x.running > 0 || x.busy > 0 {
 		return false
 	}
 	for i := range x.programs {
-		if p := &x.programs[i]; p.state == dueLater || p.state == waiting && x.mayCome(x.f.Programs[i].Start) {
+		if p := &x.programs[i]; p.state == dueLater || p.state == waiting && x.mayOccurIdle(x.f.Programs[i].Start) {
 			return false
 		}
 	}
 	for i := range x.actions {
 		a := &x.actions[i]
-		if a.state == dueLater || a.state == waiting && x.mayCome(x.f.Actions[i].When) {
+		if a.state == dueLater || a.state == waiting && x.mayOccurIdle(x.f.Actions[i].When) {
 			return false
 		}
 	}
 	return true
 }
 
-// mayCome reports whether a moment can occur while no program runs.
-func (x *run) mayCome(m *moment) bool { return m != nil && m.At != nil }
+// mayOccurIdle reports whether a moment can occur while no program runs.
+func (x *runState) mayOccurIdle(m *trigger) bool { return m != nil && m.At != nil }
 
-// end kills the remaining programs and records the final state.
-func (x *run) end() {
+// endRun kills the remaining programs and records the final state.
+func (x *runState) endRun() {
 	for i := range x.programs {
 		if p := &x.programs[i]; p.state == underWay {
 			p.killed = true
@@ -294,18 +294,18 @@ wait:
 }
 
 // handleEvent handles an event.
-func (x *run) handleEvent(h runEvent) {
+func (x *runState) handleEvent(h runEvent) {
 	at := time.Since(x.began)
 	switch {
 	case h.line != nil:
 		p := &x.res.Programs[h.program]
-		if x.programs[h.program].expects(*h.line) || len(p.Lines) < maxLines {
+		if x.programs[h.program].matchesExpectation(*h.line) || len(p.Lines) < maxLines {
 			p.Lines = append(p.Lines, outputLine{at, *h.line})
 		} else {
 			p.More++
 		}
-		x.mark(Mark{At: at, Kind: MarkLine, Subject: p.Name, Text: *h.line})
-		x.markDue(func(m *moment) bool {
+		x.reportProgress(ProgressEvent{At: at, Kind: MarkLine, Subject: p.Name, Text: *h.line})
+		x.markDue(func(m *trigger) bool {
 			return m.Output != "" && m.Of == p.Name && regexp.MustCompile(m.Output).MatchString(*h.line)
 		})
 	case h.exit != nil:
@@ -314,8 +314,8 @@ func (x *run) handleEvent(h runEvent) {
 		x.running--
 		p.End, p.Exit = at, h.exit
 		p.Killed = x.programs[h.program].killed
-		x.mark(Mark{At: at, Kind: MarkExit, Subject: p.Name, Text: h.exit.String()})
-		x.markDue(func(m *moment) bool { return m.Exit == p.Name })
+		x.reportProgress(ProgressEvent{At: at, Kind: MarkExit, Subject: p.Name, Text: h.exit.String()})
+		x.markDue(func(m *trigger) bool { return m.Exit == p.Name })
 	case h.done:
 		x.busy--
 		a, res := &x.actions[h.action], &x.res.Actions[h.action]
@@ -331,7 +331,7 @@ func (x *run) handleEvent(h runEvent) {
 }
 
 // markDone records that an action is done.
-func (x *run) markDone(i int, at time.Duration) {
+func (x *runState) markDone(i int, at time.Duration) {
 	a, res := &x.actions[i], &x.res.Actions[i]
 	a.state = over
 	res.Done = true
@@ -343,27 +343,27 @@ func (x *run) markDone(i int, at time.Duration) {
 	if res.Error != "" {
 		text += ": " + res.Error
 	}
-	x.mark(Mark{At: res.At, Kind: MarkAction, Subject: res.Name, Text: text})
-	x.markDue(func(m *moment) bool { return m.Done == res.Name })
+	x.reportProgress(ProgressEvent{At: res.At, Kind: MarkAction, Subject: res.Name, Text: text})
+	x.markDue(func(m *trigger) bool { return m.Done == res.Name })
 }
 
-func (x *run) mark(m Mark) {
+func (x *runState) reportProgress(m ProgressEvent) {
 	if x.Progress != nil {
 		x.Progress(m)
 	}
 }
 
 // markDue marks the programs and actions as due if is returns true for their moment.
-func (x *run) markDue(is func(*moment) bool) {
+func (x *runState) markDue(is func(*trigger) bool) {
 	now := time.Now()
-	x.each(func(m *moment, state *progress, due *time.Time) {
-		if *state == waiting && m != nil && !m.counted() && is(m) {
+	x.forEachTrigger(func(m *trigger, state *progressState, due *time.Time) {
+		if *state == waiting && m != nil && !m.isCounted() && is(m) {
 			*state, *due = dueLater, now.Add(time.Duration(m.Wait))
 		}
 	})
 }
 
-func (x *run) each(f func(m *moment, state *progress, due *time.Time)) {
+func (x *runState) forEachTrigger(f func(m *trigger, state *progressState, due *time.Time)) {
 	for i := range x.programs {
 		f(x.f.Programs[i].Start, &x.programs[i].state, &x.programs[i].due)
 	}
@@ -373,40 +373,41 @@ func (x *run) each(f func(m *moment, state *progress, due *time.Time)) {
 }
 
 // advance starts the due programs and actions.
-func (x *run) advance(now time.Time) {
+func (x *runState) advance(now time.Time) {
 	x.stale = true
 	for again := true; again; { // the start of one program may be the moment of another
 		again = false
-		x.markDue(func(m *moment) bool {
+		x.markDue(func(m *trigger) bool {
 			switch {
 			case m.At != nil:
 				return now.Sub(x.began) >= time.Duration(*m.At)
 			case m.Listens != 0:
 				return x.Listens(m.Listens)
 			case m.Counter != "":
-				return x.counter(m.Dev, m.Counter) >= m.Reaches
+				return x.readCounter(m.Dev, m.Counter) >= m.Reaches
 			}
 			return false
 		})
 		for i := range x.programs {
 			p := &x.programs[i]
 			if p.state == waiting && x.f.Programs[i].Start == nil || p.state == dueLater && !now.Before(p.due) {
-				x.start(i)
+				x.startProgram(i)
 				again = true
 			}
 		}
 		for i := range x.actions {
 			if a := &x.actions[i]; a.state == dueLater && !now.Before(a.due) {
-				x.begin(i)
+				x.beginAction(i)
 			}
 		}
 	}
 }
 
-func (x *run) start(i int) {
+func (x *runState) startProgram(i int) {
 	p, res := &x.programs[i], &x.res.Programs[i]
 	res.Start, res.Started = time.Since(x.began), true
-	x.mark(Mark{At: res.Start, Kind: MarkStart, Subject: res.Name, Text: strings.Join(x.f.Programs[i].Run, " ")})
+	x.reportProgress(ProgressEvent{At: res.Start, Kind: MarkStart, Subject: res.Name,
+		Text: strings.Join(x.f.Programs[i].Run, " ")})
 	proc, err := x.Starter.Start(&x.f.Programs[i], func(text string) {
 		text = strings.ToValidUTF8(text[:min(len(text), maxLine)], "\ufffd")
 		x.news <- runEvent{program: i, line: &text}
@@ -414,29 +415,29 @@ func (x *run) start(i int) {
 	if err != nil {
 		p.state = over
 		res.End, res.Error = res.Start, err.Error()
-		x.mark(Mark{At: res.Start, Kind: MarkExit, Subject: res.Name, Text: err.Error()})
+		x.reportProgress(ProgressEvent{At: res.Start, Kind: MarkExit, Subject: res.Name, Text: err.Error()})
 		return
 	}
 	p.state, p.proc = underWay, proc
-	p.output, p.never = expressions(x.f.Programs[i].Expect.Output), expressions(x.f.Programs[i].Expect.Never)
+	p.output, p.never = compileExpressions(x.f.Programs[i].Expect.Output), compileExpressions(x.f.Programs[i].Expect.Never)
 	x.running++
 	go func() {
 		e := proc.Wait()
 		x.news <- runEvent{program: i, exit: &e}
 	}()
-	x.markDue(func(m *moment) bool { return m.Started == res.Name })
+	x.markDue(func(m *trigger) bool { return m.Started == res.Name })
 }
 
-// forget ends the pending counted moments that action i makes the devices cancel.
-func (x *run) forget(i int) {
+// cancelTriggers ends the pending counted moments that action i makes the devices cancel.
+func (x *runState) cancelTriggers(i int) {
 	looked := false
 	for j := range x.actions {
-		if !x.waitsForCount(j) || !x.f.Actions[i].forgets(&x.f.Actions[j]) {
+		if !x.waitsForCount(j) || !x.f.Actions[i].cancelsTriggerOf(&x.f.Actions[j]) {
 			continue
 		}
 		if !looked {
 			looked = true
-			x.armed() // the moment may have occurred just now
+			x.findOccurred() // the moment may have occurred just now
 		}
 		if x.waitsForCount(j) {
 			x.res.Actions[j].Error = fmt.Sprintf("its moment was not reached before %q, which cancelled it",
@@ -447,18 +448,20 @@ func (x *run) forget(i int) {
 }
 
 // waitsForCount reports whether the device is still waiting for the counted moment of action i.
-func (x *run) waitsForCount(i int) bool { return x.actions[i].state == underWay && x.actions[i].armed }
+func (x *runState) waitsForCount(i int) bool {
+	return x.actions[i].state == underWay && x.actions[i].armed
+}
 
-// begin performs an action, or arms the device to perform it at its counted moment.
-func (x *run) begin(i int) {
-	x.forget(i)
+// beginAction performs an action, or arms the device to perform it at its counted moment.
+func (x *runState) beginAction(i int) {
+	x.cancelTriggers(i)
 	a, f := &x.actions[i], &x.f.Actions[i]
 	res := &x.res.Actions[i]
-	a.state, a.armed = underWay, f.When.counted()
+	a.state, a.armed = underWay, f.When.isCounted()
 	res.At, res.Began = time.Since(x.began), true
 	x.busy++
 	if s := f.Signal; s != nil {
-		proc, err := x.process(s.Program)
+		proc, err := x.runningProcess(s.Program)
 		go func() {
 			if err == nil {
 				err = proc.Signal(signalNumber(s.Signal))
@@ -467,7 +470,7 @@ func (x *run) begin(i int) {
 		}()
 		return
 	}
-	requests, err := x.requests(f)
+	requests, err := x.actionRequests(f)
 	go func() {
 		id := 0
 		for _, r := range requests {
@@ -483,8 +486,8 @@ func (x *run) begin(i int) {
 	}()
 }
 
-// process returns the named program, which must be running.
-func (x *run) process(name string) (Process, error) {
+// runningProcess returns the named program, which must be running.
+func (x *runState) runningProcess(name string) (Process, error) {
 	for i := range x.programs {
 		if x.f.Programs[i].Name == name && x.programs[i].state == underWay {
 			return x.programs[i].proc, nil
@@ -493,9 +496,9 @@ func (x *run) process(name string) (Process, error) {
 	return nil, fmt.Errorf("%s is not running", name)
 }
 
-// requests returns the requests to the service for an action.
-func (x *run) requests(a *actionSpec) ([]*ctl.Request, error) {
-	var m moment
+// actionRequests returns the requests to the service for an action.
+func (x *runState) actionRequests(a *actionSpec) ([]*ctl.Request, error) {
+	var m trigger
 	if a.When != nil {
 		m = *a.When
 	}
@@ -504,7 +507,7 @@ func (x *run) requests(a *actionSpec) ([]*ctl.Request, error) {
 		l := a.Link
 		return []*ctl.Request{{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: l.Dev, State: ctl.LinkState(l.State),
 			Down: time.Duration(l.For), MTU: l.MTU,
-			Shape: x.shape(l.Shape), AtWR: m.WR, AtPacket: m.Packet}}}, nil
+			Shape: x.seededShape(l.Shape), AtWR: m.WR, AtPacket: m.Packet}}}, nil
 	case a.Reset != nil:
 		r := &ctl.DevReset{Name: a.Reset.Dev, NoFlush: a.Reset.NoFlush, AtWR: m.WR}
 		if u := a.Reset.Unreachable; u != nil {
@@ -524,7 +527,7 @@ func (x *run) requests(a *actionSpec) ([]*ctl.Request, error) {
 		list := []*ctl.Request{{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: d.Name, Addrs: d.Addr, Netdev: d.If,
 			Wire: x.f.Wire}}}
 		if d.Link != nil {
-			list = append(list, &ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: d.Name, Shape: x.shape(d.Link)}})
+			list = append(list, &ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: d.Name, Shape: x.seededShape(d.Link)}})
 		}
 		return list, nil
 	case a.Fault != nil:
@@ -542,7 +545,7 @@ func (x *run) requests(a *actionSpec) ([]*ctl.Request, error) {
 		for i := range x.f.Actions {
 			if x.f.Actions[i].Name == a.Clear && x.actions[i].live {
 				id, x.actions[i].live = x.actions[i].id, false
-				x.rule(i)
+				x.recordRule(i)
 			}
 		}
 		if id == 0 {
@@ -555,8 +558,8 @@ func (x *run) requests(a *actionSpec) ([]*ctl.Request, error) {
 	return nil, errors.New("the action does nothing")
 }
 
-// shape returns the shape with the seed of the scenario, if the shape uses random numbers.
-func (x *run) shape(s *fault.Shape) *fault.Shape {
+// seededShape returns the shape with the seed of the scenario, if the shape uses random numbers.
+func (x *runState) seededShape(s *fault.Shape) *fault.Shape {
 	if s == nil {
 		return nil
 	}
@@ -568,22 +571,22 @@ func (x *run) shape(s *fault.Shape) *fault.Shape {
 }
 
 // pollDevices polls the devices for moments and samples.
-func (x *run) pollDevices() {
+func (x *runState) pollDevices() {
 	x.ticks++
 	if x.ticks%x.thin == 0 {
-		x.sample()
+		x.recordSample()
 	}
-	x.armed()
+	x.findOccurred()
 }
 
-// armed finds the counted moments that have occurred since the last call.
-func (x *run) armed() {
+// findOccurred finds the counted moments that have occurred since the last call.
+func (x *runState) findOccurred() {
 	links, devs := "", ""
 	for i := range x.actions {
 		if !x.waitsForCount(i) {
 			continue
 		}
-		dev, what := x.f.Actions[i].dev(), ""
+		dev, what := x.f.Actions[i].deviceName(), ""
 		if x.f.Actions[i].Link != nil {
 			if links == "" {
 				links = x.waitingLinks()
@@ -602,7 +605,7 @@ func (x *run) armed() {
 }
 
 // waitingLinks returns the names of the devices with a pending counted change of the link, one a line.
-func (x *run) waitingLinks() string {
+func (x *runState) waitingLinks() string {
 	list := "\n"
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkShow}); err == nil {
 		for _, l := range a.Links {
@@ -614,7 +617,7 @@ func (x *run) waitingLinks() string {
 	return list
 }
 
-func (x *run) waitingDevs() string {
+func (x *runState) waitingDevs() string {
 	list := "\n"
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpDevShow}); err == nil {
 		for _, d := range a.Devs {
@@ -626,28 +629,28 @@ func (x *run) waitingDevs() string {
 	return list
 }
 
-// counter returns the current value of a counter of a device.
-func (x *run) counter(dev, name string) uint64 {
+// readCounter returns the current value of a counter of a device.
+func (x *runState) readCounter(dev, name string) uint64 {
 	if x.stale {
 		x.readCounters()
 	}
 	return x.counters[dev][name]
 }
 
-func (x *run) readCounters() {
+func (x *runState) readCounters() {
 	x.stale = false
 	a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpStatShow})
 	if err != nil {
 		return
 	}
 	for _, s := range a.Stats {
-		x.events(s.Dev, x.counters[s.Dev], s.Counters)
+		x.recordEvents(s.Dev, x.counters[s.Dev], s.Counters)
 		x.counters[s.Dev] = s.Counters // a removed device keeps its last values
 	}
 }
 
-// events records the asynchronous events of a device between two reads of its counters.
-func (x *run) events(dev string, before, now map[string]uint64) {
+// recordEvents records the asynchronous events of a device between two reads of its counters.
+func (x *runState) recordEvents(dev string, before, now map[string]uint64) {
 	if before == nil {
 		return // ignores events from before the start of the programs
 	}
@@ -661,14 +664,14 @@ func (x *run) events(dev string, before, now map[string]uint64) {
 			e.Times -= before[name]
 		}
 		x.res.Events = append(x.res.Events, e)
-		x.mark(Mark{At: e.At, Kind: MarkEvent, Subject: dev, Text: e.String()})
+		x.reportProgress(ProgressEvent{At: e.At, Kind: MarkEvent, Subject: dev, Text: e.String()})
 	}
 }
 
-// sample records the state of the devices for the timeline.
-func (x *run) sample() {
+// recordSample records the state of the devices for the timeline.
+func (x *runState) recordSample() {
 	x.readCounters()
-	s := sample{At: time.Since(x.began), Devices: map[string]deviceSample{}}
+	s := stateSample{At: time.Since(x.began), Devices: map[string]deviceSample{}}
 	states := map[string]deviceSample{}
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkShow}); err == nil {
 		for _, l := range a.Links {
@@ -699,31 +702,31 @@ func (x *run) sample() {
 	}
 }
 
-// rule records the statistics of an action's rule.
-func (x *run) rule(i int) {
+// recordRule records the statistics of an action's rule.
+func (x *runState) recordRule(i int) {
 	a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpFaultShow})
 	if err != nil {
 		return
 	}
 	for _, s := range a.Faults {
 		if s.ID == x.actions[i].id {
-			x.res.Actions[i].Rule = &rule{Seen: s.Seen, Hit: s.Hit, HitAt: s.HitAt}
+			x.res.Actions[i].Rule = &ruleResult{Seen: s.Seen, Hit: s.Hit, HitAt: s.HitAt}
 		}
 	}
 }
 
 // recordFinal records the final state.
-func (x *run) recordFinal() {
+func (x *runState) recordFinal() {
 	for i := range x.actions {
 		if x.actions[i].live {
-			x.rule(i)
+			x.recordRule(i)
 		}
 	}
-	x.sample()
+	x.recordSample()
 	for dev, c := range x.counters {
 		x.res.Counters[dev] = maps.Clone(c)
 	}
-	x.armed()
+	x.findOccurred()
 	if x.running > 0 {
 		return
 	}

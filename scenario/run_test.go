@@ -20,8 +20,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// world is a simulated service with its programs, on virtual time.
-type world struct {
+// simService is a simulated service with its programs, on virtual time.
+type simService struct {
 	mu       sync.Mutex
 	began    time.Time
 	did      []string // actions with their times
@@ -32,11 +32,11 @@ type world struct {
 	leftUntil time.Time
 	fails     string // operation that fails
 	listens   bool
-	scripts   map[string]func(*script) Exit
+	scripts   map[string]func(*simProgram) Exit
 	killed    []string
 }
 
-func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
+func (w *simService) Do(r *ctl.Request) (*ctl.Response, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	note := func(s string, a ...any) {
@@ -94,9 +94,9 @@ func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
 	return a, nil
 }
 
-// script is a simulated program.
-type script struct {
-	w      *world
+// simProgram is a simulated program.
+type simProgram struct {
+	w      *simService
 	name   string
 	line   func(string)
 	signal chan syscall.Signal
@@ -104,10 +104,10 @@ type script struct {
 	exit   Exit
 }
 
-func (s *script) print(text string) { s.line(text) }
+func (s *simProgram) printLine(text string) { s.line(text) }
 
-// sleep sleeps for d and returns the signal received in that time, or 0.
-func (s *script) sleep(d time.Duration) syscall.Signal {
+// sleepOrSignal sleeps for d and returns the signal received in that time, or 0.
+func (s *simProgram) sleepOrSignal(d time.Duration) syscall.Signal {
 	select {
 	case sig := <-s.signal:
 		return sig
@@ -116,11 +116,11 @@ func (s *script) sleep(d time.Duration) syscall.Signal {
 	}
 }
 
-func (s *script) Wait() Exit { <-s.ended; return s.exit }
+func (s *simProgram) Wait() Exit { <-s.ended; return s.exit }
 
-func (s *script) Signal(sig syscall.Signal) error { s.signal <- sig; return nil }
+func (s *simProgram) Signal(sig syscall.Signal) error { s.signal <- sig; return nil }
 
-func (s *script) Kill() {
+func (s *simProgram) Kill() {
 	s.w.mu.Lock()
 	s.w.killed = append(s.w.killed, s.name)
 	s.w.mu.Unlock()
@@ -130,12 +130,12 @@ func (s *script) Kill() {
 	}
 }
 
-func (w *world) Start(p *Program, line func(string)) (Process, error) {
+func (w *simService) Start(p *Program, line func(string)) (Process, error) {
 	f := w.scripts[p.Run[0]]
 	if f == nil {
 		return nil, errors.New("no such program")
 	}
-	s := &script{w: w, name: p.Name, line: line, signal: make(chan syscall.Signal, 1), ended: make(chan struct{})}
+	s := &simProgram{w: w, name: p.Name, line: line, signal: make(chan syscall.Signal, 1), ended: make(chan struct{})}
 	go func() {
 		s.exit = f(s)
 		close(s.ended)
@@ -143,10 +143,10 @@ func (w *world) Start(p *Program, line func(string)) (Process, error) {
 	return s, nil
 }
 
-// run runs a scenario on virtual time.
-func (w *world) run(t *testing.T, text string) *Result {
+// runScenario runs a scenario on virtual time.
+func (w *simService) runScenario(t *testing.T, text string) *Result {
 	t.Helper()
-	f := parse(t, text, nil)
+	f := mustParse(t, text, nil)
 	w.began = time.Now()
 	r := Runner{Lab: w, Starter: w, Listens: func(int) bool { w.mu.Lock(); defer w.mu.Unlock(); return w.listens }}
 	res, err := r.Run(t.Context(), f)
@@ -156,7 +156,7 @@ func (w *world) run(t *testing.T, text string) *Result {
 	return res
 }
 
-func failures(r *Result) string {
+func listFailures(r *Result) string {
 	var list []string
 	for _, c := range r.Checks {
 		if !c.Passed {
@@ -166,23 +166,23 @@ func failures(r *Result) string {
 	return strings.Join(list, "; ")
 }
 
-func newWorld() *world {
-	return &world{counters: map[string]uint64{}, scripts: map[string]func(*script) Exit{
-		"server": func(s *script) Exit {
-			s.print("ready")
-			s.sleep(300 * time.Millisecond)
+func newSimService() *simService {
+	return &simService{counters: map[string]uint64{}, scripts: map[string]func(*simProgram) Exit{
+		"server": func(s *simProgram) Exit {
+			s.printLine("ready")
+			s.sleepOrSignal(300 * time.Millisecond)
 			s.w.mu.Lock()
 			s.w.listens = true
 			s.w.mu.Unlock()
-			if sig := s.sleep(5 * time.Second); sig != 0 {
+			if sig := s.sleepOrSignal(5 * time.Second); sig != 0 {
 				return Exit{Signal: sig}
 			}
-			s.print("done")
+			s.printLine("done")
 			return Exit{}
 		},
-		"client": func(s *script) Exit {
-			s.print("hello")
-			if sig := s.sleep(2 * time.Second); sig != 0 {
+		"client": func(s *simProgram) Exit {
+			s.printLine("hello")
+			if sig := s.sleepOrSignal(2 * time.Second); sig != 0 {
 				return Exit{Signal: sig}
 			}
 			s.w.mu.Lock()
@@ -190,24 +190,24 @@ func newWorld() *world {
 			s.w.counters["event_port_err"] += 2
 			s.w.armed = false
 			s.w.mu.Unlock()
-			s.sleep(time.Second)
-			s.print("bye")
+			s.sleepOrSignal(time.Second)
+			s.printLine("bye")
 			return Exit{Code: 3}
 		},
-		"forever": func(s *script) Exit { return Exit{Signal: s.sleep(time.Hour)} },
+		"forever": func(s *simProgram) Exit { return Exit{Signal: s.sleepOrSignal(time.Hour)} },
 	}}
 }
 
-const devices = "devices: [{name: rxe0}]\n"
+const devicesYAML = "devices: [{name: rxe0}]\n"
 
-// TestRun checks that programs and actions start at their moments, and that their results are checked.
-func TestRun(t *testing.T) {
+// TestRunStartsOnTime checks that programs and actions start at their moments, and that their results are checked.
+func TestRunStartsOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
+		w := newSimService()
 		w.counters["event_gid_change"] = 1 // before the start
-		r := w.run(t, `
+		r := w.runScenario(t, `
 name: all moments
-`+devices+`
+`+devicesYAML+`
 programs:
   - {name: server, run: [server], expect: {output: [ready, done], never: [panic]}}
   - {name: client, run: [client], start: {listens: 1}, expect: {exit: 3, output: [hello, bye], within: 3.5s}}
@@ -224,7 +224,7 @@ actions:
 expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, is: 3}]
 `)
 		if !r.Passed {
-			t.Errorf("failures: got %s, want none", failures(r))
+			t.Errorf("failures: got %s, want none", listFailures(r))
 		}
 		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug",
 			"2.3s dev plug", "2.35s dev event",
@@ -232,9 +232,9 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 		if len(w.did) != len(want) {
 			t.Fatalf("actions: got %q, want %q", w.did, want)
 		}
-		slices.SortStableFunc(w.did, func(a, b string) int { return at(a) - at(b) })
+		slices.SortStableFunc(w.did, func(a, b string) int { return actionMillis(a) - actionMillis(b) })
 		for i := range want {
-			d := at(w.did[i]) - at(want[i])
+			d := actionMillis(w.did[i]) - actionMillis(want[i])
 			_, got, _ := strings.Cut(w.did[i], " ")
 			if _, what, _ := strings.Cut(want[i], " "); got != what || d < 0 || d > 25 {
 				t.Errorf("action %d: got %s, want %s", i, w.did[i], want[i])
@@ -251,8 +251,8 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 	})
 }
 
-// at returns the time of an action in milliseconds.
-func at(s string) int {
+// actionMillis returns the time of an action in milliseconds.
+func actionMillis(s string) int {
 	text, _, _ := strings.Cut(s, " ")
 	d, _ := time.ParseDuration(text)
 	return int(d.Milliseconds())
@@ -271,7 +271,8 @@ func TestRunFails(t *testing.T) {
 		{"output", "programs: [{name: a, run: [server], expect: {output: [nope]}}]", "a: prints /nope/"},
 		{"output in another order", "programs: [{name: a, run: [server], expect: {output: [done, ready]}}]",
 			"a: prints /ready/"},
-		{"one line for two expectations", "programs: [{name: a, run: [server], expect: {output: [done, done]}}]", "a: prints /done/"},
+		{"one line for two expectations", "programs: [{name: a, run: [server], expect: {output: [done, done]}}]",
+			"a: prints /done/"},
 		{"a forbidden line", "programs: [{name: a, run: [server], expect: {never: [do.e]}}]", "a: never prints /do.e/"},
 		{"too slow", "programs: [{name: a, run: [server], expect: {within: 1s}}]", "a: within 1s"},
 		{"does not end", "timeout: 10s\nprograms: [{name: a, run: [forever], expect: {killed: SIGKILL}}]",
@@ -297,10 +298,10 @@ func TestRunFails(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld()
+				w := newSimService()
 				w.counters["c"] = 5
-				r := w.run(t, "name: x\n"+devices+c.text)
-				if got := failures(r); got != c.want || r.Passed {
+				r := w.runScenario(t, "name: x\n"+devicesYAML+c.text)
+				if got := listFailures(r); got != c.want || r.Passed {
 					t.Errorf("failures: got %q (passed: %t), want %q", got, r.Passed, c.want)
 				}
 			})
@@ -308,11 +309,11 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
-// TestWithout checks that an omitted action and its followers are not done, and that this is not a failure. The
+// TestRemoveAction checks that an omitted action and its followers are not done, and that this is not a failure. The
 // other expectations are still checked.
-func TestWithout(t *testing.T) {
+func TestRemoveAction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		text := "name: x\n" + devices + `
+		text := "name: x\n" + devicesYAML + `
 programs: [{name: a, run: [server], expect: {output: [ready, never]}}]
 actions:
   - {name: rule, fault: {dev: rxe0, drop: 1%}}
@@ -323,19 +324,19 @@ actions:
   - {name: other, when: {at: 1s}, unplug: rxe0}
 expect: [{action: rule, counter: hit, min: 1}]
 `
-		f := parse(t, text, nil)
+		f := mustParse(t, text, nil)
 		for _, a := range []string{"armed", "rule"} {
 			if err := f.RemoveAction(a); err != nil {
 				t.Fatal(err)
 			}
 		}
-		w := newWorld()
+		w := newSimService()
 		w.began = time.Now()
 		r, err := (&Runner{Lab: w, Starter: w, Listens: func(int) bool { return false }}).Run(t.Context(), f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := failures(r), "a: prints /never/; rule: hit is at least 1"; got != want {
+		if got, want := listFailures(r), "a: prints /never/; rule: hit is at least 1"; got != want {
 			t.Errorf("failures: got %q, want %q", got, want)
 		}
 		if len(w.did) != 1 || !strings.HasSuffix(w.did[0], " dev unplug") {
@@ -349,7 +350,7 @@ expect: [{action: rule, counter: hit, min: 1}]
 		if err := f.RemoveAction("nope"); err == nil || !strings.Contains(err.Error(), "the actions are: rule, gone, armed") {
 			t.Errorf("Without an unknown action: got %v, want an error with the names", err)
 		}
-		all := w.run(t, text)
+		all := w.runScenario(t, text)
 		if same, _ := r.Compare(all); len(same) != 5 {
 			t.Errorf("Compare with all actions: got %q, want 5 differences", same)
 		}
@@ -359,8 +360,8 @@ expect: [{action: rule, counter: hit, min: 1}]
 // TestVerbTimes checks that nth without times means one call, as for `verbena fault add`.
 func TestVerbTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		w.run(t, "name: x\n"+devices+`
+		w := newSimService()
+		w.runScenario(t, "name: x\n"+devicesYAML+`
 programs: [{name: a, run: [server]}]
 actions:
   - {verb: {verb: create_cq, errno: EIO, nth: 2}}
@@ -377,25 +378,28 @@ actions:
 
 // TestCompareHits checks that the rules of two runs must have hit the same packets, as far as both have seen them.
 func TestCompareHits(t *testing.T) {
-	result := func(r *rule) *Result { return &Result{Actions: []actionResult{{Name: "a", Rule: r}}} }
+	result := func(r *ruleResult) *Result { return &Result{Actions: []actionResult{{Name: "a", Rule: r}}} }
 	many := make([]uint64, 64)
 	for i := range many {
 		many[i] = uint64(i + 1)
 	}
 	for _, c := range []struct {
 		name string
-		a, b rule
+		a, b ruleResult
 		want string
 	}{
-		{"the same", rule{10, 2, []uint64{3, 7}}, rule{10, 2, []uint64{3, 7}}, ""},
-		{"one rule has seen more", rule{10, 2, []uint64{3, 7}}, rule{20, 3, []uint64{3, 7, 15}}, ""},
-		{"one rule has seen nothing", rule{}, rule{20, 2, []uint64{3, 7}}, ""},
-		{"another", rule{10, 2, []uint64{3, 7}}, rule{10, 2, []uint64{3, 8}}, "hit number 7, and number 8"},
-		{"one more hit", rule{10, 2, []uint64{3, 7}}, rule{20, 3, []uint64{3, 7, 9}}, "hit no more, and number 9"},
-		{"another number", rule{10, 1, []uint64{3}}, rule{10, 2, []uint64{3, 9}}, "of 10 seen, 1 were hit, and 2"},
-		{"more hits than are kept", rule{100, 100, many}, rule{90, 90, many}, ""},
-		{"more hits than are kept, and exactly as many", rule{100, 100, many}, rule{100, 64, many}, "100 were hit, and 64"},
-		{"calls of a verb", rule{10, 2, nil}, rule{12, 2, nil}, ""},
+		{"the same", ruleResult{10, 2, []uint64{3, 7}}, ruleResult{10, 2, []uint64{3, 7}}, ""},
+		{"one rule has seen more", ruleResult{10, 2, []uint64{3, 7}}, ruleResult{20, 3, []uint64{3, 7, 15}}, ""},
+		{"one rule has seen nothing", ruleResult{}, ruleResult{20, 2, []uint64{3, 7}}, ""},
+		{"another", ruleResult{10, 2, []uint64{3, 7}}, ruleResult{10, 2, []uint64{3, 8}}, "hit number 7, and number 8"},
+		{"one more hit", ruleResult{10, 2, []uint64{3, 7}}, ruleResult{20, 3, []uint64{3, 7, 9}},
+			"hit no more, and number 9"},
+		{"another number", ruleResult{10, 1, []uint64{3}}, ruleResult{10, 2, []uint64{3, 9}},
+			"of 10 seen, 1 were hit, and 2"},
+		{"more hits than are kept", ruleResult{100, 100, many}, ruleResult{90, 90, many}, ""},
+		{"more hits than are kept, and exactly as many", ruleResult{100, 100, many}, ruleResult{100, 64, many},
+			"100 were hit, and 64"},
+		{"calls of a verb", ruleResult{10, 2, nil}, ruleResult{12, 2, nil}, ""},
 	} {
 		same, _ := result(&c.a).Compare(result(&c.b))
 		if got := strings.Join(same, "; "); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
@@ -410,31 +414,35 @@ func TestCompareHits(t *testing.T) {
 // TestRunErrors checks that a scenario with an error has failed, and that its programs are killed.
 func TestRunErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
+		w := newSimService()
 		w.fails = "fault add"
-		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]\nactions: [{fault: {dev: rxe0, drop: 1%}}]"); r.Passed ||
+		if r := w.runScenario(t,
+			"name: x\n"+devicesYAML+"programs: [{name: a, run: [server]}]\nactions: [{fault: {dev: rxe0, drop: 1%}}]"); r.Passed ||
 			!strings.Contains(r.Error, "the service refuses") {
 			t.Errorf("result: got passed %t and error %q, want a failure with the error", r.Passed, r.Error)
 		}
-		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]\nactions: [{name: l, when: {at: 1s}, fault: {dev: rxe0, drop: 1%}}]"); r.Passed ||
-			failures(r) != "l: is done" {
-			t.Errorf("result: got passed %t and failures %q", r.Passed, failures(r))
+		if r := w.runScenario(t,
+			"name: x\n"+devicesYAML+"programs: [{name: a, run: [server]}]\nactions: [{name: l, when: {at: 1s}, fault: {dev: rxe0, drop: 1%}}]"); r.Passed ||
+			listFailures(r) != "l: is done" {
+			t.Errorf("result: got passed %t and failures %q", r.Passed, listFailures(r))
 		}
-		w = newWorld()
+		w = newSimService()
 		w.left = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}
-		r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]")
-		if failures(r) != "service: nothing is left" {
-			t.Errorf("failures: got %q, want nothing is left", failures(r))
+		r := w.runScenario(t, "name: x\n"+devicesYAML+"programs: [{name: a, run: [server]}]")
+		if listFailures(r) != "service: nothing is left" {
+			t.Errorf("failures: got %q, want nothing is left", listFailures(r))
 		}
-		w = newWorld() // the service detects the end of the program with a delay
+		w = newSimService() // the service detects the end of the program with a delay
 		w.left, w.leftUntil = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}, time.Now().Add(6*time.Second)
-		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]"); !r.Passed || len(r.Left) != 0 {
-			t.Errorf("result: got failures %q and left %q, want none", failures(r), r.Left)
+		if r := w.runScenario(t, "name: x\n"+devicesYAML+"programs: [{name: a, run: [server]}]"); !r.Passed ||
+			len(r.Left) != 0 {
+			t.Errorf("result: got failures %q and left %q, want none", listFailures(r), r.Left)
 		}
-		w = newWorld()
+		w = newSimService()
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("enough"))
 		defer cancel()
-		r, err := (&Runner{Lab: w, Starter: w}).Run(ctx, parse(t, "name: x\n"+devices+"programs: [{name: a, run: [forever]}]",
+		r, err := (&Runner{Lab: w, Starter: w}).Run(ctx, mustParse(t,
+			"name: x\n"+devicesYAML+"programs: [{name: a, run: [forever]}]",
 			nil))
 		if err == nil || err.Error() != "enough" || r.Passed || !slices.Equal(w.killed, []string{"a"}) {
 			t.Errorf("cancelled run: got error %v, passed %t and killed %v", err, r.Passed, w.killed)
@@ -444,7 +452,7 @@ func TestRunErrors(t *testing.T) {
 
 // TestNotRun checks that a scenario that could not be started is an error in the reports.
 func TestNotRun(t *testing.T) {
-	r := NotRun(parse(t, small, nil), errors.New("no such address"))
+	r := NotRun(mustParse(t, baseText, nil), errors.New("no such address"))
 	var junit, text, svg bytes.Buffer
 	if err := JUnit(&junit, []*Result{r}); err != nil {
 		t.Fatal(err)
@@ -458,40 +466,40 @@ func TestNotRun(t *testing.T) {
 		!strings.Contains(text.String(), "FAIL  small") {
 		t.Errorf("text: got %s, want the error", &text)
 	}
-	if err := errors.Join(r.Timeline(&svg), wellFormed(&svg)); err != nil {
+	if err := errors.Join(r.Timeline(&svg), checkWellFormed(&svg)); err != nil {
 		t.Error(err)
 	}
 }
 
 // TestFloodOfOutput checks that a program with endless output uses limited memory, and that its end is detected.
 func TestFloodOfOutput(t *testing.T) {
-	w := newWorld()
-	w.scripts["flood"] = func(s *script) Exit {
+	w := newSimService()
+	w.scripts["flood"] = func(s *simProgram) Exit {
 		for range 3 * maxLines {
-			s.print(strings.Repeat("x\xff", 2*maxLine))
+			s.printLine(strings.Repeat("x\xff", 2*maxLine))
 		}
 		return Exit{}
 	}
-	r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [flood]}]")
+	r := w.runScenario(t, "name: x\n"+devicesYAML+"programs: [{name: a, run: [flood]}]")
 	if p := r.Programs[0]; len(p.Lines) != maxLines || p.More != 2*maxLines || len(p.Lines[0].Text) > 3*maxLine {
 		t.Errorf("output: got %d lines, the first of %d bytes, and %d dropped; want %d, at most %d, and %d", len(p.Lines),
 			len(p.Lines[0].Text), p.More, maxLines, 3*maxLine, 2*maxLines)
 	}
 	if !r.Passed {
-		t.Error(failures(r))
+		t.Error(listFailures(r))
 	}
 }
 
 // TestReports checks that reports match the result and are well-formed for any output of programs.
 func TestReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		w.scripts["odd"] = func(s *script) Exit {
-			s.print("<odd> & \x1b[31m\x00 \"quoted\"")
-			s.sleep(time.Second)
+		w := newSimService()
+		w.scripts["odd"] = func(s *simProgram) Exit {
+			s.printLine("<odd> & \x1b[31m\x00 \"quoted\"")
+			s.sleepOrSignal(time.Second)
 			return Exit{Code: 1}
 		}
-		r := w.run(t, "name: <a> & b\n"+devices+"programs: [{name: <p>, run: [odd]}, {name: q, run: [server], start: {output: nope, of: <p>}}]\n"+
+		r := w.runScenario(t, "name: <a> & b\n"+devicesYAML+"programs: [{name: <p>, run: [odd]}, {name: q, run: [server], start: {output: nope, of: <p>}}]\n"+
 			"actions: [{when: {at: 1ms}, unplug: rxe0}, {when: {at: 2ms}, plug: rxe0}]")
 		var junit bytes.Buffer
 		if err := JUnit(&junit, []*Result{r}); err != nil {
@@ -509,7 +517,7 @@ func TestReports(t *testing.T) {
 		if err := r.Timeline(&svg); err != nil {
 			t.Fatal(err)
 		}
-		if err := wellFormed(&svg); err != nil {
+		if err := checkWellFormed(&svg); err != nil {
 			t.Errorf("parse SVG: got %v, want success: %s", err, svg.String())
 		}
 		var text bytes.Buffer
@@ -521,7 +529,7 @@ func TestReports(t *testing.T) {
 		if len(same)+len(free) != 0 {
 			t.Errorf("Compare with itself: got %v and %v, want none", same, free)
 		}
-		o := w.run(t, "name: <a> & b\n"+devices+"programs: [{name: <p>, run: [odd]}, {name: q, run: [server], start: {output: nope, of: <p>}}]\n"+
+		o := w.runScenario(t, "name: <a> & b\n"+devicesYAML+"programs: [{name: <p>, run: [odd]}, {name: q, run: [server], start: {output: nope, of: <p>}}]\n"+
 			"actions: [{when: {at: 1ms}, unplug: rxe0}, {when: {at: 500ms}, plug: rxe0}]")
 		if same, free := r.Compare(o); len(same) != 1 || len(free) != 1 {
 			t.Errorf("Compare with another moment: got %q and %q, want one each", same, free)
@@ -533,7 +541,7 @@ func TestReports(t *testing.T) {
 func TestCompare(t *testing.T) {
 	result := func(edit func(*Result)) *Result {
 		r := &Result{Name: "x", Seed: 1, Actions: []actionResult{{Name: "a", What: "fault rxe0", Moment: "at once",
-			Done: true, Rule: &rule{Seen: 10, Hit: 2}}},
+			Done: true, Rule: &ruleResult{Seen: 10, Hit: 2}}},
 			Programs: []programResult{{Name: "p", Exit: &Exit{}, Lines: []outputLine{{Text: "one"}}}},
 			Counters: map[string]map[string]uint64{"rxe0": {"sent_pkts": 5}}}
 		edit(r)
@@ -565,7 +573,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-func wellFormed(r io.Reader) error {
+func checkWellFormed(r io.Reader) error {
 	d := xml.NewDecoder(r)
 	for {
 		if _, err := d.Token(); err == io.EOF {
@@ -576,41 +584,42 @@ func wellFormed(r io.Reader) error {
 	}
 }
 
-// TestSamples checks that a long run has a limited number of samples, which cover the whole run.
-func TestSamples(t *testing.T) {
+// TestSamplesAreLimited checks that a long run has a limited number of samples, which cover the whole run.
+func TestSamplesAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		r := w.run(t, "name: x\ntimeout: 20m\n"+devices+"programs: [{name: a, run: [forever], expect: {killed: SIGTERM}}]\n"+
+		w := newSimService()
+		r := w.runScenario(t, "name: x\ntimeout: 20m\n"+devicesYAML+"programs: [{name: a, run: [forever], expect: {killed: SIGTERM}}]\n"+
 			"actions: [{when: {at: 15m}, signal: {program: a, signal: SIGTERM}}]")
 		if !r.Passed {
-			t.Error(failures(r))
+			t.Error(listFailures(r))
 		}
 		n := len(r.Samples)
 		if n < maxSamples/4 || n > maxSamples || r.Samples[0].At > time.Second || r.Samples[n-1].At < 15*time.Minute {
-			t.Errorf("samples: got %d from %v to %v, want a limited number over the whole run", n, r.Samples[0].At, r.Samples[n-1].At)
+			t.Errorf("samples: got %d from %v to %v, want a limited number over the whole run", n, r.Samples[0].At,
+				r.Samples[n-1].At)
 		}
 	})
 }
 
-// TestFirstActions checks that actions before the programs' start are subject to the time limit, and can be
+// TestActionsBeforeStart checks that actions before the programs' start are subject to the time limit, and can be
 // interrupted.
-func TestFirstActions(t *testing.T) {
-	const text = "name: flap\ntimeout: 5s\n" + devices + `
+func TestActionsBeforeStart(t *testing.T) {
+	const text = "name: flap\ntimeout: 5s\n" + devicesYAML + `
 programs: [{name: server, run: [server]}]
 actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 `
 	synctest.Test(t, func(t *testing.T) {
-		r := newWorld().run(t, text)
-		if r.Passed || !r.TimedOut || r.Took > 6*time.Second || !strings.Contains(failures(r), "flap: is done") {
-			t.Errorf("time limit: got passed %t, timed out %t in %v, failures %s", r.Passed, r.TimedOut, r.Took, failures(r))
+		r := newSimService().runScenario(t, text)
+		if r.Passed || !r.TimedOut || r.Took > 6*time.Second || !strings.Contains(listFailures(r), "flap: is done") {
+			t.Errorf("time limit: got passed %t, timed out %t in %v, failures %s", r.Passed, r.TimedOut, r.Took, listFailures(r))
 		}
 		testutil.Advance(time.Hour) // the flap ends
 	})
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("interrupted"))
 		defer cancel()
-		w := newWorld()
-		res, err := (&Runner{Lab: w, Starter: w, Listens: func(int) bool { return false }}).Run(ctx, parse(t, text, nil))
+		w := newSimService()
+		res, err := (&Runner{Lab: w, Starter: w, Listens: func(int) bool { return false }}).Run(ctx, mustParse(t, text, nil))
 		if err == nil || err.Error() != "interrupted" || res.Took > 2*time.Second {
 			t.Errorf("Run: got %v after %v, want the cause after 1s", err, res.Took)
 		}
@@ -621,19 +630,19 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 // TestManyLines checks that expectations apply to all lines, including lines that are not kept.
 func TestManyLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		w.scripts["client"] = func(s *script) Exit {
-			s.print("first")
+		w := newSimService()
+		w.scripts["client"] = func(s *simProgram) Exit {
+			s.printLine("first")
 			for range maxLines {
-				s.print("more")
+				s.printLine("more")
 			}
 			for _, text := range []string{"second", "gave up", "gave up", "third", "more"} {
-				s.print(text)
+				s.printLine(text)
 			}
 			return Exit{}
 		}
-		r := w.run(t, "name: lines\n"+devices+"programs: [{name: client, run: [client], expect: {output: [first, second, third], never: [gave up, died]}}]\n")
-		if got, want := failures(r), "client: never prints /gave up/"; got != want {
+		r := w.runScenario(t, "name: lines\n"+devicesYAML+"programs: [{name: client, run: [client], expect: {output: [first, second, third], never: [gave up, died]}}]\n")
+		if got, want := listFailures(r), "client: never prints /gave up/"; got != want {
 			t.Errorf("failures: got %q, want %q", got, want)
 		}
 		if p := r.Programs[0]; len(p.Lines) != maxLines+3 || p.More != 3 {

@@ -32,30 +32,30 @@ const (
 	colFaint   = "#dfe5ec"
 )
 
-// picture is an SVG document under construction.
-type picture struct {
+// svgPicture is an SVG document under construction.
+type svgPicture struct {
 	strings.Builder
 	span time.Duration
 }
 
-func (p *picture) x(at time.Duration) float64 {
+func (p *svgPicture) timeToX(at time.Duration) float64 {
 	return picLeft + float64(picWidth-picLeft-picRight)*float64(min(max(at, 0), p.span))/float64(p.span)
 }
 
-func (p *picture) rect(x, y, w, h float64, fill, title string) {
+func (p *svgPicture) drawRect(x, y, w, h float64, fill, title string) {
 	fmt.Fprintf(p, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s">`, x, y, max(w, 1), h, fill)
-	fmt.Fprintf(p, "<title>%s</title></rect>\n", escape(title))
+	fmt.Fprintf(p, "<title>%s</title></rect>\n", escapeXML(title))
 }
 
-func (p *picture) text(x, y float64, class, anchor, s string) {
-	fmt.Fprintf(p, `<text x="%.1f" y="%.1f" class="%s" text-anchor="%s">%s</text>`+"\n", x, y, class, anchor, escape(s))
+func (p *svgPicture) drawText(x, y float64, class, anchor, s string) {
+	fmt.Fprintf(p, `<text x="%.1f" y="%.1f" class="%s" text-anchor="%s">%s</text>`+"\n", x, y, class, anchor, escapeXML(s))
 }
 
-func (p *picture) line(x1, y1, x2, y2 float64, style string) {
+func (p *svgPicture) drawLine(x1, y1, x2, y2 float64, style string) {
 	fmt.Fprintf(p, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" %s/>`+"\n", x1, y1, x2, y2, style)
 }
 
-func escape(s string) string {
+func escapeXML(s string) string {
 	var b strings.Builder
 	_ = xml.EscapeText(&b, []byte(s))
 	return b.String()
@@ -79,7 +79,7 @@ func (r *Result) Timeline(w io.Writer) error {
 			span = max(span, a.At)
 		}
 	}
-	p := &picture{span: span}
+	p := &svgPicture{span: span}
 	names := slices.Sorted(maps.Keys(devices))
 	var actions []actionResult
 	for _, a := range r.Actions {
@@ -88,7 +88,7 @@ func (r *Result) Timeline(w io.Writer) error {
 		}
 	}
 	slices.SortStableFunc(actions, func(a, b actionResult) int { return int(a.At - b.At) })
-	var failed []check
+	var failed []checkResult
 	for _, c := range r.Checks {
 		if !c.Passed {
 			failed = append(failed, c)
@@ -96,41 +96,42 @@ func (r *Result) Timeline(w io.Writer) error {
 	}
 	bottom := picTop + deviceLane*len(names) + progLane*len(r.Programs)
 	height := bottom + 34 + legendLine*(len(actions)+len(failed)+2)
-	fmt.Fprintf(p, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %d">`+"\n", picWidth, height, height)
-	fmt.Fprintf(p, "<title>%s</title>\n", escape(r.Name))
+	fmt.Fprintf(p, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %d">`+"\n",
+		picWidth, height, height)
+	fmt.Fprintf(p, "<title>%s</title>\n", escapeXML(r.Name))
 	fmt.Fprintf(p, "<style>text{font-family:'DejaVu Sans',Verdana,sans-serif;font-size:12px;fill:%s}.h{font-size:17px;font-weight:bold}.s{font-size:11px;fill:#5c677d}"+
 		".w{fill:#fff;font-size:11px}.b{font-weight:bold}</style>\n", colText)
 	fmt.Fprintf(p, `<rect width="%d" height="%d" fill="#fff"/>`+"\n", picWidth, height)
-	p.text(20, 28, "h", "start", r.Name)
+	p.drawText(20, 28, "h", "start", r.Name)
 	verdict, colour := "passed", colGood
 	if !r.Passed {
 		verdict, colour = "failed", colBad
 	}
-	p.rect(float64(picWidth-picRight-70), 12, 70, 22, colour, verdict)
-	p.text(float64(picWidth-picRight-35), 27, "w", "middle", verdict)
-	p.text(20, 46, "s", "start", fmt.Sprintf("seed %d, %v", r.Seed, r.Took.Round(time.Millisecond)))
-	p.axis(bottom)
+	p.drawRect(float64(picWidth-picRight-70), 12, 70, 22, colour, verdict)
+	p.drawText(float64(picWidth-picRight-35), 27, "w", "middle", verdict)
+	p.drawText(20, 46, "s", "start", fmt.Sprintf("seed %d, %v", r.Seed, r.Took.Round(time.Millisecond)))
+	p.drawAxis(bottom)
 	y := float64(picTop)
 	for _, name := range names {
-		p.device(r, name, y)
+		p.drawDevice(r, name, y)
 		y += deviceLane
 	}
 	for i := range r.Programs {
-		p.program(r, &r.Programs[i], y)
+		p.drawProgram(r, &r.Programs[i], y)
 		y += progLane
 	}
 	last := -100.0
 	for i, a := range actions {
-		x := p.x(a.At)
+		x := p.timeToX(a.At)
 		colour := colText
 		if a.Error != "" {
 			colour = colBad
 		}
-		p.line(x, picTop-6, x, float64(bottom), fmt.Sprintf(`stroke="%s" stroke-dasharray="4 3"`, colour))
+		p.drawLine(x, picTop-6, x, float64(bottom), fmt.Sprintf(`stroke="%s" stroke-dasharray="4 3"`, colour))
 		cx := max(x, last+17) // next to the previous mark if the two coincide
 		last = cx
 		fmt.Fprintf(p, `<circle cx="%.1f" cy="%d" r="8" fill="%s"/>`+"\n", cx, picTop-12, colour)
-		p.text(cx, picTop-8, "w", "middle", fmt.Sprint(i+1))
+		p.drawText(cx, picTop-8, "w", "middle", fmt.Sprint(i+1))
 	}
 	y = float64(bottom + 52)
 	for i, a := range actions {
@@ -145,11 +146,11 @@ func (r *Result) Timeline(w io.Writer) error {
 		if a.Error != "" {
 			text += ": " + a.Error
 		}
-		p.text(20, y, "", "start", text)
+		p.drawText(20, y, "", "start", text)
 		y += legendLine
 	}
 	for _, c := range failed {
-		p.text(20, y, "b", "start", "✗ "+cut(c.Subject+": "+c.What+": "+c.Why, 150))
+		p.drawText(20, y, "b", "start", "✗ "+truncate(c.Subject+": "+c.What+": "+c.Why, 150))
 		y += legendLine
 	}
 	p.WriteString("</svg>\n")
@@ -157,15 +158,15 @@ func (r *Result) Timeline(w io.Writer) error {
 	return err
 }
 
-func cut(s string, n int) string {
+func truncate(s string, n int) string {
 	if r := []rune(s); len(r) > n {
 		return string(r[:n]) + "…"
 	}
 	return s
 }
 
-// axis draws the time axis.
-func (p *picture) axis(bottom int) {
+// drawAxis draws the time axis.
+func (p *svgPicture) drawAxis(bottom int) {
 	step := time.Millisecond
 	for _, f := range []time.Duration{2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000, 300000,
 		600000} {
@@ -175,14 +176,14 @@ func (p *picture) axis(bottom int) {
 		step = f * time.Millisecond
 	}
 	for at := time.Duration(0); at <= p.span; at += step {
-		x := p.x(at)
-		p.line(x, picTop, x, float64(bottom), fmt.Sprintf(`stroke="%s"`, colFaint))
-		p.text(x, float64(bottom+16), "s", "middle", fmt.Sprintf("%g s", at.Seconds()))
+		x := p.timeToX(at)
+		p.drawLine(x, picTop, x, float64(bottom), fmt.Sprintf(`stroke="%s"`, colFaint))
+		p.drawText(x, float64(bottom+16), "s", "middle", fmt.Sprintf("%g s", at.Seconds()))
 	}
 }
 
-// colourOf returns the colour and the name of a device's state.
-func colourOf(d deviceSample, there bool) (colour, what string) {
+// stateColour returns the colour and the name of a device's state.
+func stateColour(d deviceSample, there bool) (colour, what string) {
 	switch {
 	case !there:
 		return colGone, "the device does not exist"
@@ -194,10 +195,10 @@ func colourOf(d deviceSample, there bool) (colour, what string) {
 	return colBusy, d.State
 }
 
-// device draws a device: its state, its sent packets, and its retries and drops.
-func (p *picture) device(r *Result, name string, y float64) {
-	p.text(20, y+18, "b", "start", name)
-	p.text(20, y+34, "s", "start", "packets/s")
+// drawDevice draws a device: its state, its sent packets, and its retries and drops.
+func (p *svgPicture) drawDevice(r *Result, name string, y float64) {
+	p.drawText(20, y+18, "b", "start", name)
+	p.drawText(20, y+34, "s", "start", "packets/s")
 	type piece struct {
 		from, to     time.Duration
 		colour, what string
@@ -207,7 +208,7 @@ func (p *picture) device(r *Result, name string, y float64) {
 	var most float64
 	for i, s := range r.Samples {
 		d, there := s.Devices[name]
-		colour, what := colourOf(d, there)
+		colour, what := stateColour(d, there)
 		if n := len(state); n > 0 {
 			state[n-1].to = s.At
 		}
@@ -229,56 +230,57 @@ func (p *picture) device(r *Result, name string, y float64) {
 		most = max(most, rate)
 	}
 	for _, s := range state {
-		p.rect(p.x(s.from), y+4, p.x(s.to)-p.x(s.from), 8, s.colour,
+		p.drawRect(p.timeToX(s.from), y+4, p.timeToX(s.to)-p.timeToX(s.from), 8, s.colour,
 			fmt.Sprintf("%s: %s, %.3f to %.3f s", name, s.what, s.from.Seconds(), s.to.Seconds()))
 	}
-	p.events(r, name, y)
+	p.drawEvents(r, name, y)
 	if most == 0 {
 		return
 	}
 	const high = 30
 	base := y + 16 + high
-	p.text(picLeft-8, y+34, "s", "end", short(most))
-	fmt.Fprintf(p, `<path d="M%.1f %.1f`, p.x(0), base)
+	p.drawText(picLeft-8, y+34, "s", "end", formatShort(most))
+	fmt.Fprintf(p, `<path d="M%.1f %.1f`, p.timeToX(0), base)
 	before := time.Duration(0)
 	for i, s := range r.Samples { // a rate covers the time since the previous sample
 		y := base - high*rates[i]/most
-		fmt.Fprintf(p, " L%.1f %.1f L%.1f %.1f", p.x(before), y, p.x(s.At), y)
+		fmt.Fprintf(p, " L%.1f %.1f L%.1f %.1f", p.timeToX(before), y, p.timeToX(s.At), y)
 		before = s.At
 	}
-	fmt.Fprintf(p, ` L%.1f %.1f Z" fill="%s" fill-opacity="0.35" stroke="%s"/>`+"\n", p.x(r.Samples[len(r.Samples)-1].At),
+	fmt.Fprintf(p, ` L%.1f %.1f Z" fill="%s" fill-opacity="0.35" stroke="%s"/>`+"\n",
+		p.timeToX(r.Samples[len(r.Samples)-1].At),
 		base, colTraffic, colTraffic)
 	for i := 1; i < len(r.Samples); i++ {
 		a, b := r.Samples[i-1].Devices[name], r.Samples[i].Devices[name]
 		if n := int64(b.Retries+b.Drops) - int64(a.Retries+a.Drops); n > 0 {
-			x := p.x(r.Samples[i].At)
-			p.rect(x-1, base, 3, 6, colBad, fmt.Sprintf("%s: %d retries, %d drops up to %.3f s", name,
+			x := p.timeToX(r.Samples[i].At)
+			p.drawRect(x-1, base, 3, 6, colBad, fmt.Sprintf("%s: %d retries, %d drops up to %.3f s", name,
 				b.Retries-min(a.Retries, b.Retries), b.Drops-min(a.Drops, b.Drops), r.Samples[i].At.Seconds()))
 		}
 	}
 }
 
-// events draws the asynchronous events of a device over its state, with their names where there is room.
-func (p *picture) events(r *Result, name string, y float64) {
+// drawEvents draws the asynchronous events of a device over its state, with their names where there is room.
+func (p *svgPicture) drawEvents(r *Result, name string, y float64) {
 	room := 0.0
 	for i := range r.Events {
 		e := &r.Events[i]
 		if e.Dev != name {
 			continue
 		}
-		x := p.x(e.At)
+		x := p.timeToX(e.At)
 		fmt.Fprintf(p, `<path d="M%.1f %.1f l5 5 l-5 5 l-5 -5 Z" fill="%s" stroke="#fff"><title>%s</title></path>`+"\n", x,
 			y+3, colText,
-			escape(fmt.Sprintf("%s: %s, %.3f s", name, e, e.At.Seconds())))
+			escapeXML(fmt.Sprintf("%s: %s, %.3f s", name, e, e.At.Seconds())))
 		if width := float64(7 * len(e.Event)); x >= room && x+width < picWidth {
-			p.text(x+6, y+22, "s", "start", e.Event)
+			p.drawText(x+6, y+22, "s", "start", e.Event)
 			room = x + width + 8
 		}
 	}
 }
 
-// short formats a number with a unit prefix.
-func short(v float64) string {
+// formatShort formats a number with a unit prefix.
+func formatShort(v float64) string {
 	switch {
 	case v >= 1e6:
 		return fmt.Sprintf("%.1fM", v/1e6)
@@ -288,15 +290,15 @@ func short(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// program draws a program: its run time, its exit status and its lines.
-func (p *picture) program(r *Result, res *programResult, y float64) {
-	p.text(20, y+20, "b", "start", cut(res.Name, 20))
+// drawProgram draws a program: its run time, its exit status and its lines.
+func (p *svgPicture) drawProgram(r *Result, res *programResult, y float64) {
+	p.drawText(20, y+20, "b", "start", truncate(res.Name, 20))
 	if !res.Started {
-		p.text(picLeft, y+20, "s", "start", "not started")
+		p.drawText(picLeft, y+20, "s", "start", "not started")
 		return
 	}
 	colour := colGood
-	if slices.ContainsFunc(r.Checks, func(c check) bool { return c.Subject == res.Name && !c.Passed }) {
+	if slices.ContainsFunc(r.Checks, func(c checkResult) bool { return c.Subject == res.Name && !c.Passed }) {
 		colour = colBad
 	}
 	end, how := res.End, "the program has not ended"
@@ -312,15 +314,16 @@ func (p *picture) program(r *Result, res *programResult, y float64) {
 	if end < res.Start || res.Exit == nil && res.Error == "" {
 		end = p.span
 	}
-	x, w := p.x(res.Start), p.x(end)-p.x(res.Start)
-	p.rect(x, y+8, w, 18, colour, fmt.Sprintf("%s: %.3f to %.3f s, %s", res.Name, res.Start.Seconds(), end.Seconds(), how))
+	x, w := p.timeToX(res.Start), p.timeToX(end)-p.timeToX(res.Start)
+	p.drawRect(x, y+8, w, 18, colour, fmt.Sprintf("%s: %.3f to %.3f s, %s", res.Name, res.Start.Seconds(), end.Seconds(),
+		how))
 	if w > 140 {
-		p.text(x+w-6, y+21, "w", "end", cut(how, 40))
+		p.drawText(x+w-6, y+21, "w", "end", truncate(how, 40))
 	}
 	last := -10.0
 	for _, l := range res.Lines {
-		if lx := p.x(l.At); lx-last >= 2 {
-			p.rect(lx, y+5, 2, 4, colText, fmt.Sprintf("%.3f s  %s", l.At.Seconds(), l.Text))
+		if lx := p.timeToX(l.At); lx-last >= 2 {
+			p.drawRect(lx, y+5, 2, 4, colText, fmt.Sprintf("%.3f s  %s", l.At.Seconds(), l.Text))
 			last = lx
 		}
 	}

@@ -10,13 +10,14 @@ import (
 	"verbena/internal/fault"
 )
 
-// units returns the decoding options for the types of package fault, which does not depend on a YAML package.
-func units() []yaml.DecodeOption {
-	return []yaml.DecodeOption{unit(fault.ParseShare), unit(parseDuration), unit(fault.ParseRate), unit(fault.ParseSize)}
+// unitDecoders returns the decoding options for the types of package fault, which does not depend on a YAML package.
+func unitDecoders() []yaml.DecodeOption {
+	return []yaml.DecodeOption{unitDecoder(fault.ParseShare), unitDecoder(parseDuration), unitDecoder(fault.ParseRate),
+		unitDecoder(fault.ParseSize)}
 }
 
-// unit returns an option that decodes values of a type from text.
-func unit[T any](parse func(string) (T, error)) yaml.DecodeOption {
+// unitDecoder returns an option that decodes values of a type from text.
+func unitDecoder[T any](parse func(string) (T, error)) yaml.DecodeOption {
 	return yaml.CustomUnmarshaler(func(v *T, b []byte) error {
 		var text string
 		err := yaml.Unmarshal(b, &text)

@@ -35,11 +35,11 @@ func startLauncher(t *testing.T, attr *syscall.SysProcAttr, in, out, outReader *
 	}
 	out.Close()
 	go l.output.copyFrom(outReader)
-	l.prints(t, "ready")
+	l.waitForOutput(t, "ready")
 	return l
 }
 
-func (l *launcher) prints(t *testing.T, what string) {
+func (l *launcher) waitForOutput(t *testing.T, what string) {
 	t.Helper()
 	testutil.Eventually(t, fmt.Sprintf("%q to be printed", what), func() bool {
 		return strings.Contains(l.output.String(), what)
@@ -78,7 +78,7 @@ func TestSignalsToTheLauncherAlone(t *testing.T) {
 		if err := l.Process.Signal(tt.sig); err != nil {
 			t.Fatal(err)
 		}
-		l.prints(t, strings.ReplaceAll(tt.name, "_", " "))
+		l.waitForOutput(t, strings.ReplaceAll(tt.name, "_", " "))
 		want = append(want, tt.name)
 	}
 	if got := l.finish(t); !slices.Equal(got, append(want, "terminated")) {

@@ -36,8 +36,8 @@ type worker struct {
 	desc  *descriptor // the device file of argument 0, for calls on a device file
 	known callerCache // cached facts about the caller
 	path  [unix.PathMax]byte
-	trace *callTrace  // nil if the session is not traced
-	taken *ucma.Taken // event taken from the queue for the answer, or nil
+	trace *callTrace       // nil if the session is not traced
+	taken *ucma.TakenEvent // event taken from the queue for the answer, or nil
 
 	// The watchdog uses the following fields; see tokens.
 	busy    atomic.Uint32 // busyState

@@ -77,8 +77,8 @@ func (d *doorbells) remove(qp *qpObject) {
 	d.publish()
 }
 
-// has reports whether the table contains queue pairs.
-func (d *doorbells) has() bool {
+// hasQueuePairs reports whether the table contains queue pairs.
+func (d *doorbells) hasQueuePairs() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.list) > 0
@@ -262,7 +262,7 @@ func (f *File) HasNew() bool {
 	}
 	few := f.doorbells.few.Load()
 	if few == nil {
-		return f.doorbells.has()
+		return f.doorbells.hasQueuePairs()
 	}
 	for _, qp := range *few {
 		if at, some := qp.user.Posted(); some && qp.doorbell.seen.Load() != uint64(at)+1 {

@@ -102,13 +102,13 @@ func (t *traceCopier) write(to io.Writer) error {
 	return w.Flush()
 }
 
-// traceEnd limits the time that finish waits for the end of the trace once the program has ended. The service ends
-// the trace after the last process of the program.
-const traceEnd = time.Second
+// traceEndTimeout limits the time that finish waits for the end of the trace once the program has ended. The service
+// ends the trace after the last process of the program.
+const traceEndTimeout = time.Second
 
 // finish ends the trace of a program that has ended. The service stops tracing the program's remaining processes.
 func (t *traceCopier) finish() error {
-	timer := time.NewTimer(traceEnd)
+	timer := time.NewTimer(traceEndTimeout)
 	defer timer.Stop()
 	select {
 	case <-t.done:

@@ -40,7 +40,7 @@ func (c *captureCmd) Run(cl *cli) error {
 	if _, err := capture.ParseFilter(c.Filter); err != nil {
 		return err
 	}
-	client, err := cl.start()
+	client, err := cl.startService()
 	if err != nil {
 		return err
 	}

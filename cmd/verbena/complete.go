@@ -163,12 +163,12 @@ func (c *completeCmd) Run(cl *cli, app *kong.Kong) error {
 		words = words[1:]
 	}
 	w := bufio.NewWriter(os.Stdout)
-	complete(w, app.Model.Node, words, cl.names)
+	complete(w, app.Model.Node, words, cl.namesOfKind)
 	return w.Flush()
 }
 
-// completion is a command line that is parsed up to the word to complete.
-type completion struct {
+// parsedCommandLine is a command line that is parsed up to the word to complete.
+type parsedCommandLine struct {
 	node   *kong.Node
 	args   int        // number of arguments so far
 	end    bool       // flags are not allowed after this word
@@ -182,27 +182,27 @@ func complete(w io.Writer, root *kong.Node, words []string, names func(kind stri
 		words = []string{""}
 	}
 	last := words[len(words)-1]
-	at := completion{node: root}
+	at := parsedCommandLine{node: root}
 	for i, word := range words[:len(words)-1] {
-		if n, ok := at.program(word, i); ok {
+		if n, ok := at.nestedCommandAt(word, i); ok {
 			fmt.Fprintln(w, ":program", n)
 			return
 		}
-		at.read(word, words[i+1])
+		at.parseWord(word, words[i+1])
 	}
 	switch flag, value, joined := strings.Cut(last, "="); {
 	case at.expect != nil:
-		offer(w, at.expect.Value, "", last, names)
+		offerValues(w, at.expect.Value, "", last, names)
 	case !at.end && joined && strings.HasPrefix(flag, "--"):
-		if f := at.find(flag); f != nil && f.Tag.Get("complete") != "" || f != nil && f.Enum != "" {
-			offer(w, f.Value, flag+"=", value, names)
+		if f := at.findFlag(flag); f != nil && f.Tag.Get("complete") != "" || f != nil && f.Enum != "" {
+			offerValues(w, f.Value, flag+"=", value, names)
 			return
 		}
 		fmt.Fprintln(w, ":none")
 	case !at.end && strings.HasPrefix(last, "-"):
-		for _, f := range at.flags() {
+		for _, f := range at.allowedFlags() {
 			if name := "--" + f.Name; strings.HasPrefix(name, last) {
-				candidate(w, name, f.Help)
+				printCandidate(w, name, f.Help)
 			}
 		}
 		fmt.Fprintln(w, ":none")
@@ -211,8 +211,9 @@ func complete(w io.Writer, root *kong.Node, words []string, names func(kind stri
 	}
 }
 
-// program reports whether another command line begins at this word or a later one, and the index of its first word.
-func (c *completion) program(word string, at int) (int, bool) {
+// nestedCommandAt reports whether another command line begins at this word or a later one, and the index of its first
+// word.
+func (c *parsedCommandLine) nestedCommandAt(word string, at int) (int, bool) {
 	if c.expect != nil || len(c.node.Positional) == 0 || !c.node.Positional[0].Passthrough {
 		return 0, false
 	}
@@ -222,8 +223,8 @@ func (c *completion) program(word string, at int) (int, bool) {
 	return at, !strings.HasPrefix(word, "-")
 }
 
-// read parses a word.
-func (c *completion) read(word, next string) {
+// parseWord parses a word.
+func (c *parsedCommandLine) parseWord(word, next string) {
 	switch {
 	case c.expect != nil:
 		c.expect = nil
@@ -239,7 +240,7 @@ func (c *completion) read(word, next string) {
 	case word == "--":
 		c.end = true
 	case !strings.Contains(word, "="):
-		f := c.find(word)
+		f := c.findFlag(word)
 		if f == nil || f.IsCounter() || len(word) > 2 && word[1] != '-' { // -pPORT includes the value
 			return
 		}
@@ -250,9 +251,9 @@ func (c *completion) read(word, next string) {
 	}
 }
 
-// flags returns the flags allowed at this position: the flags of the command, of its groups, and of the default
+// allowedFlags returns the flags allowed at this position: the flags of the command, of its groups, and of the default
 // command of a group.
-func (c *completion) flags() (all []*kong.Flag) {
+func (c *parsedCommandLine) allowedFlags() (all []*kong.Flag) {
 	for _, group := range c.node.AllFlags(true) {
 		all = append(all, group...)
 	}
@@ -266,9 +267,9 @@ func (c *completion) flags() (all []*kong.Flag) {
 	return all
 }
 
-// find returns the flag that a word names, or nil.
-func (c *completion) find(word string) *kong.Flag {
-	for _, f := range c.flags() {
+// findFlag returns the flag that a word names, or nil.
+func (c *parsedCommandLine) findFlag(word string) *kong.Flag {
+	for _, f := range c.allowedFlags() {
 		if word == "--"+f.Name || f.Short != 0 && strings.HasPrefix(word, "-"+string(f.Short)) {
 			return f
 		}
@@ -277,11 +278,11 @@ func (c *completion) find(word string) *kong.Flag {
 }
 
 // offerWord offers candidates other than flags: commands, or the value of an argument.
-func (c *completion) offerWord(w io.Writer, at int, prefix string, names func(string) []string) {
+func (c *parsedCommandLine) offerWord(w io.Writer, at int, prefix string, names func(string) []string) {
 	if len(c.node.Children) > 0 && c.args == 0 {
 		for _, n := range c.node.Children {
 			if !n.Hidden && strings.HasPrefix(n.Name, prefix) {
-				candidate(w, n.Name, n.Help)
+				printCandidate(w, n.Name, n.Help)
 			}
 		}
 		fmt.Fprintln(w, ":none")
@@ -295,13 +296,13 @@ func (c *completion) offerWord(w io.Writer, at int, prefix string, names func(st
 	case args[i].Tag.Get("complete") == "program":
 		fmt.Fprintln(w, ":program", at)
 	default:
-		offer(w, args[i], "", prefix, names)
+		offerValues(w, args[i], "", prefix, names)
 	}
 }
 
-// offer offers the values of a flag or argument that begin with prefix. The argument before is the part of the word
-// that precedes the value.
-func offer(w io.Writer, v *kong.Value, before, prefix string, names func(kind string) []string) {
+// offerValues offers the values of a flag or argument that begin with prefix. The argument before is the part of the
+// word that precedes the value.
+func offerValues(w io.Writer, v *kong.Value, before, prefix string, names func(kind string) []string) {
 	var values []string
 	kind := v.Tag.Get("complete")
 	switch {
@@ -323,44 +324,44 @@ func offer(w io.Writer, v *kong.Value, before, prefix string, names func(kind st
 	fmt.Fprintln(w, ":none")
 }
 
-// candidate prints a candidate with the first sentence of its help.
-func candidate(w io.Writer, name, help string) {
+// printCandidate prints a candidate with the first sentence of its help.
+func printCandidate(w io.Writer, name, help string) {
 	help, _, _ = strings.Cut(help, ". ")
 	fmt.Fprintf(w, "%s\t%s\n", name, strings.TrimSuffix(help, "."))
 }
 
-// names returns the existing names of a kind: devices of the running service, users, groups or interfaces.
-func (c *cli) names(kind string) (names []string) {
+// namesOfKind returns the existing names of a kind: devices of the running service, users, groups or interfaces.
+func (c *cli) namesOfKind(kind string) (namesOfKind []string) {
 	switch kind {
 	case "device":
 		done := make(chan []string, 1)
 		go func() { done <- c.deviceNames() }()
 		select {
-		case names = <-done:
+		case namesOfKind = <-done:
 		case <-time.After(time.Second): // completion must not block the shell if the service does not answer
 		}
 	case "verb":
-		names = service.VerbNames()
+		namesOfKind = service.VerbNames()
 	case "event":
-		names = service.EventNames()
+		namesOfKind = service.EventNames()
 	case "errno":
-		names = service.ErrnoNames()
+		namesOfKind = service.ErrnoNames()
 	case "user":
-		names = firstFields("/etc/passwd")
+		namesOfKind = firstFields("/etc/passwd")
 	case "group":
-		names = firstFields("/etc/group")
+		namesOfKind = firstFields("/etc/group")
 	case "interface":
 		all, _ := net.Interfaces()
 		for _, i := range all {
-			names = append(names, i.Name)
+			namesOfKind = append(namesOfKind, i.Name)
 		}
 	}
-	slices.Sort(names)
-	return names
+	slices.Sort(namesOfKind)
+	return namesOfKind
 }
 
 func (c *cli) deviceNames() (names []string) {
-	r, err := c.ask(&ctl.Request{Op: ctl.OpDevShow})
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpDevShow})
 	if err != nil {
 		return nil
 	}

@@ -13,23 +13,23 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// model returns the command-line model that --help also uses.
-func model() *kong.Application {
+// commandModel returns the command-line model that --help also uses.
+func commandModel() *kong.Application {
 	var c cli
 	return newParser(&c).Model
 }
 
-// every calls f for the root command, and for each visible command and group.
-func every(n *kong.Node, f func(n *kong.Node)) {
+// forEachCommand calls f for the root command, and for each visible command and group.
+func forEachCommand(n *kong.Node, f func(n *kong.Node)) {
 	f(n)
 	for _, child := range visibleNodes(n.Children) {
-		every(child, f)
+		forEachCommand(child, f)
 	}
 }
 
 // TestValuesAreCompleted tests that each flag and argument with a value has a valid completion tag.
 func TestValuesAreCompleted(t *testing.T) {
-	every(model().Node, func(n *kong.Node) {
+	forEachCommand(commandModel().Node, func(n *kong.Node) {
 		for _, v := range n.Values() {
 			if v.Flag != nil && (v.Flag.Hidden || v.IsBool() && v.Flag.PlaceHolder == "") || v.Enum != "" {
 				continue
@@ -46,7 +46,7 @@ func TestValuesAreCompleted(t *testing.T) {
 	})
 }
 
-func TestComplete(t *testing.T) {
+func TestCompleteCandidates(t *testing.T) {
 	names := func(kind string) []string {
 		return map[string][]string{"device": {"rxe0", "rxe1"}, "user": {"root"}, "interface": {"lo"}}[kind]
 	}
@@ -86,7 +86,7 @@ func TestComplete(t *testing.T) {
 		"nonsense ":                        ":none",
 	} {
 		var b strings.Builder
-		complete(&b, model().Node, strings.Split(line, " "), names)
+		complete(&b, commandModel().Node, strings.Split(line, " "), names)
 		var got []string
 		for l := range strings.Lines(b.String()) {
 			candidate, _, _ := strings.Cut(strings.TrimSuffix(l, "\n"), "\t")
@@ -97,8 +97,8 @@ func TestComplete(t *testing.T) {
 		}
 	}
 	var b strings.Builder
-	complete(&b, model().Node, nil, names)
-	every(model().Node, func(n *kong.Node) {
+	complete(&b, commandModel().Node, nil, names)
+	forEachCommand(commandModel().Node, func(n *kong.Node) {
 		if n.Parent != nil && n.Parent.Type == kong.ApplicationNode && !strings.Contains(b.String(), n.Name+"\t"+n.Help[:7]) {
 			t.Errorf("candidates: %s is missing", n.Name)
 		}
@@ -108,8 +108,8 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// inShell runs a script in a shell whose `verbena` is this program, with a service that has the device rxe0.
-func inShell(t *testing.T, shell, addr, script string) string {
+// runInShell runs a script in a shell whose `verbena` is this program, with a service that has the device rxe0.
+func runInShell(t *testing.T, shell, addr, script string) string {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("the shell runs verbena for each line, which takes seconds")
@@ -119,7 +119,7 @@ func inShell(t *testing.T, shell, addr, script string) string {
 		t.Skipf("%s is not installed", shell)
 	}
 	dir := t.TempDir()
-	v := commandsAt(t, filepath.Join(dir, "sock"))
+	v := commandsForSocket(t, filepath.Join(dir, "sock"))
 	mustRun(t, v("serve", "--daemon", "--link", "rxe0="+addr))
 	completion := filepath.Join(dir, "completion")
 	if err := os.WriteFile(completion, []byte(mustRun(t, v("completion", shell))), 0o644); err != nil {
@@ -143,7 +143,7 @@ func inShell(t *testing.T, shell, addr, script string) string {
 }
 
 func TestBashCompletion(t *testing.T) {
-	got := inShell(t, "bash", "127.91.50.1", `
+	got := runInShell(t, "bash", "127.91.50.1", `
 		shopt -s extglob
 		COMP_WORDBREAKS=$' \t\n"\'><=;|&(:'
 		source "$SCRIPT"
@@ -175,7 +175,7 @@ func TestBashCompletion(t *testing.T) {
 func TestZshCompletion(t *testing.T) {
 	// The shell runs in a pseudo-terminal. The script types command lines, completes them with a key, and reads the
 	// completed lines.
-	got := inShell(t, "zsh", "127.91.50.2", `
+	got := runInShell(t, "zsh", "127.91.50.2", `
 		zmodload zsh/zpty
 		touch out.pcapng
 		zpty z zsh -f -i
@@ -198,7 +198,7 @@ func TestZshCompletion(t *testing.T) {
 }
 
 func TestFishCompletion(t *testing.T) {
-	got := inShell(t, "fish", "127.91.50.3", `
+	got := runInShell(t, "fish", "127.91.50.3", `
 		source $SCRIPT
 		touch out.pcapng
 		for line in 'verbena dev re' 'verbena dev reset ' 'verbena dev reset --at=c' 'verbena capture -w out' 'verbena capture --write=out' 'verbena run -- verben' 'verbena run -- ls out'
@@ -212,9 +212,9 @@ func TestFishCompletion(t *testing.T) {
 	}
 }
 
-// TestManual tests that the manual pages describe each command and flag, and that man formatters accept the pages.
-func TestManual(t *testing.T) {
-	pages := manual(model(), "2026-11-24", "verbena 1.2.3")
+// TestManualPages tests that the manual pages describe each command and flag, and that man formatters accept the pages.
+func TestManualPages(t *testing.T) {
+	pages := manualPages(commandModel(), "2026-11-24", "verbena 1.2.3")
 	dir := t.TempDir()
 	var files []string
 	for name, text := range pages {
@@ -224,21 +224,21 @@ func TestManual(t *testing.T) {
 		}
 		files = append(files, file)
 	}
-	every(model().Node, func(n *kong.Node) {
+	forEachCommand(commandModel().Node, func(n *kong.Node) {
 		page := "verbena.1"
 		if n.Type == kong.CommandNode {
 			top := n
 			for top.Parent.Type == kong.CommandNode {
 				top = top.Parent
 			}
-			page = pageOf(top) + ".1"
+			page = pageName(top) + ".1"
 		}
 		for _, f := range n.Flags {
-			if text := escape("--" + f.Name); !f.Hidden && !strings.Contains(pages[page], text) {
+			if text := escapeRoff("--" + f.Name); !f.Hidden && !strings.Contains(pages[page], text) {
 				t.Errorf("%s: got no %s of %s", page, text, n.FullPath())
 			}
 		}
-		if !strings.Contains(pages[page], escape(n.Path())) {
+		if !strings.Contains(pages[page], escapeRoff(n.Path())) {
 			t.Errorf("%s does not have %s", page, n.FullPath())
 		}
 	})
@@ -256,10 +256,10 @@ func TestManual(t *testing.T) {
 	}
 }
 
-func TestEscape(t *testing.T) {
+func TestEscapeRoff(t *testing.T) {
 	var r roff
-	r.line(`'quoted' \ --flag`)
-	r.text("One.\n\n  .code -x\n\nTwo.")
+	r.writeLine(`'quoted' \ --flag`)
+	r.writeParagraphs("One.\n\n  .code -x\n\nTwo.")
 	want := []string{`\&'quoted' \e \-\-flag`, "One.", ".P", ".RS 4", ".nf", `\&.code \-x`, ".fi", ".RE", ".P", "Two."}
 	if got := strings.Split(strings.TrimSpace(r.String()), "\n"); !reflect.DeepEqual(got, want) {
 		t.Errorf("roff: got %q, want %q", got, want)

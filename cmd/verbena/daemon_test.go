@@ -17,11 +17,11 @@ import (
 	"verbena/internal/testutil"
 )
 
-// commandsAt returns a function that builds command lines for the service at a control socket. The test cleanup
+// commandsForSocket returns a function that builds command lines for the service at a control socket. The test cleanup
 // ends the service.
-func commandsAt(t *testing.T, socket string) func(args ...string) *exec.Cmd {
+func commandsForSocket(t *testing.T, socket string) func(args ...string) *exec.Cmd {
 	t.Helper()
-	path, err := command()
+	path, err := commandPath()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func mustFail(t *testing.T, c *exec.Cmd, want ...string) {
 // writes a log.
 func TestServeDaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sock")
-	v := commandsAt(t, socket)
+	v := commandsForSocket(t, socket)
 	out := mustRun(t, v("serve", "--daemon", "--link", "rxe3=127.91.11.1"))
 	m := regexp.MustCompile(`^process (\d+) serves at (\S+); its messages are in (\S+)\n$`).FindStringSubmatch(out)
 	if m == nil || m[2] != socket {
@@ -89,7 +89,7 @@ func TestServeDaemon(t *testing.T) {
 
 // TestServeDaemonFails tests that "serve --daemon" fails with the error of the service.
 func TestServeDaemonFails(t *testing.T) {
-	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	mustFail(t, v("serve", "--daemon", "--link", "rxe0=203.0.113.77"), "link rxe0", "203.0.113.77")
 	mustFail(t, v("serve", "--daemon", "--link", "mlx5_0=127.91.11.2"), "rxe followed by")
 	mustFail(t, v("serve", "--daemon", "--limit", "ring-bytes=8K"),
@@ -101,9 +101,9 @@ func TestServeDaemonFails(t *testing.T) {
 // that it starts uses the same path.
 func TestRelativeSocket(t *testing.T) {
 	dir := t.TempDir()
-	v := commandsAt(t, "sock")
+	v := commandsForSocket(t, "sock")
 	in := func(c *exec.Cmd) *exec.Cmd { c.Dir = dir; return c }
-	t.Cleanup(func() { in(commandsAt(t, "sock")("stop")).Run() })
+	t.Cleanup(func() { in(commandsForSocket(t, "sock")("stop")).Run() })
 	mustRun(t, in(v("serve", "--daemon", "--link", "rxe0=127.91.11.3")))
 	if _, err := os.Stat(filepath.Join(dir, "sock")); err != nil {
 		t.Error(err)
@@ -111,12 +111,12 @@ func TestRelativeSocket(t *testing.T) {
 	mustRun(t, in(v("stop")))
 }
 
-// TestServeTakesOver tests that a service replaces an idle service that was started on demand, in the foreground
-// and in the background.
-func TestServeTakesOver(t *testing.T) {
+// TestServeReplacesIdleService tests that a service replaces an idle service that was started on demand, in the
+// foreground and in the background.
+func TestServeReplacesIdleService(t *testing.T) {
 	for _, flag := range []string{"--daemon", "--debug"} {
 		socket := filepath.Join(t.TempDir(), "sock")
-		v := commandsAt(t, socket)
+		v := commandsForSocket(t, socket)
 		mustRun(t, v("run", "--", "true"))
 		serve := v("serve", flag, "--link", "rxe7=127.91.11.4")
 		if flag == "--daemon" {
@@ -136,13 +136,13 @@ func TestServeTakesOver(t *testing.T) {
 	}
 }
 
-// TestServeInUse tests that a service that was started on demand is not replaced while a program uses it, and that
-// the program continues.
-func TestServeInUse(t *testing.T) {
+// TestServeKeepsServiceInUse tests that a service that was started on demand is not replaced while a program uses it,
+// and that the program continues.
+func TestServeKeepsServiceInUse(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "sock")
-	v := commandsAt(t, socket)
+	v := commandsForSocket(t, socket)
 	program := v("run", "--", "cat")
 	stdin, err := program.StdinPipe()
 	if err != nil {
@@ -172,9 +172,9 @@ func TestServeInUse(t *testing.T) {
 	mustFail(t, v("serve", "--link", "rxe7=127.91.11.5"), "changed by hand", "verbena stop")
 }
 
-// TestFaultAddStarts tests that "fault add" starts a service if necessary, and reports the start, like "run".
-func TestFaultAddStarts(t *testing.T) {
-	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+// TestFaultAddStartsService tests that "fault add" starts a service if necessary, and reports the start, like "run".
+func TestFaultAddStartsService(t *testing.T) {
+	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	if out := mustRun(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%")); !strings.Contains(out, "started one") {
 		t.Errorf("fault add: got output %q, want the start of a service in it", out)
 	}
@@ -183,9 +183,9 @@ func TestFaultAddStarts(t *testing.T) {
 	}
 }
 
-// TestNoService tests that commands about the objects of a service fail if no service runs.
-func TestNoService(t *testing.T) {
-	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+// TestCommandsFailWithoutService tests that commands about the objects of a service fail if no service runs.
+func TestCommandsFailWithoutService(t *testing.T) {
+	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	for _, args := range [][]string{
 		{"dev", "reset", "rxe0"}, {"dev", "hang", "rxe0"}, {"dev", "plug", "rxe0"}, {"dev", "unplug", "rxe0"},
 		{"dev", "show"}, {"link", "del", "rxe0"}, {"link", "show"}, {"res", "show"}, {"stat", "show"}, {"fault", "show"},
@@ -195,11 +195,11 @@ func TestNoService(t *testing.T) {
 	}
 }
 
-// TestWait tests that "wait" returns when a starting service is ready, and fails after its timeout otherwise.
-func TestWait(t *testing.T) {
+// TestWaitForService tests that "wait" returns when a starting service is ready, and fails after its timeout otherwise.
+func TestWaitForService(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "sock")
-	v := commandsAt(t, socket)
+	v := commandsForSocket(t, socket)
 	mustFail(t, v("wait", "--timeout", "50ms"), "no service is ready at "+socket+" after 50ms", "verbena serve --daemon")
 	serve := v("serve", "--link", "rxe0=127.91.11.6")
 	if err := serve.Start(); err != nil {
@@ -241,14 +241,14 @@ func TestWait(t *testing.T) {
 	mustFail(t, v("wait", "--listen", "0"), "--listen", "65535")
 }
 
-func TestListens(t *testing.T) {
+func TestIsListening(t *testing.T) {
 	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    1: 0100007F:4854 0100007F:4853 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    2: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000
 `
 	for port, want := range map[uint16]bool{0x4853: true, 0x4854: false, 0x50: true, 0x51: false} {
-		if got := listensTCP(table, port); got != want {
+		if got := isListeningTCP(table, port); got != want {
 			t.Errorf("port %d: got %v, want %v", port, got, want)
 		}
 	}
@@ -289,7 +289,7 @@ func TestServiceEndsUnderProgram(t *testing.T) {
 				t.Skip("waits holdTime before the programs are killed")
 			}
 			socket := filepath.Join(t.TempDir(), "sock")
-			v := commandsAt(t, socket)
+			v := commandsForSocket(t, socket)
 			mustRun(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.1"+fmt.Sprint(len(c.args))))
 			args := append([]string{"run"}, c.args...)
 			program := v(append(args, "sh", "-c", script)...)

@@ -43,7 +43,7 @@ func (p *pprofCmd) Run(c *cli) error {
 	if p.Seconds == 0 && timed {
 		p.Seconds = defaultProfileSeconds
 	}
-	r, err := c.ask(&ctl.Request{Op: ctl.OpProfile,
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpProfile,
 		Profile: &ctl.Profile{Kind: p.Kind, Duration: time.Duration(p.Seconds) * time.Second}})
 	if err != nil {
 		return err

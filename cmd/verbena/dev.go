@@ -13,17 +13,17 @@ import (
 	"verbena/internal/ctl"
 )
 
-// outage is the value of --unreachable[=DURATION].
-type outage struct {
+// unreachableFlag is the value of --unreachable[=DURATION].
+type unreachableFlag struct {
 	set bool
 	d   time.Duration // 0: until 'dev plug'
 }
 
 // IsBool implements kong.BoolMapperValue: the value is optional.
-func (*outage) IsBool() bool { return true }
+func (*unreachableFlag) IsBool() bool { return true }
 
 // Decode implements kong.MapperValue.
-func (o *outage) Decode(ctx *kong.DecodeContext) error {
+func (o *unreachableFlag) Decode(ctx *kong.DecodeContext) error {
 	o.set = true
 	// Without a "=", the next word is the value if it has the form of a time. Device names begin with rxe.
 	if t := ctx.Scan.Peek(); t.Type != kong.FlagValueToken && !strings.ContainsAny(firstByte(t.String()), "0123456789.") {
@@ -56,26 +56,26 @@ func (n *ordinal) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// moment is a ctl.DevMoment.
-type moment ctl.DevMoment
+// momentFlag is a ctl.DevMoment.
+type momentFlag ctl.DevMoment
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (m *moment) UnmarshalText(b []byte) error {
+func (m *momentFlag) UnmarshalText(b []byte) error {
 	switch v := ctl.DevMoment(b); v {
 	case ctl.DevRegistration, ctl.DevCompletion:
-		*m = moment(v)
+		*m = momentFlag(v)
 		return nil
 	}
 	return fmt.Errorf("moment %q is not %s or %s", b, ctl.DevRegistration, ctl.DevCompletion)
 }
 
 type devResetCmd struct {
-	Name        string  `arg:"" help:"Name of the device." complete:"device"`
-	Unreachable outage  `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION" complete:"none"`
-	NoFlush     bool    `help:"Give programs no completions for outstanding requests, as the kernel's Soft-RoCE does, rather than flush errors."`
-	AtWR        ordinal `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
-	At          moment  `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment" complete:"registration,completion"`
-	Cancel      bool    `help:"Cancel the pending resets of --at-wr and --at, and do not reset the device." xor:"moment"`
+	Name        string          `arg:"" help:"Name of the device." complete:"device"`
+	Unreachable unreachableFlag `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION" complete:"none"`
+	NoFlush     bool            `help:"Give programs no completions for outstanding requests, as the kernel's Soft-RoCE does, rather than flush errors."`
+	AtWR        ordinal         `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
+	At          momentFlag      `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment" complete:"registration,completion"`
+	Cancel      bool            `help:"Cancel the pending resets of --at-wr and --at, and do not reset the device." xor:"moment"`
 }
 
 func (d *devResetCmd) Help() string {
@@ -94,7 +94,7 @@ func (d *devResetCmd) Run(c *cli) error {
 	if d.Cancel && (d.Unreachable.set || d.NoFlush) {
 		return errors.New("dev reset: --cancel resets no device: omit --unreachable and --no-flush")
 	}
-	_, err := c.ask(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{
+	_, err := c.sendRequest(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{
 		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, NoFlush: d.NoFlush, AtWR: uint64(
 			d.AtWR), At: ctl.DevMoment(d.At), Cancel: d.Cancel}})
 	return err
@@ -105,7 +105,7 @@ type devUnplugCmd struct {
 }
 
 func (d *devUnplugCmd) Run(c *cli) error {
-	_, err := c.ask(&ctl.Request{Op: ctl.OpDevUnplug, Name: d.Name})
+	_, err := c.sendRequest(&ctl.Request{Op: ctl.OpDevUnplug, Name: d.Name})
 	return err
 }
 
@@ -114,7 +114,7 @@ type devPlugCmd struct {
 }
 
 func (d *devPlugCmd) Run(c *cli) error {
-	_, err := c.ask(&ctl.Request{Op: ctl.OpDevPlug, Name: d.Name})
+	_, err := c.sendRequest(&ctl.Request{Op: ctl.OpDevPlug, Name: d.Name})
 	return err
 }
 
@@ -123,7 +123,7 @@ type devHangCmd struct {
 }
 
 func (d *devHangCmd) Run(c *cli) error {
-	_, err := c.ask(&ctl.Request{Op: ctl.OpDevHang, Name: d.Name})
+	_, err := c.sendRequest(&ctl.Request{Op: ctl.OpDevHang, Name: d.Name})
 	return err
 }
 
@@ -143,7 +143,7 @@ Examples:
 }
 
 func (d *devEventCmd) Run(c *cli) error {
-	_, err := c.ask(&ctl.Request{Op: ctl.OpDevEvent, Event: &d.DevEvent})
+	_, err := c.sendRequest(&ctl.Request{Op: ctl.OpDevEvent, Event: &d.DevEvent})
 	return err
 }
 
@@ -152,14 +152,14 @@ type devShowCmd struct {
 }
 
 func (d *devShowCmd) Run(c *cli) error {
-	r, err := c.ask(&ctl.Request{Op: ctl.OpDevShow})
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpDevShow})
 	if err != nil {
 		return err
 	}
 	if r.Devs == nil {
 		r.Devs = []ctl.DevInfo{}
 	}
-	return output(d.JSON, r.Devs, func(w io.Writer) {
+	return printOutput(d.JSON, r.Devs, func(w io.Writer) {
 		fmt.Fprintln(w, "NAME\tSTATE\tDEVICE\tHARDWARE\tCONTEXTS\tZOMBIES\tRESETS\tRECOVERY\tRESET AT")
 		for _, x := range r.Devs {
 			recovery, armed := "-", "-"

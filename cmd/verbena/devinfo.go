@@ -32,14 +32,14 @@ type deviceReport struct {
 	Name     string       `json:"name"`
 	Path     string       `json:"path"`
 	Provider string       `json:"provider"`
-	Attrs    []attr       `json:"-"`
+	Attrs    []namedAttr  `json:"-"`
 	Map      attrMap      `json:"attributes"`
 	Caps     []string     `json:"capabilities"`
 	Ports    []portReport `json:"ports"`
 }
 
-// attr is a named attribute; attributes have the order of ibv_devinfo.
-type attr struct {
+// namedAttr is a named attribute; attributes have the order of ibv_devinfo.
+type namedAttr struct {
 	name string
 	v    any
 }
@@ -78,7 +78,7 @@ func (d *devinfoCmd) Run(c *cli) error {
 			return err
 		}
 		defer done()
-		r, err := describe(dev, "this process")
+		r, err := describeDevice(dev, "this process")
 		if err != nil {
 			return err
 		}
@@ -95,7 +95,7 @@ func (d *devinfoCmd) Run(c *cli) error {
 					return deviceReport{}, err
 				}
 				defer dev.Close()
-				return describe(dev, i.Path)
+				return describeDevice(dev, i.Path)
 			}()
 			if err != nil {
 				return fmt.Errorf("devinfo: %w", err)
@@ -103,24 +103,25 @@ func (d *devinfoCmd) Run(c *cli) error {
 			reports = append(reports, r)
 		}
 	}
-	return output(d.JSON, reports, func(w io.Writer) {
+	return printOutput(d.JSON, reports, func(w io.Writer) {
 		for i := range reports {
 			reports[i].write(w)
 		}
 	})
 }
 
-// describe queries a device, its ports and its GIDs.
-func describe(dev *verbs.Device, path string) (r deviceReport, err error) {
+// describeDevice queries a device, its ports and its GIDs.
+func describeDevice(dev *verbs.Device, path string) (r deviceReport, err error) {
 	a, err := dev.Query()
 	if err != nil {
 		return r, err
 	}
 	r = deviceReport{
-		Name: dev.Name(), Path: path, Provider: dev.Provider(), Caps: capabilities(
+		Name: dev.Name(), Path: path, Provider: dev.Provider(), Caps: namesOfCapFlags(
 			a.Caps), Map: attrMap{}, Ports: []portReport{},
-		Attrs: []attr{
-			{"fw_ver", fmt.Sprint(a.Firmware)}, {"node_guid", guid(a.NodeGUID)}, {"sys_image_guid", guid(a.SysImageGUID)},
+		Attrs: []namedAttr{
+			{"fw_ver", fmt.Sprint(a.Firmware)}, {"node_guid", formatGUID(a.NodeGUID)}, {"sys_image_guid",
+				formatGUID(a.SysImageGUID)},
 			{"vendor_id", fmt.Sprintf("%#06x", a.VendorID)}, {"vendor_part_id", a.VendorPartID}, {"hw_ver",
 				fmt.Sprintf("%#x", a.HWVersion)},
 			{"phys_port_cnt", a.Ports}, {"max_mr_size", a.MaxMRSize}, {"max_qp", a.MaxQP}, {"max_qp_wr", a.MaxQPWR}, {"max_sge",
@@ -159,7 +160,7 @@ func describe(dev *verbs.Device, path string) (r deviceReport, err error) {
 		for _, g := range gids {
 			if g.Port == n {
 				port.GIDs = append(port.GIDs, gidReport{
-					Index: g.Index, GID: fullGID(g.GID), Type: g.Type.String(), Address: g.GID.String(), Default: err == nil &&
+					Index: g.Index, GID: formatGID(g.GID), Type: g.Type.String(), Address: g.GID.String(), Default: err == nil &&
 						g.Index == standard.Index,
 				})
 			}
@@ -181,7 +182,7 @@ func (r *deviceReport) write(w io.Writer) {
 	}
 	for _, p := range r.Ports {
 		fmt.Fprintf(w, "  port:\t%d\n", p.Port)
-		for _, a := range []attr{
+		for _, a := range []namedAttr{
 			{"state", p.State}, {"phys_state", p.Phys}, {"max_mtu", p.MaxMTU}, {"active_mtu", p.ActiveMTU}, {"link_layer",
 				p.LinkLayer},
 			{"max_msg_sz", p.MaxMessage}, {"gid_tbl_len", p.GIDLen}, {"pkey_tbl_len", p.PKeyLen}, {"active_width",
@@ -200,12 +201,12 @@ func (r *deviceReport) write(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// guid formats a GUID in the format of ibv_devinfo.
-func guid(v uint64) string {
+// formatGUID formats a GUID in the format of ibv_devinfo.
+func formatGUID(v uint64) string {
 	return fmt.Sprintf("%04x:%04x:%04x:%04x", v>>48, v>>32&0xffff, v>>16&0xffff, v&0xffff)
 }
 
-func fullGID(g verbs.GID) string {
+func formatGID(g verbs.GID) string {
 	s := ""
 	for i := 0; i < len(g); i += 2 {
 		if i > 0 {
@@ -231,8 +232,8 @@ var capabilityNames = []struct {
 	{uapi.DeviceAtomicWrite, "ATOMIC_WRITE"},
 }
 
-// capabilities returns the names of the flags. capabilities combines flags without a name into one number.
-func capabilities(c uapi.DeviceCapFlags) []string {
+// namesOfCapFlags returns the names of the flags. namesOfCapFlags combines flags without a name into one number.
+func namesOfCapFlags(c uapi.DeviceCapFlags) []string {
 	names := []string{}
 	for _, n := range capabilityNames {
 		if c&n.c != 0 {

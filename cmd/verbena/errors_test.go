@@ -34,7 +34,7 @@ func TestMissingProvider(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		got := missingProvider(root)
+		got := missingProviderMessage(root)
 		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) ||
 			got != "" && !strings.Contains(got, "ibverbs-providers") {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
@@ -45,7 +45,7 @@ func TestMissingProvider(t *testing.T) {
 // TestMissingInterpreter tests that the error for a program without its interpreter names the interpreter.
 func TestMissingInterpreter(t *testing.T) {
 	dir := t.TempDir()
-	v := commandsAt(t, filepath.Join(dir, "sock"))
+	v := commandsForSocket(t, filepath.Join(dir, "sock"))
 	mustRun(t, v("serve", "--daemon", "--link", "rxe0=127.91.12.1"))
 	self, err := os.ReadFile("/bin/true")
 	if err != nil {
@@ -76,7 +76,7 @@ func TestMissingInterpreter(t *testing.T) {
 // TestFaultWithoutEffect tests that a rule without an effect is refused before a service starts, and that the error
 // lists the effects.
 func TestFaultWithoutEffect(t *testing.T) {
-	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	mustFail(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
 		"--drop", "--duplicate", "--corrupt", "--reorder", "--delay", "--jitter", "--rnr", "--stop")
 	mustFail(t, v("fault", "add", "--dev", "rxe0", "--stop", "--drop", "1%"), "need separate rules")
@@ -86,7 +86,7 @@ func TestFaultWithoutEffect(t *testing.T) {
 // TestAddressInUse tests that the error for an address in use suggests a free one.
 func TestAddressInUse(t *testing.T) {
 	dir := t.TempDir()
-	one, two := commandsAt(t, filepath.Join(dir, "one")), commandsAt(t, filepath.Join(dir, "two"))
+	one, two := commandsForSocket(t, filepath.Join(dir, "one")), commandsForSocket(t, filepath.Join(dir, "two"))
 	mustRun(t, one("serve", "--daemon", "--link", "rxe0=127.91.12.2"))
 	mustFail(t, two("serve", "--link", "rxe0=127.91.12.2"),
 		"4791", "is free: --link rxe0=127.0.0.", "link add rxe0 --addr 127.0.0.")
@@ -95,7 +95,7 @@ func TestAddressInUse(t *testing.T) {
 // TestShellLimits tests that an error from a limit of the shell names the limit and the remedy.
 func TestShellLimits(t *testing.T) {
 	dir := t.TempDir()
-	v := commandsAt(t, filepath.Join(dir, "sock"))
+	v := commandsForSocket(t, filepath.Join(dir, "sock"))
 	under := func(limit string, args ...string) *exec.Cmd {
 		c := v(args...)
 		c.Args = append([]string{"sh", "-c", "ulimit " + limit + `; exec "$0" "$@"`, c.Path}, c.Args[1:]...)

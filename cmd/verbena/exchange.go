@@ -35,7 +35,7 @@ type exchangeFlags struct {
 	JSON     bool   `name:"json" help:"Print JSON."`
 }
 
-func (f *exchangeFlags) local() measure.Local {
+func (f *exchangeFlags) localParams() measure.Local {
 	l := measure.Local{Port: int(f.IBPort), GIDIndex: f.GIDIndex, Events: f.Events}
 	if !f.JSON && isTerminal(os.Stderr) {
 		l.Progress = func(phase string, messages int64, elapsed time.Duration) {
@@ -60,9 +60,9 @@ func isTerminal(f *os.File) bool {
 // exchangeSide is one side of an exchange.
 type exchangeSide func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error)
 
-// exchange runs this side, or both sides with --embedded. exchange returns the client's result, or the server's on
-// a server.
-func (f *exchangeFlags) exchange(
+// runExchange runs this side, or both sides with --embedded. runExchange returns the client's result, or the server's
+// on a server.
+func (f *exchangeFlags) runExchange(
 	c *cli, command string, local measure.Local, client, server exchangeSide,
 ) (*measure.Result,
 	error) {
@@ -118,7 +118,7 @@ func (f *exchangeFlags) exchange(
 		if err := local.Check(dev); err != nil {
 			return nil, fmt.Errorf("%s: %w", command, err)
 		}
-		conn, err := accept(ctx, f.Port)
+		conn, err := acceptClient(ctx, f.Port)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", command, err)
 		}
@@ -130,8 +130,8 @@ func (f *exchangeFlags) exchange(
 	return o.r, nil
 }
 
-// accept waits for one client and returns its connection.
-func accept(ctx context.Context, port uint16) (net.Conn, error) {
+// acceptClient waits for one client and returns its connection.
+func acceptClient(ctx context.Context, port uint16) (net.Conn, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", fmt.Sprint(":", port))
 	if err != nil {
@@ -170,12 +170,12 @@ func (p *pingpongCmd) Run(c *cli) error {
 	if p.Iters < 1 {
 		return fmt.Errorf("pingpong: --iters %d is less than 1", p.Iters)
 	}
-	l := p.local()
+	l := p.localParams()
 	params := measure.Params{Type: p.Type, Op: measure.Op(p.Op), Size: int(p.Size), Iters: p.Iters, MTU: p.MTU}
 	client := func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 		return measure.PingPong(ctx, dev, conn, params, l)
 	}
-	server := serve(l)
+	server := serverSide(l)
 	if p.Compat {
 		if params.MTU == 0 {
 			params.MTU = 1024 // the default values of rdma-core's programs
@@ -187,15 +187,15 @@ func (p *pingpongCmd) Run(c *cli) error {
 			return measure.Compat(ctx, dev, conn, false, params, l)
 		}
 	}
-	r, err := p.exchange(c, "pingpong", l, client, server)
+	r, err := p.runExchange(c, "pingpong", l, client, server)
 	clearLine(l)
 	if err != nil {
 		return err
 	}
-	return output(p.JSON, r, func(w io.Writer) { printPingPong(w, r) })
+	return printOutput(p.JSON, r, func(w io.Writer) { printPingPong(w, r) })
 }
 
-func serve(l measure.Local) exchangeSide {
+func serverSide(l measure.Local) exchangeSide {
 	return func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 		return measure.Serve(ctx, dev, conn, l)
 	}
@@ -209,8 +209,8 @@ func waitMode(r *measure.Result) string {
 	return "polling"
 }
 
-// messages returns a description of the messages.
-func messages(r *measure.Result) string {
+// describeMessages returns a description of the messages.
+func describeMessages(r *measure.Result) string {
 	return fmt.Sprintf("%s %s of %d bytes on %s, %s", r.Type, r.Op, r.Size, r.Device, waitMode(r))
 }
 
@@ -222,8 +222,8 @@ func printPingPong(w io.Writer, r *measure.Result) {
 	}
 	each := float64(p.Elapsed.Nanoseconds()) / 1e3 / float64(max(p.Messages, 1))
 	fmt.Fprintf(w, "%s: %d round trips in %v, %.2f us each, %s\n",
-		messages(r), p.Messages, p.Elapsed.Round(time.Microsecond),
-		each, bandwidth(p.BytesPerSecond))
+		describeMessages(r), p.Messages, p.Elapsed.Round(time.Microsecond),
+		each, formatBandwidth(p.BytesPerSecond))
 	if len(p.Times.Buckets) > 0 {
 		t := &p.Times
 		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n", microseconds(t.Min),
@@ -234,7 +234,7 @@ func printPingPong(w io.Writer, r *measure.Result) {
 }
 
 func printServed(w io.Writer, r *measure.Result) {
-	fmt.Fprintf(w, "served %s", messages(r))
+	fmt.Fprintf(w, "served %s", describeMessages(r))
 	if r.Received >= 0 {
 		fmt.Fprintf(w, ": %d messages received", r.Received)
 	}
@@ -243,7 +243,7 @@ func printServed(w io.Writer, r *measure.Result) {
 
 func microseconds(ns int64) float64 { return float64(ns) / 1e3 }
 
-func bandwidth(b float64) string {
+func formatBandwidth(b float64) string {
 	switch {
 	case b >= 1e9:
 		return fmt.Sprintf("%.2f GB/s", b/1e9)
@@ -277,9 +277,10 @@ Examples:
 
 func (p *perfCmd) Run(c *cli) error {
 	if p.Iters < 0 || p.Iters == 0 && p.Duration <= 0 {
-		return fmt.Errorf("perf: --iters %d, --duration %v: neither may be negative, and one must be more than 0", p.Iters, p.Duration)
+		return fmt.Errorf("perf: --iters %d, --duration %v: neither may be negative, and one must be more than 0", p.Iters,
+			p.Duration)
 	}
-	l := p.local()
+	l := p.localParams()
 	params := measure.Params{
 		Type: p.Type, Op: measure.Op(p.Op), Size: int(
 			p.Size), Iters: p.Iters, Duration: p.Duration, QPs: p.QPs, Depth: p.Depth, MTU: p.MTU,
@@ -287,15 +288,15 @@ func (p *perfCmd) Run(c *cli) error {
 	if p.Iters > 0 {
 		params.Duration = 0
 	}
-	r, err := p.exchange(c, "perf", l, func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result,
+	r, err := p.runExchange(c, "perf", l, func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result,
 		error) {
-		return measure.Perf(ctx, dev, conn, params, measure.Test(p.Test), l)
-	}, serve(l))
+		return measure.Perf(ctx, dev, conn, params, measure.PerfTest(p.Test), l)
+	}, serverSide(l))
 	clearLine(l)
 	if err != nil {
 		return err
 	}
-	return output(p.JSON, r, func(w io.Writer) { printPerf(w, r) })
+	return printOutput(p.JSON, r, func(w io.Writer) { printPerf(w, r) })
 }
 
 func printPerf(w io.Writer, r *measure.Result) {
@@ -303,7 +304,7 @@ func printPerf(w io.Writer, r *measure.Result) {
 		printServed(w, r)
 		return
 	}
-	fmt.Fprintln(w, messages(r))
+	fmt.Fprintln(w, describeMessages(r))
 	fmt.Fprintln(w, "PHASE\tQPS\tDEPTH\tMESSAGES\tTIME\tBANDWIDTH\tMESSAGES/S\tMIN US\tP50\tP90\tP99\tP99.9\tMAX")
 	for _, x := range []struct {
 		name       string
@@ -316,7 +317,7 @@ func printPerf(w io.Writer, r *measure.Result) {
 		t := &x.p.Times
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%v\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", x.name, x.qps, x.depth,
 			x.p.Messages,
-			x.p.Elapsed.Round(time.Millisecond), bandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, microseconds(t.Min),
+			x.p.Elapsed.Round(time.Millisecond), formatBandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, microseconds(t.Min),
 			microseconds(t.P50), microseconds(
 				t.P90), microseconds(t.P99),
 			microseconds(t.P999), microseconds(t.Max))

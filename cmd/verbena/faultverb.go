@@ -32,8 +32,8 @@ func (f *faultAddCmd) verbRule() (*ctl.FaultRule, error) {
 	return &ctl.FaultRule{Dev: f.Dev, Verb: v}, service.CheckVerbFault(f.Dev, v)
 }
 
-// verbText formats a rule as text.
-func verbText(v *ctl.VerbFault) string {
+// formatVerbRule formats a rule as text.
+func formatVerbRule(v *ctl.VerbFault) string {
 	w := []string{v.Verb}
 	word := func(show bool, format string, arg any) {
 		if show {

@@ -14,13 +14,13 @@ import (
 	"verbena/internal/ctl"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var updateGolden = flag.Bool("update", false, "write the golden files anew")
 
-// golden compares a text with a file of testdata.
-func golden(t *testing.T, name, got string) {
+// compareGolden compares a text with a file of testdata.
+func compareGolden(t *testing.T, name, got string) {
 	t.Helper()
 	file := "testdata/" + name
-	if *update {
+	if *updateGolden {
 		if os.Getenv("CI") == "true" {
 			t.Fatalf("-update with CI=true would hide that %s is out of date", file)
 		}
@@ -57,17 +57,17 @@ func TestFaultTexts(t *testing.T) {
 		}
 	}
 	for _, page := range []string{"verbena-fault.1", "verbena-link.1"} {
-		fmt.Fprintf(&b, "# %s\n%s", page, manual(model(), "2026-01-01", "verbena 0")[page])
+		fmt.Fprintf(&b, "# %s\n%s", page, manualPages(commandModel(), "2026-01-01", "verbena 0")[page])
 	}
 	for _, command := range []string{"fault add", "link set"} {
 		fmt.Fprintf(&b, "# completions of verbena %s --\n", command)
-		complete(&b, model().Node, append(strings.Fields(command), "--"), nil)
+		complete(&b, commandModel().Node, append(strings.Fields(command), "--"), nil)
 	}
-	golden(t, "fault_help.txt", b.String())
+	compareGolden(t, "fault_help.txt", b.String())
 }
 
-// faultLines holds valid and invalid command lines.
-var faultLines = []string{
+// faultCommandLines holds valid and invalid command lines.
+var faultCommandLines = []string{
 	"fault add --dev rxe0 --drop 1%",
 	"fault add --dev rxe0 --qp 17 --peer ::ffff:10.0.0.2 --skip 1 --limit 2 --seed 3 --drop 0.25 --duplicate 1 --corrupt .5 --reorder 100% --delay 50us --jitter 1ms",
 	"fault add --dev rxe0 --rnr 10%",
@@ -130,19 +130,19 @@ var faultLines = []string{
 // TestFaultRequests compares the requests, or errors, of command lines with a golden file.
 func TestFaultRequests(t *testing.T) {
 	var b strings.Builder
-	for _, line := range faultLines {
+	for _, line := range faultCommandLines {
 		fmt.Fprintf(&b, "$ verbena %s\n", line)
 		var c cli
 		k, err := newParser(&c).Parse(strings.Fields(line))
 		if err != nil {
-			fmt.Fprintln(&b, misuse(err))
+			fmt.Fprintln(&b, usageError(err))
 			continue
 		}
 		var request any
 		if k.Command() == "fault add" {
 			request, err = c.Fault.Add.rule()
 		} else {
-			request, err = c.Link.Set.request()
+			request, err = c.Link.Set.buildRequest()
 		}
 		if err != nil {
 			fmt.Fprintln(&b, err)
@@ -154,11 +154,11 @@ func TestFaultRequests(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "%s\n", js)
 	}
-	golden(t, "fault_requests.txt", b.String())
+	compareGolden(t, "fault_requests.txt", b.String())
 }
 
-// answer is a response of a service in which each field has a value.
-const answer = `{
+// sampleResponse is a response of a service in which each field has a value.
+const sampleResponse = `{
 	"Links": [{"name":"rxe0","uverbs":"uverbs0","netdev":"lo","state":"ACTIVE","mtu":1024,"gids":null,"wire":false,"link":"flap","max_mtu":512,
 		"shape":{"rate_bps":1500000000,"delay_ns":20000,"jitter_ns":1000,"queue_bytes":262144,"queue_packets":9,"ecn_bytes":65536,"loss":0.01,"seed":7}}],
 	"Faults": [
@@ -179,10 +179,10 @@ const answer = `{
 		{"time":"2026-01-02T03:04:05.123457Z","event":"timeout"}]}
 }`
 
-// TestFaultAnswers compares the text and JSON output of commands for answer with golden files.
-func TestFaultAnswers(t *testing.T) {
+// TestFaultOutput compares the text and JSON output of commands for answer with golden files.
+func TestFaultOutput(t *testing.T) {
 	var r ctl.Response
-	d := json.NewDecoder(strings.NewReader(answer))
+	d := json.NewDecoder(strings.NewReader(sampleResponse))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
 		t.Fatal(err)
@@ -196,12 +196,12 @@ func TestFaultAnswers(t *testing.T) {
 		fmt.Fprintf(&b, "%s\n", js)
 	}
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	faultTable(w, r.Faults)
+	writeFaultTable(w, r.Faults)
 	w.Flush()
-	qpTable(w, r.QPs)
+	writeQPTable(w, r.QPs)
 	w.Flush()
-	traceTable(w, r.Trace.Events)
+	writeTraceTable(w, r.Trace.Events)
 	w.Flush()
 	fmt.Fprintln(&b, linkDetails(&r.Links[0]))
-	golden(t, "fault_answers.txt", b.String())
+	compareGolden(t, "fault_answers.txt", b.String())
 }

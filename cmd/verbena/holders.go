@@ -13,11 +13,11 @@ import (
 	"verbena/supervisor"
 )
 
-// holdTime is the time that a process may keep a device of an ended service open before it gets SIGTERM. SIGKILL
-// follows after another holdTime. A program that polls its completions or events closes the device soon after the
+// holdTimeout is the time that a process may keep a device of an ended service open before it gets SIGTERM. SIGKILL
+// follows after another holdTimeout. A program that polls its completions or events closes the device soon after the
 // service ends. A program that polls a shared receive queue, or memory for a message of its peer, would wait for
 // ever, since no thread writes to its memory any more.
-const holdTime = 5 * time.Second
+const holdTimeout = 5 * time.Second
 
 // queueFiles is a pattern that matches the names of a session's queue files. A program can give a memfd any such
 // name, and pass the memfd to another process.
@@ -26,8 +26,8 @@ type queueFiles struct{ session string }
 // open opens the matching files that this user may open.
 func (f queueFiles) open() (files []*os.File) {
 	seen := map[uint64]bool{} // indexed by inode
-	for _, pid := range processes() {
-		f.each(pid, func(file *os.File, st *syscall.Stat_t) {
+	for _, pid := range listProcesses() {
+		f.forEachOpenFile(pid, func(file *os.File, st *syscall.Stat_t) {
 			if !seen[st.Ino] {
 				seen[st.Ino] = true
 				files = append(files, file)
@@ -39,8 +39,8 @@ func (f queueFiles) open() (files []*os.File) {
 	return files
 }
 
-// each calls use with each matching file that a process has open. The function use must close the file.
-func (f queueFiles) each(pid int, use func(*os.File, *syscall.Stat_t)) {
+// forEachOpenFile calls use with each matching file that a process has open. The function use must close the file.
+func (f queueFiles) forEachOpenFile(pid int, use func(*os.File, *syscall.Stat_t)) {
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {
 		return
@@ -62,14 +62,14 @@ func (f queueFiles) each(pid int, use func(*os.File, *syscall.Stat_t)) {
 // endHolders ends the processes that keep queue files of a session open. It sleeps.
 func endHolders(files queueFiles) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		time.Sleep(holdTime)
+		time.Sleep(holdTimeout)
 		for _, pid := range files.holders() {
 			p, err := os.FindProcess(pid) // the kernel cannot reuse the process number while the pidfd is open
 			if err != nil || !files.heldBy(pid) {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, "+
-				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(nameOf(pid)), pid,
+				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(processName(pid)), pid,
 				signalName(sig))
 			_ = p.Signal(sig) // The process may have ended since it was listed.
 		}
@@ -83,8 +83,8 @@ func signalName(sig syscall.Signal) string {
 	return "SIGTERM"
 }
 
-// processes lists all processes except this one.
-func processes() (pids []int) {
+// listProcesses lists all processes except this one.
+func listProcesses() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		if pid, err := strconv.Atoi(e.Name()); err == nil && pid != os.Getpid() {
@@ -96,7 +96,7 @@ func processes() (pids []int) {
 
 // holders lists the processes for which heldBy is true.
 func (f queueFiles) holders() (pids []int) {
-	for _, pid := range processes() {
+	for _, pid := range listProcesses() {
 		if f.heldBy(pid) {
 			pids = append(pids, pid)
 		}
@@ -109,16 +109,16 @@ func (f queueFiles) holders() (pids []int) {
 // either: a program may have passed a device to the daemon before the program changed its user. Therefore heldBy
 // matches only descendants of this process among root's processes.
 func (f queueFiles) heldBy(pid int) (held bool) {
-	f.each(pid, func(file *os.File, st *syscall.Stat_t) {
+	f.forEachOpenFile(pid, func(file *os.File, st *syscall.Stat_t) {
 		file.Close()
-		held = held || allIDsOf(pid, int(st.Uid)) && (st.Uid != 0 || supervisor.Descends(pid) == nil)
+		held = held || allIDsAre(pid, int(st.Uid)) && (st.Uid != 0 || supervisor.Descends(pid) == nil)
 	})
 	return held
 }
 
-// allIDsOf reports whether the real, effective, saved and file system IDs of a process are all those of one user.
+// allIDsAre reports whether the real, effective, saved and file system IDs of a process are all those of one user.
 // (proc_pid_status(5))
-func allIDsOf(pid, uid int) bool {
+func allIDsAre(pid, uid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return false
@@ -139,8 +139,8 @@ func allIDsOf(pid, uid int) bool {
 	return false
 }
 
-// nameOf returns the name of the program that a process runs.
-func nameOf(pid int) string {
+// processName returns the name of the program that a process runs.
+func processName(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
 		return "a program"

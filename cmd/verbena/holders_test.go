@@ -39,8 +39,8 @@ func startHolder(t *testing.T, f *os.File, script string, attr *syscall.SysProcA
 	return cmd.Process.Pid
 }
 
-// queueFile creates a queue file of a session, and returns an open file description as a program would have it.
-func queueFile(t *testing.T, name string, uid int) *os.File {
+// createQueueFile creates a queue file of a session, and returns an open file description as a program would have it.
+func createQueueFile(t *testing.T, name string, uid int) *os.File {
 	t.Helper()
 	f, err := shm.Create(name, quota.RingBytes, nil, nil)
 	if err != nil {
@@ -60,14 +60,14 @@ func queueFile(t *testing.T, name string, uid int) *os.File {
 	return p
 }
 
-// TestHolders tests that a process is ended if it holds a queue file of the session, and not because of another
+// TestEndHolders tests that a process is ended if it holds a queue file of the session, and not because of another
 // file.
-func TestHolders(t *testing.T) {
+func TestEndHolders(t *testing.T) {
 	session := fmt.Sprintf("/dev/shm/verbena-%d-%d/run/1-2", os.Getuid(), os.Getpid())
 	files := queueFiles{session: session}
-	first := queueFile(t, session+"/uverbs0.1.queues", os.Getuid())
+	first := createQueueFile(t, session+"/uverbs0.1.queues", os.Getuid())
 	held, again := startHolder(t, first, "", nil), startHolder(t, first, "", nil)
-	other := startHolder(t, queueFile(t, session+"0/uverbs0.1.queues", os.Getuid()), "", nil)
+	other := startHolder(t, createQueueFile(t, session+"0/uverbs0.1.queues", os.Getuid()), "", nil)
 	want := []int{held, again}
 	slices.Sort(want)
 	got := files.holders()
@@ -84,14 +84,14 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// TestHoldersOfOthers tests that two kinds of processes are not ended: those of another user, which a program may
-// have passed its queue file to, and those with the IDs of two users.
-func TestHoldersOfOthers(t *testing.T) {
+// TestEndHoldersSparesOtherUsers tests that two kinds of processes are not ended: those of another user, which a
+// program may have passed its queue file to, and those with the IDs of two users.
+func TestEndHoldersSparesOtherUsers(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
 	session := fmt.Sprintf("/dev/shm/verbena-0-%d/run/3-4", os.Getpid())
 	files := queueFiles{session: session}
 	const uid, stranger = 65533, 65532
-	f := queueFile(t, session+"/uverbs0.1.queues", uid)
+	f := createQueueFile(t, session+"/uverbs0.1.queues", uid)
 	as := func(uid uint32) *syscall.SysProcAttr {
 		return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	}
@@ -105,7 +105,7 @@ func TestHoldersOfOthers(t *testing.T) {
 		pid, uid int
 		want     bool
 	}{{own, uid, true}, {own, stranger, false}, {daemon, uid, false}, {daemon, 0, true}, {1 << 30, 0, false}} {
-		if got := allIDsOf(tt.pid, tt.uid); got != tt.want {
+		if got := allIDsAre(tt.pid, tt.uid); got != tt.want {
 			t.Errorf("allIDsOf process %d and user %d: got %v, want the opposite", tt.pid, tt.uid, got)
 		}
 	}

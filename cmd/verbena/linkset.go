@@ -97,8 +97,8 @@ type linkSetCmd struct {
 // shapeFlags is a fault.Shape without its Validate method, which kong would call before the queue size is set.
 type shapeFlags fault.Shape
 
-// shapeFlagOrder lists the queue size flag among the other flags of the shape.
-func shapeFlagOrder(k *kong.Kong) error {
+// orderShapeFlags lists the queue size flag among the other flags of the shape.
+func orderShapeFlags(k *kong.Kong) error {
 	orderFlags(commandAt(k.Model.Node, "link", "set"),
 		[]string{"at-wr", "at-packet", "cancel", "mtu", "rate", "delay", "jitter", "queue", "ecn-threshold", "loss", "seed"})
 	return nil
@@ -140,16 +140,16 @@ func (l *linkSetCmd) shape() *fault.Shape {
 }
 
 func (l *linkSetCmd) Run(c *cli) error {
-	r, err := l.request()
+	r, err := l.buildRequest()
 	if err != nil {
 		return fmt.Errorf("link set: %w", err)
 	}
-	_, err = c.ask(&ctl.Request{Op: ctl.OpLinkSet, Set: r})
+	_, err = c.sendRequest(&ctl.Request{Op: ctl.OpLinkSet, Set: r})
 	return err
 }
 
-// request returns the request for the change that the command line describes.
-func (l *linkSetCmd) request() (*ctl.LinkSet, error) {
+// buildRequest returns the request for the change that the command line describes.
+func (l *linkSetCmd) buildRequest() (*ctl.LinkSet, error) {
 	r := ctl.LinkSet{
 		Name: l.Name, AtWR: uint64(l.AtWR), AtPacket: uint64(l.AtPacket), Cancel: l.Cancel, MTU: int(l.MTU), Shape: l.shape()}
 	if l.State != nil {

@@ -99,12 +99,12 @@ func main() {
 	var c cli
 	parser := newParser(&c)
 	if len(os.Args) == 1 {
-		usage(parser)
+		printUsage(parser)
 		os.Exit(exitFailure)
 	}
 	k, err := parser.Parse(os.Args[1:])
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "verbena:", misuse(err))
+		fmt.Fprintln(os.Stderr, "verbena:", usageError(err))
 		os.Exit(exitFailure)
 	}
 	if err := k.Run(&c); err != nil {
@@ -127,8 +127,8 @@ func withRemedy(err error) string {
 	return text
 }
 
-// usage prints the help to the standard error if the command line has no command.
-func usage(parser *kong.Kong) {
+// printUsage prints the help to the standard error if the command line has no command.
+func printUsage(parser *kong.Kong) {
 	parser.Stdout = os.Stderr
 	if k, err := kong.Trace(parser, nil); err == nil {
 		_ = k.PrintUsage(false)
@@ -141,11 +141,11 @@ func newParser(c *cli) *kong.Kong {
 		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		parserFor(fault.ParseShare), parserFor(fault.ParseRate), parserFor(fault.ParseSize),
-		kong.PostBuild(faultFlags), kong.PostBuild(shapeFlagOrder))
+		kong.PostBuild(setUpFaultFlags), kong.PostBuild(orderShapeFlags))
 }
 
-// misuse returns the error for an invalid command line. The error names the command and the way to print its help.
-func misuse(err error) string {
+// usageError returns the error for an invalid command line. The error names the command and the way to print its help.
+func usageError(err error) string {
 	text := strings.NewReplacer(
 		` but got "EOL" (<EOL>)`, "",
 		"expected value value", "its value is missing",
@@ -211,8 +211,8 @@ func (c *cli) checkDirectory() error {
 	return nil
 }
 
-// ask sends one request to the running service.
-func (c *cli) ask(r *ctl.Request) (*ctl.Response, error) {
+// sendRequest sends one request to the running service.
+func (c *cli) sendRequest(r *ctl.Request) (*ctl.Response, error) {
 	loc, err := c.location()
 	if err != nil {
 		return nil, err
@@ -225,10 +225,10 @@ func (c *cli) ask(r *ctl.Request) (*ctl.Response, error) {
 	return client.Do(r)
 }
 
-// askStarting sends one request to the running service. If no service runs, askStarting first starts one. The
-// request configures that service, so the service does not end by itself.
-func (c *cli) askStarting(r *ctl.Request) (*ctl.Response, error) {
-	client, err := c.start()
+// sendRequestOrStart sends one request to the running service. If no service runs, sendRequestOrStart first starts one.
+// The request configures that service, so the service does not end by itself.
+func (c *cli) sendRequestOrStart(r *ctl.Request) (*ctl.Response, error) {
+	client, err := c.startService()
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func (c *cli) askStarting(r *ctl.Request) (*ctl.Response, error) {
 	return answer, err
 }
 
-func (c *cli) start() (*service.Client, error) {
+func (c *cli) startService() (*service.Client, error) {
 	loc, err := c.location()
 	if err != nil {
 		return nil, err

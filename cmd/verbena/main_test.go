@@ -12,14 +12,14 @@ import (
 func TestDevResetFlags(t *testing.T) {
 	for line, want := range map[string]devResetCmd{
 		"rxe0":                         {},
-		"rxe0 --unreachable":           {Unreachable: outage{set: true}},
-		"--unreachable rxe0":           {Unreachable: outage{set: true}},
-		"rxe0 --unreachable=2s":        {Unreachable: outage{true, 2 * time.Second}},
-		"rxe0 --unreachable 300ms":     {Unreachable: outage{true, 300 * time.Millisecond}},
-		"--unreachable .5s rxe0":       {Unreachable: outage{true, 500 * time.Millisecond}},
-		"rxe0 --unreachable --at-wr=3": {Unreachable: outage{set: true}, AtWR: 3},
-		"rxe0 --at completion":         {At: moment(ctl.DevCompletion)},
-		"rxe0 --at=registration":       {At: moment(ctl.DevRegistration)},
+		"rxe0 --unreachable":           {Unreachable: unreachableFlag{set: true}},
+		"--unreachable rxe0":           {Unreachable: unreachableFlag{set: true}},
+		"rxe0 --unreachable=2s":        {Unreachable: unreachableFlag{true, 2 * time.Second}},
+		"rxe0 --unreachable 300ms":     {Unreachable: unreachableFlag{true, 300 * time.Millisecond}},
+		"--unreachable .5s rxe0":       {Unreachable: unreachableFlag{true, 500 * time.Millisecond}},
+		"rxe0 --unreachable --at-wr=3": {Unreachable: unreachableFlag{set: true}, AtWR: 3},
+		"rxe0 --at completion":         {At: momentFlag(ctl.DevCompletion)},
+		"rxe0 --at=registration":       {At: momentFlag(ctl.DevRegistration)},
 		"rxe0 --cancel":                {Cancel: true},
 	} {
 		var c cli
@@ -39,9 +39,9 @@ func TestPrintable(t *testing.T) {
 	}
 }
 
-// TestMisuse tests that the error for an invalid command line names the fault, and the command that prints the
+// TestUsageErrors tests that the error for an invalid command line names the fault, and the command that prints the
 // help.
-func TestMisuse(t *testing.T) {
+func TestUsageErrors(t *testing.T) {
 	for line, want := range map[string]string{
 		"dev reset":                                `dev reset: the NAME of a device is missing; see verbena dev reset --help`,
 		"dev reset rxe0 --at-wr 0":                 `dev reset: --at-wr: "0" is not a number from 1 upwards; see verbena dev reset --help`,
@@ -58,7 +58,7 @@ func TestMisuse(t *testing.T) {
 		_, err := newParser(&c).Parse(strings.Fields(line))
 		if err == nil {
 			t.Errorf("%s: accepted", line)
-		} else if got := misuse(err); got != want {
+		} else if got := usageError(err); got != want {
 			t.Errorf("%s:\n%s, want\n%s", line, got, want)
 		}
 	}

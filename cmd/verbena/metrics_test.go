@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-// TestMetrics tests that a service answers Prometheus while it is ready, and not after its end.
-func TestMetrics(t *testing.T) {
+// TestMetricsWhileReady tests that a service answers Prometheus while it is ready, and not after its end.
+func TestMetricsWhileReady(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	addr := free.Addr().String()
-	v := commandsAt(t, filepath.Join(t.TempDir(), "sock"))
+	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	mustFail(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.5", "--metrics", addr), addr, "choose another port")
 	free.Close()
 	mustRun(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.5", "--metrics", addr))

@@ -8,10 +8,10 @@ import (
 // libDirs lists the directories below the root where distributions install shared libraries.
 var libDirs = []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib"}
 
-// missingProvider returns a message that names the package to install if libibverbs lacks its provider for rxe
-// devices. Without the provider, programs find no device and get no error. missingProvider searches directories
+// missingProviderMessage returns a message that names the package to install if libibverbs lacks its provider for rxe
+// devices. Without the provider, programs find no device and get no error. missingProviderMessage searches directories
 // below root, and returns "" if the provider exists or libibverbs is not found.
-func missingProvider(root string) string {
+func missingProviderMessage(root string) string {
 	if !existsInAny(root, libDirs, "libibverbs.so.1") {
 		return ""
 	}

@@ -15,18 +15,18 @@ type qpShowCmd struct {
 }
 
 func (q *qpShowCmd) Run(c *cli) error {
-	r, err := c.ask(&ctl.Request{Op: ctl.OpQPShow, Name: q.Dev})
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpQPShow, Name: q.Dev})
 	if err != nil {
 		return err
 	}
 	if r.QPs == nil {
 		r.QPs = []ctl.QPStatusInfo{}
 	}
-	return output(q.JSON, r.QPs, func(w io.Writer) { qpTable(w, r.QPs) })
+	return printOutput(q.JSON, r.QPs, func(w io.Writer) { writeQPTable(w, r.QPs) })
 }
 
-// qpTable writes the states of queue pairs, one per line.
-func qpTable(w io.Writer, qps []ctl.QPStatusInfo) {
+// writeQPTable writes the states of queue pairs, one per line.
+func writeQPTable(w io.Writer, qps []ctl.QPStatusInfo) {
 	fmt.Fprintln(w, "DEVICE\tQP\tTYPE\tSTATE\tPEER\tUNACKED\tNEXT\tEXPECTED\tIN FLIGHT\tNOTE")
 	for _, x := range qps {
 		peer, note := "-", ""
@@ -62,7 +62,7 @@ Examples:
 }
 
 func (q *qpTraceCmd) Run(c *cli) error {
-	r, err := c.ask(&ctl.Request{Op: ctl.OpQPTrace, Trace: &ctl.QPTrace{Dev: q.Dev, Num: q.Num, End: q.Off}})
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpQPTrace, Trace: &ctl.QPTrace{Dev: q.Dev, Num: q.Num, End: q.Off}})
 	if err != nil {
 		return err
 	}
@@ -77,11 +77,11 @@ func (q *qpTraceCmd) Run(c *cli) error {
 	if t.Lost > 0 {
 		fmt.Fprintf(os.Stderr, "verbena: %d older events were discarded\n", t.Lost)
 	}
-	return output(q.JSON, t, func(w io.Writer) { traceTable(w, t.Events) })
+	return printOutput(q.JSON, t, func(w io.Writer) { writeTraceTable(w, t.Events) })
 }
 
-// traceTable writes protocol events, one per line.
-func traceTable(w io.Writer, events []qpinfo.Event) {
+// writeTraceTable writes protocol events, one per line.
+func writeTraceTable(w io.Writer, events []qpinfo.Event) {
 	for _, e := range events {
 		fmt.Fprintf(w, "%s  %s\n", e.Time.Format("15:04:05.000000"), e)
 	}

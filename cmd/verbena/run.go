@@ -73,39 +73,39 @@ func (r *runCmd) Run(c *cli) error {
 			return err
 		}
 	}
-	if text := missingProvider("/"); text != "" {
+	if text := missingProviderMessage("/"); text != "" {
 		fmt.Fprintln(os.Stderr, "verbena:", text)
 	}
 	// A service may be about to end when it is idle, after `verbena stop`, or during a takeover.
 	const attempts = 5
 	for i := 1; ; i++ {
-		err := r.start(c, path, argv)
+		err := r.startProgram(c, path, argv)
 		var code exitCode
 		if i == attempts || errors.As(err, &code) || !ctl.Ending(err) {
 			return err
 		}
-		time.Sleep(startPause)
+		time.Sleep(startRetryPause)
 	}
 }
 
-// startPause is the pause before the next attempt, in which an ending service can release its control socket.
-const startPause = 50 * time.Millisecond
+// startRetryPause is the pause before the next attempt, in which an ending service can release its control socket.
+const startRetryPause = 50 * time.Millisecond
 
-// start starts the program under the supervision of a service.
-func (r *runCmd) start(c *cli, path string, argv []string) error {
-	client, err := r.connect(c)
+// startProgram starts the program under the supervision of a service.
+func (r *runCmd) startProgram(c *cli, path string, argv []string) error {
+	client, err := r.connectService(c)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
 	if r.Capture == "" {
-		return r.launch(client, path, argv)
+		return r.launchProgram(client, path, argv)
 	}
 	rec, err := startRecording(client, r.Capture, ctl.Capture{})
 	if err != nil {
 		return err
 	}
-	err = r.launch(client, path, argv)
+	err = r.launchProgram(client, path, argv)
 	if cerr := rec.finish(); cerr != nil {
 		fmt.Fprintln(os.Stderr, "verbena:", cerr)
 		if err == exitCode(0) {
@@ -115,11 +115,11 @@ func (r *runCmd) start(c *cli, path string, argv []string) error {
 	return err
 }
 
-func (r *runCmd) connect(c *cli) (*service.Client, error) {
+func (r *runCmd) connectService(c *cli) (*service.Client, error) {
 	if !r.Private {
-		return c.start()
+		return c.startService()
 	}
-	if _, err := r.specs(); err != nil {
+	if _, err := r.linkSpecs(); err != nil {
 		return nil, err
 	}
 	self, err := os.Executable()
@@ -129,7 +129,7 @@ func (r *runCmd) connect(c *cli) (*service.Client, error) {
 	return service.StartPrivate(self, os.Stderr, r.args()...)
 }
 
-func (r *runCmd) launch(client *service.Client, path string, argv []string) (err error) {
+func (r *runCmd) launchProgram(client *service.Client, path string, argv []string) (err error) {
 	var attached *ctl.Attached
 	var lost <-chan struct{}
 	var trace *traceCopier
@@ -150,7 +150,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 		Env:   os.Environ(),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 	}
-	tracer, done := tracerOf(client)
+	tracer, done := serviceTracer(client)
 	defer done()
 	launch.Handover = func(listener *os.File) (err error) {
 		attached, err = client.Attach(ctl.Attach{Args: argv, Trace: r.Trace.on}, listener)
@@ -167,7 +167,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 		if attached.Traced {
 			launch.Tracer = tracer
 		}
-		lost = client.Serve(helper{})
+		lost = client.Serve(noticeHelper{})
 		launch.Lost = lost
 		return nil
 	}
@@ -205,17 +205,17 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	return exitCode(prog.Wait())
 }
 
-// helper implements the service's requests to this command. (ctl.Helper)
-type helper struct{ supervisor.Ancestor }
+// noticeHelper implements the service's requests to this command. (ctl.Helper)
+type noticeHelper struct{ supervisor.Ancestor }
 
 // Notice prints a message of the service for the user of the program.
-func (helper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
+func (noticeHelper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
 
-// tracerOf returns the service's process, which the program should permit to access its memory, or nil if the
-// process is not visible in this pid namespace. tracerOf must be called before the handover of the program: the
+// serviceTracer returns the service's process, which the program should permit to access its memory, or nil if the
+// process is not visible in this pid namespace. serviceTracer must be called before the handover of the program: the
 // service's answer to the handover proves that the process number was not reused. The caller must call done
 // afterwards.
-func tracerOf(client *service.Client) (_ *supervisor.Tracer, done func()) {
+func serviceTracer(client *service.Client) (_ *supervisor.Tracer, done func()) {
 	if client.PID() == 0 {
 		return nil, func() {}
 	}
@@ -273,7 +273,7 @@ func interpreterOf(path string) string {
 // abandonFiles completes the outstanding requests of the program with flush errors, and makes its native doorbells
 // fail. abandonFiles closes the queue files.
 func abandonFiles(files []*os.File) error {
-	errs := []error{barDoorbells(files)}
+	errs := []error{failDoorbells(files)}
 	for _, f := range files {
 		errs = append(errs, ring.Abandon(f))
 		f.Close()
@@ -281,12 +281,12 @@ func abandonFiles(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// barTimeout limits the time for which a program can delay barDoorbells, by a write from memory that does not
-// answer.
-const barTimeout = time.Second
+// failDoorbellsTimeout limits the time for which a program can delay failDoorbells, by a write from memory that does
+// not answer.
+const failDoorbellsTimeout = time.Second
 
-// barDoorbells makes native doorbells fail, because no thread polls the queues any more.
-func barDoorbells(files []*os.File) (err error) {
+// failDoorbells makes native doorbells fail, because no thread polls the queues any more.
+func failDoorbells(files []*os.File) (err error) {
 	barred := make(chan error, 1)
 	go func() {
 		var errs []error
@@ -300,8 +300,8 @@ func barDoorbells(files []*os.File) (err error) {
 		if err != nil {
 			err = fmt.Errorf("make doorbells fail: %w", err)
 		}
-	case <-time.After(barTimeout):
-		err = fmt.Errorf("make doorbells fail: timed out after %v: a write of the program does not end", barTimeout)
+	case <-time.After(failDoorbellsTimeout):
+		err = fmt.Errorf("make doorbells fail: timed out after %v: a write of the program does not end", failDoorbellsTimeout)
 	}
 	return err
 }

@@ -12,9 +12,9 @@ import (
 	"verbena/internal/shm"
 )
 
-// TestAbandonBarsDoorbells tests that each native doorbell fails after the end of the service, even if the queue
+// TestAbandonFailsDoorbells tests that each native doorbell fails after the end of the service, even if the queue
 // files are damaged.
-func TestAbandonBarsDoorbells(t *testing.T) {
+func TestAbandonFailsDoorbells(t *testing.T) {
 	var programs, queues []*os.File
 	for _, name := range []string{"a", "b"} {
 		f, err := shm.Create(name, quota.RingBytes, nil, nil)

@@ -96,7 +96,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 		} else if !r.Passed {
 			code = max(code, 1)
 		}
-		for _, err := range []error{r.Text(os.Stdout), s.write(s.Files[i], r)} {
+		for _, err := range []error{r.Text(os.Stdout), s.writeOutputs(s.Files[i], r)} {
 			if err != nil { // a failed scenario does not stop the following scenarios
 				fmt.Fprintln(os.Stderr, "verbena: scenario run:", withRemedy(err))
 				code = exitFailure
@@ -144,15 +144,16 @@ func (s *scenarioRunCmd) checkDistinct() error {
 	of := map[string]string{}
 	for _, path := range s.Files {
 		if before, ok := of[baseName(path)]; ok {
-			return fmt.Errorf("%s and %s would both write %s.*: run them one by one, or rename one", before, path, baseName(path))
+			return fmt.Errorf("%s and %s would both write %s.*: run them one by one, or rename one", before, path,
+				baseName(path))
 		}
 		of[baseName(path)] = path
 	}
 	return nil
 }
 
-// write writes the requested output files of one scenario.
-func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
+// writeOutputs writes the requested output files of one scenario.
+func (s *scenarioRunCmd) writeOutputs(path string, r *scenario.Result) error {
 	name := func(out, ext string) string {
 		if len(s.Files) > 1 {
 			return filepath.Join(out, baseName(path)+ext)
@@ -217,22 +218,22 @@ func (s *scenarioRunCmd) runOne(ctx context.Context, f *scenario.File) (*scenari
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the parent of the programs' orphans: %w", err)
 	}
-	defer endLeftovers(client.PID())
+	defer killLeftovers(client.PID())
 	r := scenario.Runner{
-		Lab:     lab{loc},
-		Starter: starter{self, loc.Socket},
-		Listens: func(port int) bool { return endpoint{port: uint16(port)}.listening() },
+		Lab:     serviceLab{loc},
+		Starter: programStarter{self, loc.Socket},
+		Listens: func(port int) bool { return endpoint{port: uint16(port)}.isListening() },
 	}
 	if !s.Quiet {
 		fmt.Fprintf(os.Stderr, "verbena: scenario %s\n", f.Name)
-		r.Progress = progress(os.Stderr)
+		r.Progress = progressPrinter(os.Stderr)
 	}
 	return r.Run(ctx, f)
 }
 
-// progress prints the events of a run, one per line.
-func progress(w io.Writer) func(scenario.Mark) {
-	return func(m scenario.Mark) {
+// progressPrinter prints the events of a run, one per line.
+func progressPrinter(w io.Writer) func(scenario.ProgressEvent) {
+	return func(m scenario.ProgressEvent) {
 		switch m.Kind {
 		case scenario.MarkStart:
 			fmt.Fprintf(w, "%8.3f  start   %s: %s\n", m.At.Seconds(), m.Subject, m.Text)
@@ -246,10 +247,10 @@ func progress(w io.Writer) func(scenario.Mark) {
 	}
 }
 
-// lab sends each request on a separate connection, because a request may block for a long time.
-type lab struct{ loc ctl.Location }
+// serviceLab sends each request on a separate connection, because a request may block for a long time.
+type serviceLab struct{ loc ctl.Location }
 
-func (l lab) Do(r *ctl.Request) (*ctl.Response, error) {
+func (l serviceLab) Do(r *ctl.Request) (*ctl.Response, error) {
 	c, err := ctl.Dial(l.loc)
 	if err != nil {
 		return nil, err
@@ -258,11 +259,11 @@ func (l lab) Do(r *ctl.Request) (*ctl.Response, error) {
 	return c.Do(r)
 }
 
-// starter starts programs by `verbena run`. Each program gets a terminal, so that stdio does not delay its output
-// by buffering.
-type starter struct{ self, socket string }
+// programStarter starts programs by `verbena run`. Each program gets a terminal, so that stdio does not delay its
+// output by buffering.
+type programStarter struct{ self, socket string }
 
-func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process, error) {
+func (s programStarter) Start(p *scenario.Program, line func(string)) (scenario.Process, error) {
 	master, tty, err := openTerminal()
 	if err != nil { // for example in a chroot without /dev/pts
 		if master, tty, err = os.Pipe(); err != nil {
@@ -289,14 +290,14 @@ func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process
 	return x, nil
 }
 
-// maxText is the maximum length in bytes of a line read from a program. readLines truncates longer lines. A
+// maxLineLength is the maximum length in bytes of a line read from a program. readLines truncates longer lines. A
 // scenario keeps fewer bytes.
-const maxText = 4096
+const maxLineLength = 4096
 
 // readLines calls line with each line of r until r ends. A read of a terminal returns EIO after the other end was
 // closed.
 func readLines(r io.Reader, line func(string)) {
-	in := bufio.NewReaderSize(r, maxText)
+	in := bufio.NewReaderSize(r, maxLineLength)
 	for within := false; ; {
 		text, more, err := in.ReadLine()
 		if err != nil {
@@ -356,14 +357,14 @@ type process struct {
 	read   chan struct{} // closed after the last output was read
 }
 
-// outputGrace limits the wait for output of a program's remaining processes.
-const outputGrace = time.Second
+// outputTimeout limits the wait for output of a program's remaining processes.
+const outputTimeout = time.Second
 
 func (p *process) Wait() scenario.Exit {
 	_ = p.cmd.Wait() // state holds the exit status
 	select {
 	case <-p.read:
-	case <-time.After(outputGrace):
+	case <-time.After(outputTimeout):
 		p.master.SetReadDeadline(time.Now())
 		<-p.read
 	}
@@ -380,13 +381,13 @@ func (p *process) Wait() scenario.Exit {
 	}
 }
 
-// startGrace limits the time in which a launcher must start its program.
-const startGrace = 5 * time.Second
+// programStartTimeout limits the time in which a launcher must start its program.
+const programStartTimeout = 5 * time.Second
 
 // Signal sends the signal to the program itself, which is the first child of its launcher. Signal waits until the
 // launcher has started the program.
 func (p *process) Signal(sig syscall.Signal) error {
-	for deadline := time.Now().Add(startGrace); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(programStartTimeout); ; time.Sleep(10 * time.Millisecond) {
 		if child := firstChild(p.cmd.Process.Pid); child != 0 {
 			return unix.Kill(child, sig)
 		}
@@ -403,16 +404,16 @@ func (p *process) Signal(sig syscall.Signal) error {
 // children are orphans that the process has adopted.
 func firstChild(pid int) (child int) {
 	var first uint64
-	for _, c := range children(pid) {
-		if at, ok := startTime(c); ok && (child == 0 || at < first || at == first && c < child) {
+	for _, c := range childProcesses(pid) {
+		if at, ok := processStartTime(c); ok && (child == 0 || at < first || at == first && c < child) {
 			child, first = c, at
 		}
 	}
 	return child
 }
 
-// children returns the process numbers of a process's children.
-func children(pid int) (list []int) {
+// childProcesses returns the process numbers of a process's children.
+func childProcesses(pid int) (list []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, file := range files {
 		b, _ := os.ReadFile(file) // the thread may have ended
@@ -425,12 +426,12 @@ func children(pid int) (list []int) {
 	return list
 }
 
-// endLeftovers kills and reports the remaining processes of a scenario's programs. This process adopts the
+// killLeftovers kills and reports the remaining processes of a scenario's programs. This process adopts the
 // programs' orphans, so the remaining processes are all of its children except the service.
-func endLeftovers(service int) {
+func killLeftovers(service int) {
 	said := map[int]bool{}
 	for range 1000 { // a killed process leaves children, and its end may take long
-		left := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return pid == service })
+		left := slices.DeleteFunc(childProcesses(os.Getpid()), func(pid int) bool { return pid == service })
 		if len(left) == 0 {
 			return
 		}
@@ -450,8 +451,8 @@ func endLeftovers(service int) {
 	}
 }
 
-// startTime returns the start time of a process, in clock ticks since boot.
-func startTime(pid int) (ticks uint64, ok bool) {
+// processStartTime returns the start time of a process, in clock ticks since boot.
+func processStartTime(pid int) (ticks uint64, ok bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false

@@ -17,9 +17,9 @@ func TestReadLines(t *testing.T) {
 	}{
 		{"", nil},
 		{"a\n\nb\r\n\r\nc", []string{"a", "", "b", "", "c"}},
-		{"a\n" + long + "\nb\n", []string{"a", long[:maxText], "b"}},
-		{long[:maxText] + "\nb", []string{long[:maxText], "b"}},
-		{long, []string{long[:maxText]}},
+		{"a\n" + long + "\nb\n", []string{"a", long[:maxLineLength], "b"}},
+		{long[:maxLineLength] + "\nb", []string{long[:maxLineLength], "b"}},
+		{long, []string{long[:maxLineLength]}},
 	} {
 		var got []string
 		readLines(io.MultiReader(strings.NewReader(test.text)), func(s string) { got = append(got, s) })
@@ -36,8 +36,8 @@ func TestReadLines(t *testing.T) {
 	}
 	select {
 	case s := <-lines:
-		if len(s) != maxText {
-			t.Errorf("line without a newline: got %d bytes, want %d", len(s), maxText)
+		if len(s) != maxLineLength {
+			t.Errorf("line without a newline: got %d bytes, want %d", len(s), maxLineLength)
 		}
 	default:
 		t.Error("line without a newline: got a full copy in memory, want a truncated one")

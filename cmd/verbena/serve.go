@@ -37,7 +37,7 @@ type deviceFlags struct {
 // drivers returns the drivers of a service. A device name begins with the link type of its driver.
 func drivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
 
-func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
+func (f *deviceFlags) linkSpecs() ([]ctl.LinkSpec, error) {
 	var specs []ctl.LinkSpec
 	for _, l := range f.Link {
 		s, err := service.ParseLinkSpec(l, drivers())
@@ -73,7 +73,7 @@ func (f *deviceFlags) args() []string {
 	return a
 }
 
-var doorbells = map[string]supervisor.Doorbells{
+var doorbellModes = map[string]supervisor.Doorbells{
 	"auto": supervisor.DoorbellsAuto, "native": supervisor.DoorbellsNative, "trapped": supervisor.DoorbellsTrapped,
 }
 
@@ -109,21 +109,21 @@ Examples:
   verbena serve --daemon --metrics 127.0.0.1:9401`
 }
 
-// idleOnDemand is the time for which a service started by `verbena run` continues after its last program.
-const idleOnDemand = 30 * time.Second
+// onDemandIdleTimeout is the time for which a service started by `verbena run` continues after its last program.
+const onDemandIdleTimeout = 30 * time.Second
 
 func (s *serveCmd) Run(c *cli) error {
 	if s.Daemon && !s.Spawned {
-		return s.daemon(c)
+		return s.runDaemon(c)
 	}
 	spawned := s.OnDemand || s.Private || s.Spawned
 	err := s.serve(c, func() {
 		if spawned {
-			report("ready")
+			printStatus("ready")
 		}
 	})
 	if err != nil && spawned {
-		report(withRemedy(err))
+		printStatus(withRemedy(err))
 		if s.Private || s.Spawned { // the parent process prints this error
 			return exitCode(exitFailure)
 		}
@@ -131,8 +131,8 @@ func (s *serveCmd) Run(c *cli) error {
 	return err
 }
 
-// daemon runs the same command line again in the background.
-func (s *serveCmd) daemon(c *cli) error {
+// runDaemon runs the same command line again in the background.
+func (s *serveCmd) runDaemon(c *cli) error {
 	loc, err := c.location()
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func (s *serveCmd) daemon(c *cli) error {
 	return nil
 }
 
-func report(line string) {
+func printStatus(line string) {
 	f := os.NewFile(service.ReadyFD, "ready")
 	fmt.Fprintln(f, strings.ReplaceAll(line, "\n", "; "))
 	f.Close()
@@ -178,7 +178,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		Wire:       s.Wire,
 		NoProbe:    s.NoProbe,
 		NoLoopback: s.NoLoopback,
-		Doorbells:  doorbells[s.Doorbells],
+		Doorbells:  doorbellModes[s.Doorbells],
 		Seed:       s.Seed,
 		Idle:       s.Idle,
 		Managers:   s.ManagerUID,
@@ -193,10 +193,10 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		opts.Seed = uint64(time.Now().UnixNano())
 	}
 	if s.OnDemand && opts.Idle == 0 {
-		opts.Idle = idleOnDemand
+		opts.Idle = onDemandIdleTimeout
 	}
 	var err error
-	if opts.Links, err = s.specs(); err != nil {
+	if opts.Links, err = s.linkSpecs(); err != nil {
 		return err
 	}
 	shared, err := s.node()
@@ -225,7 +225,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		return err
 	}
 	defer l.Release()
-	stopMetrics, err := s.metrics(opts.Log)
+	stopMetrics, err := s.listenMetrics(opts.Log)
 	if err != nil {
 		return err
 	}
@@ -237,15 +237,15 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	defer endService(svc, opts.Log, l.Release)
 	defer stopMetrics(svc)()
 	stopOnSignal(svc)
-	features.log(opts.Log)
+	features.logMissing(opts.Log)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
 	return svc.Serve(l)
 }
 
-// metrics listens for Prometheus, if requested. metrics returns begin, which starts to answer, and end, which
-// stops.
-func (s *serveCmd) metrics(log *slog.Logger) (begin func(*service.Service) (end func()), err error) {
+// listenMetrics listens for Prometheus, if requested. listenMetrics returns begin, which starts to answer, and end,
+// which stops.
+func (s *serveCmd) listenMetrics(log *slog.Logger) (begin func(*service.Service) (end func()), err error) {
 	if s.Metrics == "" {
 		return func(*service.Service) func() { return func() {} }, nil
 	}
@@ -257,7 +257,7 @@ func (s *serveCmd) metrics(log *slog.Logger) (begin func(*service.Service) (end 
 		log.Info("metrics", "url", "http://"+l.Addr().String()+"/metrics")
 		info, _ := debug.ReadBuildInfo()
 		go func() {
-			if err := metrics.Serve(l, svc, version(info), log); err != nil {
+			if err := metrics.Serve(l, svc, versionText(info), log); err != nil {
 				log.Error("serve metrics", "err", err)
 			}
 		}()
@@ -339,21 +339,22 @@ func endService(svc *service.Service, log *slog.Logger, release func()) {
 		svc.Abandon()
 	}
 	release()
-	closeAll()
+	closeAllFiles()
 	if err != nil {
 		os.Exit(exitFailure)
 	}
 }
 
-// closeAll closes all descriptors of the process, except the standard streams and the descriptors of the Go
+// closeAllFiles closes all descriptors of the process, except the standard streams and the descriptors of the Go
 // runtime. A thread that waits for a FUSE server cannot be killed, and would keep all descriptors open. Clients
 // would then not detect the end of the service, and another service could not bind the addresses of its devices.
-func closeAll() {
+func closeAllFiles() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		closeMatching(func(to string) bool { return strings.HasPrefix(to, "socket:") })
-		closeMatching(func(to string) bool { return !strings.HasPrefix(to, "anon_inode:[event") }) // eventpoll and eventfd
+		closeMatchingFiles(func(to string) bool { return strings.HasPrefix(to, "socket:") })
+		// eventpoll and eventfd
+		closeMatchingFiles(func(to string) bool { return !strings.HasPrefix(to, "anon_inode:[event") })
 	}()
 	select {
 	case <-done:
@@ -361,8 +362,8 @@ func closeAll() {
 	}
 }
 
-// closeMatching closes the descriptors of files for which meant returns true.
-func closeMatching(meant func(to string) bool) {
+// closeMatchingFiles closes the descriptors of files for which meant returns true.
+func closeMatchingFiles(meant func(to string) bool) {
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())

@@ -25,27 +25,27 @@ import (
 	"verbena/internal/testutil"
 )
 
-// built is the folder of the binary of command.
-var built string
+// commandDir is the folder of the binary of command.
+var commandDir string
 
-// asCommand is the environment variable that makes the test binary behave as the verbena command.
-const asCommand = "VERBENA_TEST_COMMAND"
+// runAsCommandEnv is the environment variable that makes the test binary behave as the verbena command.
+const runAsCommandEnv = "VERBENA_TEST_COMMAND"
 
-// command returns the path of verbena, built without cgo, as in a release. With -short, and if the
+// commandPath returns the path of verbena, built without cgo, as in a release. With -short, and if the
 // test binary has no cgo either, it is a link to the test binary, which spares a build.
-var command = sync.OnceValues(func() (string, error) {
+var commandPath = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "verbena-test-")
 	if err != nil {
 		return "", err
 	}
-	built = dir
+	commandDir = dir
 	path := filepath.Join(dir, "verbena")
 	if testing.Short() && !usesCgo() {
 		self, err := os.Executable()
 		if err != nil {
 			return "", err
 		}
-		return path, errors.Join(os.Symlink(self, path), os.Setenv(asCommand, "1"))
+		return path, errors.Join(os.Symlink(self, path), os.Setenv(runAsCommandEnv, "1"))
 	}
 	build := exec.Command("go", "build", "-o", path, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -62,13 +62,13 @@ func usesCgo() bool {
 }
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asCommand) != "" {
+	if os.Getenv(runAsCommandEnv) != "" {
 		main()
 		os.Exit(0)
 	}
 	code := m.Run()
-	if built != "" {
-		os.RemoveAll(built)
+	if commandDir != "" {
+		os.RemoveAll(commandDir)
 	}
 	os.Exit(code)
 }
@@ -76,7 +76,7 @@ func TestMain(m *testing.M) {
 // verbena returns a command line whose process ends at a time limit.
 func verbena(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	path, err := command()
+	path, err := commandPath()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +85,8 @@ func verbena(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// serving starts a service, and returns its process and its location.
-func serving(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
+// startServe starts a service, and returns its process and its location.
+func startServe(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 	t.Helper()
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	cmd := verbena(t, append([]string{"--socket", loc.Socket, "serve"}, args...)...)
@@ -116,8 +116,8 @@ func serving(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 	return cmd, loc
 }
 
-// statuses returns the status files of a process's threads.
-func statuses(t *testing.T, pid int) (who []string) {
+// threadStatuses returns the status files of a process's threads.
+func threadStatuses(t *testing.T, pid int) (who []string) {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil || len(tasks) == 0 {
@@ -129,10 +129,10 @@ func statuses(t *testing.T, pid int) (who []string) {
 	return who
 }
 
-// TestFiltered tests that each thread of a service and of a launcher has a seccomp filter while a program runs, and
-// that a service still has it after a device was added.
-func TestFiltered(t *testing.T) {
-	cmd, loc := serving(t, "--link", "rxe0=127.91.10.9")
+// TestSeccompFilters tests that each thread of a service and of a launcher has a seccomp filter while a program runs,
+// and that a service still has it after a device was added.
+func TestSeccompFilters(t *testing.T) {
+	cmd, loc := startServe(t, "--link", "rxe0=127.91.10.9")
 	if out, err := verbena(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr",
 		"127.91.10.10").CombinedOutput(); err != nil {
 		t.Errorf("link add: %v\n%s", err, out)
@@ -155,7 +155,7 @@ func TestFiltered(t *testing.T) {
 	for _, pid := range []int{cmd.Process.Pid, run.Process.Pid} {
 		// The launcher installs its filter once the program runs.
 		testutil.Eventually(t, fmt.Sprintf("process %d to have a filter on each thread", pid), func() bool {
-			return !slices.ContainsFunc(statuses(t, pid), func(who string) bool {
+			return !slices.ContainsFunc(threadStatuses(t, pid), func(who string) bool {
 				b, _ := os.ReadFile("/proc/" + who + "/status")
 				return len(b) > 0 && !bytes.Contains(b, []byte("\nSeccomp:\t2\n"))
 			})
@@ -183,9 +183,9 @@ func TestLeastPrivilege(t *testing.T) {
 		want |= 1 << c.Number
 	}
 	want &= own.Bounding
-	cmd, loc := serving(t, "--link", "rxe0=127.91.10.1", "--mode", "0666")
+	cmd, loc := startServe(t, "--link", "rxe0=127.91.10.1", "--mode", "0666")
 	check := func(when string) {
-		for _, who := range statuses(t, cmd.Process.Pid) {
+		for _, who := range threadStatuses(t, cmd.Process.Pid) {
 			got, err := privilege.Read(who)
 			if errors.Is(err, os.ErrNotExist) {
 				continue // the thread has ended meanwhile
@@ -213,10 +213,10 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Fatalf("descriptors: got %d, %v", len(fds), err)
 	}
 	for _, f := range fds {
-		m := regexp.MustCompile(`(?m)^flags:\s+([0-7]+)$`).FindSubmatch(first(os.ReadFile(f)))
+		m := regexp.MustCompile(`(?m)^flags:\s+([0-7]+)$`).FindSubmatch(firstResult(os.ReadFile(f)))
 		to, _ := os.Readlink(strings.Replace(f, "fdinfo", "fd", 1))
 		if n, _ := strconv.Atoi(filepath.Base(f)); m == nil || n <= 2 ||
-			to == first(os.Readlink("/proc/self/fd/"+filepath.Base(f))) {
+			to == firstResult(os.Readlink("/proc/self/fd/"+filepath.Base(f))) {
 			continue // the descriptor was closed meanwhile, or is inherited
 		}
 		if flags, err := strconv.ParseUint(string(m[1]), 8, 64); err != nil || flags&syscall.O_CLOEXEC == 0 {
@@ -229,13 +229,13 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 }
 
-func first[T any](v T, _ error) T { return v }
+func firstResult[T any](v T, _ error) T { return v }
 
 // TestServeTwice tests that a second service at a location reports the first service, and does not remove the first
 // service's socket.
 func TestServeTwice(t *testing.T) {
 	t.Parallel()
-	_, loc := serving(t, "--link", "rxe0=127.91.10.3")
+	_, loc := startServe(t, "--link", "rxe0=127.91.10.3")
 	out, err := verbena(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "running already") {
 		t.Errorf("second service: got %v, %s, want an error that reports the first one", err, out)
@@ -262,9 +262,9 @@ func TestSocketPathIsAFile(t *testing.T) {
 	}
 }
 
-// TestStop tests that "stop" returns when the service has ended, and that no files remain.
-func TestStop(t *testing.T) {
-	cmd, loc := serving(t, "--link", "rxe0=127.91.10.5")
+// TestStopWaitsForEnd tests that "stop" returns when the service has ended, and that no files remain.
+func TestStopWaitsForEnd(t *testing.T) {
+	cmd, loc := startServe(t, "--link", "rxe0=127.91.10.5")
 	if out, err := verbena(t, "--socket", loc.Socket, "stop").CombinedOutput(); err != nil {
 		t.Fatalf("stop: %v\n%s", err, out)
 	}
@@ -300,7 +300,8 @@ func TestRunCaptureFullDisk(t *testing.T) {
 
 // TestLimits tests that the service applies and shows the limits of the command line.
 func TestLimits(t *testing.T) {
-	_, loc := serving(t, "--link", "rxe0=127.91.10.7", "--mode", "0600", "--limit", "qps=7/70", "--limit", "ring-bytes=1M")
+	_, loc := startServe(t, "--link", "rxe0=127.91.10.7", "--mode", "0600", "--limit", "qps=7/70", "--limit",
+		"ring-bytes=1M")
 	out, err := verbena(t, "--socket", loc.Socket, "res", "show", "--users", "--json").CombinedOutput()
 	if err != nil || !regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 70\b`).Match(out) ||
 		!regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 7\b`).Match(out) {
@@ -329,7 +330,7 @@ func TestLimitsInHelp(t *testing.T) {
 	}
 }
 
-func names(list ...privilege.Capability) (n []string) {
+func capabilityList(list ...privilege.Capability) (n []string) {
 	for _, c := range list {
 		n = append(n, c.Name)
 	}
@@ -340,7 +341,7 @@ func names(list ...privilege.Capability) (n []string) {
 // TestCapabilitiesAreDocumented tests that the systemd unit and SECURITY.md list the capabilities that the code
 // keeps.
 func TestCapabilitiesAreDocumented(t *testing.T) {
-	all := names(append(slices.Clone(privilege.Kept), privilege.AtStart...)...)
+	all := capabilityList(append(slices.Clone(privilege.Kept), privilege.AtStart...)...)
 	unit, err := os.ReadFile("../../packaging/verbena.service")
 	if err != nil {
 		t.Fatal(err)
@@ -368,8 +369,8 @@ func TestCapabilitiesAreDocumented(t *testing.T) {
 	}
 }
 
-// TestUnit tests that systemd-analyze accepts the unit.
-func TestUnit(t *testing.T) {
+// TestSystemdUnit tests that systemd-analyze accepts the unit.
+func TestSystemdUnit(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
 		t.Skip("needs systemd-analyze")
@@ -378,7 +379,7 @@ func TestUnit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, err := command()
+	path, err := commandPath()
 	if err != nil {
 		t.Fatal(err)
 	}

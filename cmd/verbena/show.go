@@ -19,8 +19,8 @@ import (
 	"verbena/internal/fault"
 )
 
-// output prints v as JSON or as text.
-func output(asJSON bool, v any, text func(w io.Writer)) error {
+// printOutput prints v as JSON or as text.
+func printOutput(asJSON bool, v any, text func(w io.Writer)) error {
 	if asJSON {
 		e := json.NewEncoder(os.Stdout)
 		e.SetIndent("", "  ")
@@ -51,7 +51,7 @@ type linkAddCmd struct {
 }
 
 func (l *linkAddCmd) Run(c *cli) error {
-	_, err := c.askStarting(&ctl.Request{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{
+	_, err := c.sendRequestOrStart(&ctl.Request{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{
 		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire, NoProbe: l.NoProbe}})
 	return err
 }
@@ -61,7 +61,7 @@ type linkDelCmd struct {
 }
 
 func (l *linkDelCmd) Run(c *cli) error {
-	_, err := c.ask(&ctl.Request{Op: ctl.OpLinkDel, Name: l.Name})
+	_, err := c.sendRequest(&ctl.Request{Op: ctl.OpLinkDel, Name: l.Name})
 	return err
 }
 
@@ -70,14 +70,14 @@ type linkShowCmd struct {
 }
 
 func (l *linkShowCmd) Run(c *cli) error {
-	r, err := c.ask(&ctl.Request{Op: ctl.OpLinkShow})
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpLinkShow})
 	if err != nil {
 		return err
 	}
 	if r.Links == nil {
 		r.Links = []ctl.LinkInfo{}
 	}
-	return output(l.JSON, r.Links, func(w io.Writer) {
+	return printOutput(l.JSON, r.Links, func(w io.Writer) {
 		fmt.Fprintln(w, "NAME\tDEVICE\tNETDEV\tSTATE\tMTU\tGID\tADDRESS")
 		for _, x := range r.Links {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d", x.Name, x.Uverbs, x.Netdev, x.State, x.MTU)
@@ -109,7 +109,7 @@ all users hold together. Users see what is theirs; root and the service's user s
 }
 
 func (s *resShowCmd) Run(c *cli) error {
-	r, err := c.ask(&ctl.Request{Op: ctl.OpResShow})
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpResShow})
 	if err != nil {
 		return err
 	}
@@ -138,9 +138,9 @@ func (s *resShowCmd) Run(c *cli) error {
 		}
 	}
 	if s.Users {
-		return output(s.JSON, r.Users, users)
+		return printOutput(s.JSON, r.Users, users)
 	}
-	err = output(s.JSON, r.Contexts, func(w io.Writer) {
+	err = printOutput(s.JSON, r.Contexts, func(w io.Writer) {
 		fmt.Fprintln(w, "DEVICE\tPID\tPROCESS\tUID\tPD\tMR\tCQ\tQP\tSRQ\tPINNED")
 		for _, x := range r.Contexts {
 			if x.Zombie {
@@ -154,7 +154,7 @@ func (s *resShowCmd) Run(c *cli) error {
 		return err
 	}
 	fmt.Println()
-	return output(false, nil, users)
+	return printOutput(false, nil, users)
 }
 
 type statShowCmd struct {
@@ -171,14 +171,14 @@ network, and sent_probe_pkts were sent again before the timeout, to learn early 
 }
 
 func (s *statShowCmd) Run(c *cli) error {
-	r, err := c.ask(&ctl.Request{Op: ctl.OpStatShow, Name: s.Dev})
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpStatShow, Name: s.Dev})
 	if err != nil {
 		return err
 	}
 	if r.Stats == nil {
 		r.Stats = []ctl.StatInfo{}
 	}
-	return output(s.JSON, r.Stats, func(w io.Writer) {
+	return printOutput(s.JSON, r.Stats, func(w io.Writer) {
 		fmt.Fprintln(w, "DEVICE\tCOUNTER\tVALUE")
 		for _, x := range r.Stats {
 			for _, name := range slices.Sorted(maps.Keys(x.Counters)) {
@@ -197,7 +197,7 @@ type faultAddCmd struct {
 }
 
 // ruleFlags is a fault.Rule without its Validate method, which kong would also call for rules about verbs. See
-// faultFlags.
+// setUpFaultFlags.
 type ruleFlags fault.Rule
 
 func (f *faultAddCmd) Help() string {
@@ -220,7 +220,7 @@ func (f *faultAddCmd) Run(c *cli) error {
 	if err != nil {
 		return fmt.Errorf("fault add: %w", err)
 	}
-	r, err := c.askStarting(&ctl.Request{Op: ctl.OpFaultAdd, Fault: rule})
+	r, err := c.sendRequestOrStart(&ctl.Request{Op: ctl.OpFaultAdd, Fault: rule})
 	if err != nil {
 		return err
 	}
@@ -257,8 +257,8 @@ func effectFlags() string {
 	return strings.Join(list[:last], ", ") + " or " + list[last]
 }
 
-// faultFlags sets the help of the flags that set a kind of fault, and orders the flags of rules.
-func faultFlags(k *kong.Kong) error {
+// setUpFaultFlags sets the help of the flags that set a kind of fault, and orders the flags of rules.
+func setUpFaultFlags(k *kong.Kong) error {
 	add := commandAt(k.Model.Node, "fault", "add")
 	order := []string{"dev", "qp", "peer"}
 	for _, kind := range fault.Flags() {
@@ -280,18 +280,18 @@ type faultShowCmd struct {
 }
 
 func (f *faultShowCmd) Run(c *cli) error {
-	r, err := c.ask(&ctl.Request{Op: ctl.OpFaultShow, Name: f.Dev})
+	r, err := c.sendRequest(&ctl.Request{Op: ctl.OpFaultShow, Name: f.Dev})
 	if err != nil {
 		return err
 	}
 	if r.Faults == nil {
 		r.Faults = []ctl.FaultRuleState{}
 	}
-	return output(f.JSON, r.Faults, func(w io.Writer) { faultTable(w, r.Faults) })
+	return printOutput(f.JSON, r.Faults, func(w io.Writer) { writeFaultTable(w, r.Faults) })
 }
 
-// faultTable writes the active rules, one per line.
-func faultTable(w io.Writer, rules []ctl.FaultRuleState) {
+// writeFaultTable writes the active rules, one per line.
+func writeFaultTable(w io.Writer, rules []ctl.FaultRuleState) {
 	columns := fault.CounterKinds()
 	fmt.Fprint(w, "ID\tDEVICE\tRULE\tSEEN\tHIT")
 	for _, k := range columns {
@@ -301,7 +301,7 @@ func faultTable(w io.Writer, rules []ctl.FaultRuleState) {
 	for _, x := range rules {
 		text := x.Rule.String()
 		if x.Verb != nil {
-			text = verbText(x.Verb)
+			text = formatVerbRule(x.Verb)
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d", x.ID, cmp.Or(x.Dev, "-"), text, x.Seen, x.Hit)
 		for _, k := range columns {
@@ -321,6 +321,6 @@ type faultClearCmd struct {
 }
 
 func (f *faultClearCmd) Run(c *cli) error {
-	_, err := c.ask(&ctl.Request{Op: ctl.OpFaultClear, Name: f.Dev, ID: f.ID})
+	_, err := c.sendRequest(&ctl.Request{Op: ctl.OpFaultClear, Name: f.Dev, ID: f.ID})
 	return err
 }

@@ -63,16 +63,16 @@ func (t *topCmd) Run(c *cli) error {
 			return err
 		}
 		if s == nil {
-			io.WriteString(os.Stdout, strings.Join(now.lines(before), "\n")+"\n\n")
+			io.WriteString(os.Stdout, strings.Join(now.formatLines(before), "\n")+"\n\n")
 		} else {
-			s.draw(now.lines(before))
+			s.draw(now.formatLines(before))
 		}
 		if before = now; n == t.Count {
 			return nil
 		}
 		select {
 		case <-tick.C:
-		case <-s.keys():
+		case <-s.quitKey():
 			return nil
 		case <-ctx.Done():
 			return nil
@@ -131,8 +131,8 @@ func (c *cli) takeSnapshot() (*snapshot, error) {
 	return l, nil
 }
 
-// lines returns the lines to print, with rates since the snapshot before, which is nil for the first snapshot.
-func (l *snapshot) lines(before *snapshot) []string {
+// formatLines returns the lines to print, with rates since the snapshot before, which is nil for the first snapshot.
+func (l *snapshot) formatLines(before *snapshot) []string {
 	var b strings.Builder
 	processes := map[int]bool{}
 	for _, c := range l.contexts {
@@ -167,8 +167,9 @@ func (l *snapshot) lines(before *snapshot) []string {
 			state = d.Hardware
 		}
 		rows = append(rows, []string{d.Name, state, port,
-			l.rate(before, d.Name, "sent_pkts"), l.rate(before, d.Name, "rcvd_pkts"),
-			l.rate(before, d.Name, "completer_retry_err", "rcvd_seq_err", "rcvd_rnr_err"), l.rate(before, d.Name, "drop_"),
+			l.counterRate(before, d.Name, "sent_pkts"), l.counterRate(before, d.Name, "rcvd_pkts"),
+			l.counterRate(before, d.Name, "completer_retry_err", "rcvd_seq_err", "rcvd_rnr_err"), l.counterRate(before, d.Name,
+				"drop_"),
 			strconv.Itoa(qps[d.Name]), strconv.Itoa(d.Contexts), strconv.Itoa(d.Resets), linkDetails(&x)})
 	}
 	table(rows)
@@ -186,7 +187,7 @@ func (l *snapshot) lines(before *snapshot) []string {
 			}
 			rows = append(rows, []string{printable(c.Process), strconv.Itoa(c.PID), userName(c.UID), c.Device,
 				strconv.Itoa(len(c.QPs)),
-				strconv.Itoa(len(c.CQs)), strconv.Itoa(len(c.MRs)), binary(c.PinnedBytes), note})
+				strconv.Itoa(len(c.CQs)), strconv.Itoa(len(c.MRs)), formatBinary(c.PinnedBytes), note})
 		}
 		table(rows)
 	}
@@ -230,9 +231,9 @@ func (l *snapshot) qpProblems(before *snapshot) (list []qpProblem) {
 	return list
 }
 
-// rate returns the increase per second of the sum of a device's counters since the previous snapshot. A counter
+// counterRate returns the increase per second of the sum of a device's counters since the previous snapshot. A counter
 // name that ends in _ is a prefix.
-func (l *snapshot) rate(before *snapshot, dev string, names ...string) string {
+func (l *snapshot) counterRate(before *snapshot, dev string, names ...string) string {
 	if before == nil || before.stats[dev] == nil || l.stats[dev] == nil {
 		return "-"
 	}
@@ -250,11 +251,11 @@ func (l *snapshot) rate(before *snapshot, dev string, names ...string) string {
 	if b < a || d <= 0 {
 		return "-" // the device was replaced since the previous snapshot
 	}
-	return decimal(float64(b-a) / d)
+	return formatDecimal(float64(b-a) / d)
 }
 
-// decimal formats a number with a decimal prefix, such as 12.3k.
-func decimal(v float64) string {
+// formatDecimal formats a number with a decimal prefix, such as 12.3k.
+func formatDecimal(v float64) string {
 	for _, u := range []struct {
 		n    float64
 		name string
@@ -266,8 +267,8 @@ func decimal(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// binary formats a number of bytes with a binary prefix, such as 64K.
-func binary(n uint64) string {
+// formatBinary formats a number of bytes with a binary prefix, such as 64K.
+func formatBinary(n uint64) string {
 	for i, u := range []string{"T", "G", "M", "K"} {
 		if unit := uint64(1) << (10 * (4 - i)); n >= unit {
 			return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/float64(unit)), ".0") + u
@@ -328,8 +329,8 @@ func openScreen(in, out *os.File) *screen {
 	return s
 }
 
-// keys returns a channel that is closed when the user presses q, or nil without a screen.
-func (s *screen) keys() <-chan struct{} {
+// quitKey returns a channel that is closed when the user presses q, or nil without a screen.
+func (s *screen) quitKey() <-chan struct{} {
 	if s == nil {
 		return nil
 	}
@@ -349,11 +350,12 @@ func (s *screen) draw(lines []string) {
 	if w, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ); err == nil && w.Col > 0 && w.Row > 0 {
 		width, height = int(w.Col), int(w.Row)
 	}
-	io.WriteString(s.out, frame(lines, width, height))
+	io.WriteString(s.out, renderFrame(lines, width, height))
 }
 
-// frame returns the text that replaces the content of a screen with lines. frame prints table headings in bold.
-func frame(lines []string, width, height int) string {
+// renderFrame returns the text that replaces the content of a screen with lines. renderFrame prints table headings in
+// bold.
+func renderFrame(lines []string, width, height int) string {
 	var b strings.Builder
 	b.WriteString("\x1b[H")
 	if more := len(lines) - (height - 1); more > 0 {

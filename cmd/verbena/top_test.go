@@ -33,7 +33,7 @@ func snapshotAt(at time.Duration, sent, retries uint64) *snapshot {
 // with problems.
 func TestTopLines(t *testing.T) {
 	first := snapshotAt(0, 1000, 5)
-	text := strings.Join(first.lines(nil), "\n")
+	text := strings.Join(first.formatLines(nil), "\n")
 	for _, want := range []string{
 		`^verbena top  03:04:05  2 devices, 2 processes, 3 queue pairs, 0 fault rules\n`,
 		`\nrxe0 +active +up +- +- +- +- +3 +2 +1 *\n`, `\nrxe1 +unplugged +down +-`, `\na\?\[31m +11 .*zombie`,
@@ -47,23 +47,23 @@ func TestTopLines(t *testing.T) {
 	if regexp.MustCompile(`(?m)^1[79] `).MatchString(text) {
 		t.Errorf("first snapshot: got a queue pair without a problem:\n%s", text)
 	}
-	text = strings.Join(snapshotAt(2*time.Second, 25_001_000, 25).lines(first), "\n")
+	text = strings.Join(snapshotAt(2*time.Second, 25_001_000, 25).formatLines(first), "\n")
 	for _, want := range []string{`\nrxe0 +active +up +12\.5M +0 +20 +2\.5M `, `\n17 .*nothing is acknowledged`} {
 		if !regexp.MustCompile(want).MatchString(text) {
 			t.Errorf("second snapshot: got no %s:\n%s", want, text)
 		}
 	}
-	text = strings.Join(snapshotAt(2*time.Second, 0, 0).lines(first), "\n") // a different device with the same name
+	text = strings.Join(snapshotAt(2*time.Second, 0, 0).formatLines(first), "\n") // a different device with the same name
 	if !regexp.MustCompile(`\nrxe0 +active +up +- `).MatchString(text) {
 		t.Errorf("new device: got rates from the old device's counters:\n%s", text)
 	}
 }
 
-// TestFrame tests that no line of a frame is wider than the terminal.
-func TestFrame(t *testing.T) {
+// TestFrameFitsTerminal tests that no line of a frame is wider than the terminal.
+func TestFrameFitsTerminal(t *testing.T) {
 	lines := []string{"title", "", "A  B", strings.Repeat("é", 100), "x", "y", "z"}
 	for _, c := range []struct{ width, height, shown int }{{200, 50, 8}, {20, 8, 8}, {20, 7, 7}, {20, 3, 3}, {20, 1, 2}} {
-		text := regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]`).ReplaceAllString(frame(lines, c.width, c.height), "")
+		text := regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]`).ReplaceAllString(renderFrame(lines, c.width, c.height), "")
 		rows := strings.Split(text, "\r\n")
 		if len(rows) != c.shown {
 			t.Errorf("%d×%d: %d rows, want %d: %q", c.width, c.height, len(rows), c.shown, rows)
@@ -78,13 +78,13 @@ func TestFrame(t *testing.T) {
 
 func TestTopUnits(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 999: "999", 1000: "1.0k", 12345: "12.3k", 1.5e6: "1.5M", 2e9: "2.0G"} {
-		if got := decimal(v); got != want {
+		if got := formatDecimal(v); got != want {
 			t.Errorf("decimal(%v): got %s, want %s", v, got, want)
 		}
 	}
 	for n, want := range map[uint64]string{0: "0", 1023: "1023", 1024: "1K", 1536: "1.5K", 64 << 20: "64M", 3 << 30: "3G",
 		1 << 40: "1T"} {
-		if got := binary(n); got != want {
+		if got := formatBinary(n); got != want {
 			t.Errorf("binary(%d): got %s, want %s", n, got, want)
 		}
 	}

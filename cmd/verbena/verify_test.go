@@ -15,11 +15,11 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// cnp is a congestion notification packet sent by a ConnectX-4 Lx.
-const cnp = "45c2003c718c400040119161" + "0a0011010a001201" + "000012b700280000" +
+// cnpPacket is a congestion notification packet sent by a ConnectX-4 Lx.
+const cnpPacket = "45c2003c718c400040119161" + "0a0011010a001201" + "000012b700280000" +
 	"8100ffff4000011800000000" + "00000000000000000000000000000000" + "82fd002a"
 
-func captureFile(t *testing.T, packets ...[]byte) string {
+func writeCaptureFile(t *testing.T, packets ...[]byte) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "x.pcap")
 	f, err := os.Create(name)
@@ -40,7 +40,7 @@ func captureFile(t *testing.T, packets ...[]byte) string {
 }
 
 func TestCaptureVerify(t *testing.T) {
-	good, err := hex.DecodeString(cnp)
+	good, err := hex.DecodeString(cnpPacket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestCaptureVerify(t *testing.T) {
 	bad[40] ^= 1
 	fragment := bytes.Clone(good)
 	fragment[6] = 0x20
-	fine, mixed, none := captureFile(t, good, good), captureFile(t, good, bad), captureFile(t)
+	fine, mixed, none := writeCaptureFile(t, good, good), writeCaptureFile(t, good, bad), writeCaptureFile(t)
 	for _, test := range []struct {
 		name   string
 		args   []string
@@ -60,7 +60,7 @@ func TestCaptureVerify(t *testing.T) {
 		{"two files", []string{fine, fine}, 0, "icrc good 4 bad 0\n", ""},
 		{"a bad one", []string{fine, mixed}, 1, "icrc good 3 bad 1\n", "x.pcap: frame 2: bad ICRC"},
 		{"none", []string{none}, 1, "icrc good 0 bad 0\n", ""},
-		{"unchecked", []string{fine, captureFile(t, fragment)}, 0, "icrc good 2 bad 0\n", "1 packets not checked"},
+		{"unchecked", []string{fine, writeCaptureFile(t, fragment)}, 0, "icrc good 2 bad 0\n", "1 packets not checked"},
 		{"no capture", []string{"main.go"}, exitFailure, "", "capture verify: main.go: "},
 		{"no file", []string{"nonesuch"}, exitFailure, "", "nonesuch"},
 	} {

@@ -21,7 +21,7 @@ type versionFlag bool
 // BeforeReset prints the version and exits. (kong)
 func (versionFlag) BeforeReset(app *kong.Kong) error {
 	info, _ := debug.ReadBuildInfo()
-	fmt.Fprintln(app.Stdout, version(info))
+	fmt.Fprintln(app.Stdout, versionText(info))
 	app.Exit(0)
 	return nil
 }
@@ -33,7 +33,7 @@ type versionCmd struct {
 
 func (v *versionCmd) Run() error {
 	info, _ := debug.ReadBuildInfo()
-	fmt.Println(version(info))
+	fmt.Println(versionText(info))
 	if !v.Kernel {
 		return nil
 	}
@@ -42,7 +42,7 @@ func (v *versionCmd) Run() error {
 		return err
 	}
 	fmt.Printf("Linux %s: %s\n", kernelRelease(), supervisor.Access())
-	return output(false, list, func(w io.Writer) {
+	return printOutput(false, list, func(w io.Writer) {
 		fmt.Fprintln(w, "FEATURE\tSINCE\tHERE\tWITHOUT IT")
 		for _, f := range list {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", f.Name, f.Since, yesNo(f.Here), f.Without)
@@ -66,25 +66,25 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// kernel returns a description of the running kernel's features.
-type kernel struct {
+// kernelFeatures returns a description of the running kernel's features.
+type kernelFeatures struct {
 	features []supervisor.Feature
 	err      error // set if no program can be started on this kernel
 }
 
 // probeKernel determines the features of the kernel if the log needs them. probeKernel must run before confinement,
 // which denies the necessary system calls.
-func probeKernel(log *slog.Logger) (k kernel) {
+func probeKernel(log *slog.Logger) (k kernelFeatures) {
 	if log.Enabled(context.Background(), slog.LevelInfo) {
 		k.features, k.err = supervisor.Features()
 	}
 	return k
 }
 
-// log logs each promise that the kernel cannot keep. At level Debug it also logs all missing features.
-func (k kernel) log(log *slog.Logger) {
+// logMissing logs each promise that the kernel cannot keep. At level Debug it also logs all missing features.
+func (k kernelFeatures) logMissing(logMissing *slog.Logger) {
 	if k.err != nil {
-		log.Warn("no program can be started on this kernel", "release", kernelRelease(), "err", k.err)
+		logMissing.Warn("no program can be started on this kernel", "release", kernelRelease(), "err", k.err)
 		return
 	}
 	var missing []string
@@ -94,19 +94,21 @@ func (k kernel) log(log *slog.Logger) {
 		}
 		missing = append(missing, f.Name)
 		if f.Promise != "" {
-			log.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since, "promise",
+			logMissing.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since,
+				"promise",
 				f.Promise)
 		}
 	}
-	log.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory", supervisor.Access())
+	logMissing.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory",
+		supervisor.Access())
 }
 
 // release is the version of a release, set by the linker (packaging/release).
 var release string
 
-// version returns a description of a build: its version or revision, Go's version, and the version of the control
+// versionText returns a description of a build: its version or revision, Go's version, and the version of the control
 // protocol.
-func version(info *debug.BuildInfo) string {
+func versionText(info *debug.BuildInfo) string {
 	goVersion := "unknown"
 	if info != nil {
 		goVersion = info.GoVersion
@@ -122,10 +124,10 @@ func buildName(info *debug.BuildInfo) string {
 			name = release
 		} else if v := info.Main.Version; v != "" && v != "(devel)" {
 			name = v
-		} else if r := setting(info, "vcs.revision"); r != "" {
+		} else if r := buildSetting(info, "vcs.revision"); r != "" {
 			const short = 12
 			name = "revision " + r[:min(short, len(r))]
-			if setting(info, "vcs.modified") == "true" {
+			if buildSetting(info, "vcs.modified") == "true" {
 				name += ", modified"
 			}
 		}
@@ -133,7 +135,7 @@ func buildName(info *debug.BuildInfo) string {
 	return name
 }
 
-func setting(info *debug.BuildInfo, key string) string {
+func buildSetting(info *debug.BuildInfo, key string) string {
 	for _, s := range info.Settings {
 		if s.Key == key {
 			return s.Value

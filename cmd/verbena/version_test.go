@@ -20,7 +20,7 @@ func TestKernelLog(t *testing.T) {
 	var b strings.Builder
 	log := slog.New(slog.NewTextHandler(&b, nil))
 	list := supervisor.KnownFeatures()
-	kernel{features: list}.log(log)
+	kernelFeatures{features: list}.logMissing(log)
 	for _, f := range list {
 		if got, want := strings.Count(b.String(), " lacks="+f.Name+" "), min(len(f.Promise), 1); got != want {
 			t.Errorf("%s: got %d lines, want %d:\n%s", f.Name, got, want, b.String())
@@ -30,11 +30,11 @@ func TestKernelLog(t *testing.T) {
 	for i := range list {
 		list[i].Here = true
 	}
-	kernel{features: list}.log(log)
+	kernelFeatures{features: list}.logMissing(log)
 	if b.Len() > 0 {
 		t.Errorf("log with a complete kernel: got %q, want none", b.String())
 	}
-	kernel{err: supervisor.ErrUnsupported}.log(log)
+	kernelFeatures{err: supervisor.ErrUnsupported}.logMissing(log)
 	if !strings.Contains(b.String(), "seccomp") {
 		t.Errorf("log with a kernel without seccomp: got %q", b.String())
 	}
@@ -45,7 +45,7 @@ func TestKernelLog(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionText(t *testing.T) {
 	out := mustRun(t, verbena(t, "--version"))
 	if command := mustRun(t, verbena(t, "version")); command != out {
 		t.Errorf("verbena version: got %q, verbena --version: got %q, want the same", command, out)
@@ -75,13 +75,13 @@ func TestVersion(t *testing.T) {
 		{of("(devel)"), "verbena of an unknown version" + tail},
 		{nil, fmt.Sprintf("verbena of an unknown version (unknown, control protocol %d)", ctl.Protocol)},
 	} {
-		if got := version(c.info); got != c.want {
+		if got := versionText(c.info); got != c.want {
 			t.Errorf("version: got %q, want %q", got, c.want)
 		}
 	}
 	release = "v1.2.3"
 	t.Cleanup(func() { release = "" })
-	if got, want := version(of("(devel)", revision)), "verbena v1.2.3"+tail; got != want {
+	if got, want := versionText(of("(devel)", revision)), "verbena v1.2.3"+tail; got != want {
 		t.Errorf("a release: got %q, want %q", got, want)
 	}
 }

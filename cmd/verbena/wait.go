@@ -41,7 +41,7 @@ func (w *waitCmd) Run(c *cli) error {
 	ctx, cancel := context.WithTimeout(context.Background(), w.Timeout)
 	defer cancel()
 	if w.Listen != (endpoint{}) {
-		if !await(ctx, w.Listen.listening) {
+		if !awaitCondition(ctx, w.Listen.isListening) {
 			return fmt.Errorf("wait: no program listens on %v after %v; start the server, or raise --timeout",
 				w.Listen, w.Timeout)
 		}
@@ -64,16 +64,17 @@ func (w *waitCmd) Run(c *cli) error {
 	late := ""
 	switch {
 	case w.Open != "":
-		ready = w.opened
+		ready = w.isOpened
 		late = "no program has device " + w.Open + " open after %v; start the program by `verbena run`, or raise --timeout"
 	case w.Active != "":
-		ready = w.active
-		late = "device " + w.Active + " is not active after %v; see `verbena link show` and `verbena dev show`, or raise --timeout"
+		ready = w.isActive
+		late = "device " + w.Active +
+			" is not active after %v; see `verbena link show` and `verbena dev show`, or raise --timeout"
 	default:
 		return nil
 	}
 	done := false
-	if !await(ctx, func() bool {
+	if !awaitCondition(ctx, func() bool {
 		done, err = ready(client)
 		return done || err != nil
 	}) {
@@ -82,8 +83,8 @@ func (w *waitCmd) Run(c *cli) error {
 	return err
 }
 
-// active reports whether the device is plugged in and its port is active.
-func (w *waitCmd) active(client *ctl.Client) (bool, error) {
+// isActive reports whether the device is plugged in and its port is active.
+func (w *waitCmd) isActive(client *ctl.Client) (bool, error) {
 	r, err := client.Do(&ctl.Request{Op: ctl.OpLinkShow})
 	if err != nil {
 		return false, err
@@ -95,15 +96,15 @@ func (w *waitCmd) active(client *ctl.Client) (bool, error) {
 		}
 		names = append(names, l.Name)
 	}
-	return false, noDevice(w.Active, names)
+	return false, noDeviceError(w.Active, names)
 }
 
-func noDevice(name string, names []string) error {
+func noDeviceError(name string, names []string) error {
 	return fmt.Errorf("wait: no device is named %q (the devices are: %s)", name, strings.Join(names, ", "))
 }
 
-// opened reports whether a program has opened the device.
-func (w *waitCmd) opened(client *ctl.Client) (bool, error) {
+// isOpened reports whether a program has opened the device.
+func (w *waitCmd) isOpened(client *ctl.Client) (bool, error) {
 	r, err := client.Do(&ctl.Request{Op: ctl.OpDevShow})
 	if err != nil {
 		return false, err
@@ -115,11 +116,11 @@ func (w *waitCmd) opened(client *ctl.Client) (bool, error) {
 		}
 		names = append(names, d.Name)
 	}
-	return false, noDevice(w.Open, names)
+	return false, noDeviceError(w.Open, names)
 }
 
-// await reports whether the condition became true before ctx was done.
-func await(ctx context.Context, condition func() bool) bool {
+// awaitCondition reports whether the condition became true before ctx was done.
+func awaitCondition(ctx context.Context, condition func() bool) bool {
 	for {
 		if condition() {
 			return true
@@ -160,23 +161,23 @@ func (e endpoint) String() string {
 	return fmt.Sprintf("TCP port %d", e.port)
 }
 
-// listening reports whether a socket of this network namespace listens on the endpoint.
-func (e endpoint) listening() bool {
+// isListening reports whether a socket of this network namespace listens on the endpoint.
+func (e endpoint) isListening() bool {
 	if e.path != "" {
 		b, err := os.ReadFile("/proc/net/unix")
-		return err == nil && listensUnix(string(b), e.path)
+		return err == nil && isListeningUnix(string(b), e.path)
 	}
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		// a kernel without IPv6 has no such file
-		if b, err := os.ReadFile(name); err == nil && listensTCP(string(b), e.port) {
+		if b, err := os.ReadFile(name); err == nil && isListeningTCP(string(b), e.port) {
 			return true
 		}
 	}
 	return false
 }
 
-// listensTCP searches the text of /proc/net/tcp for the port (proc_net_tcp.rst in the kernel's documentation).
-func listensTCP(table string, port uint16) bool {
+// isListeningTCP searches the text of /proc/net/tcp for the port (proc_net_tcp.rst in the kernel's documentation).
+func isListeningTCP(table string, port uint16) bool {
 	const stateListen = "0A"
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
@@ -191,8 +192,8 @@ func listensTCP(table string, port uint16) bool {
 	return false
 }
 
-// listensUnix searches the text of /proc/net/unix for the path of a bound socket (proc_pid_net(5)).
-func listensUnix(table, path string) bool {
+// isListeningUnix searches the text of /proc/net/unix for the path of a bound socket (proc_pid_net(5)).
+func isListeningUnix(table, path string) bool {
 	const flagAccepting = "00010000" // __SO_ACCEPTCON
 	for line := range strings.Lines(table) {
 		// Num: The columns are RefCount Protocol Flags Type St Inode Path. The path follows a single space, and may

@@ -14,7 +14,7 @@ func TestListensUnix(t *testing.T) {
 		"/run/a b/sock et": true, "/run/plain": true,
 		"/run/connected": false, "et": false, "b/sock et": false, "/run": false, "44": false,
 	} {
-		if got := listensUnix(table, path); got != want {
+		if got := isListeningUnix(table, path); got != want {
 			t.Errorf("listensUnix %q: got %v, want %v", path, got, want)
 		}
 	}

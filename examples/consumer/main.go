@@ -22,39 +22,39 @@ type session struct {
 	buf []byte // the message, followed by a receive buffer of the same size
 }
 
-const text = "hello from a consumer"
+const messageText = "hello from a consumer"
 
-// result is the received message, or the first error.
-type result struct {
+// receiveResult is the received message, or the first error.
+type receiveResult struct {
 	text string
 	err  error
 }
 
-var done = make(chan result, 1)
+var results = make(chan receiveResult, 1)
 
-// report sends the first result to done, and drops later ones. report never blocks, because the completion handler
-// calls it too.
-func report(r result) {
+// sendResult sends the first result to done, and drops later ones. sendResult never blocks, because the completion
+// handler calls it too.
+func sendResult(r receiveResult) {
 	select {
-	case done <- r:
+	case results <- r:
 	default:
 	}
 }
 
-// add is called for each new device. The device is ready for use. It may sleep. If add returns an error, it has
+// addDevice is called for each new device. The device is ready for use. It may sleep. If add returns an error, it has
 // destroyed all its objects.
-func add(d *ib.Device) (any, error) {
-	s := &session{buf: make([]byte, 2*len(text))}
+func addDevice(d *ib.Device) (any, error) {
+	s := &session{buf: make([]byte, 2*len(messageText))}
 	if err := s.open(d); err != nil {
-		report(result{err: err})
+		sendResult(receiveResult{err: err})
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
 }
 
-// remove is called before the device is unregistered. It may sleep. remove destroys every object that add has
-// created.
-func remove(_ *ib.Device, data any) {
+// removeDevice is called before the device is unregistered. It may sleep. removeDevice destroys every object that add
+// has created.
+func removeDevice(_ *ib.Device, data any) {
 	if err := data.(*session).close(); err != nil {
 		log.Print(err)
 	}
@@ -82,28 +82,28 @@ func (s *session) open(d *ib.Device) (err error) {
 	if err := s.qp.Connect(here, self, self, ib.Path{}); err != nil {
 		return err
 	}
-	n := copy(s.buf, text)
-	if err := s.qp.PostRecv(ib.RecvWR{SGList: s.sgl(n, n)}, s.received); err != nil {
+	n := copy(s.buf, messageText)
+	if err := s.qp.PostRecv(ib.RecvWR{SGList: s.sglAt(n, n)}, s.handleReceive); err != nil {
 		return err
 	}
-	return s.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: s.sgl(0, n)}, func(wc *ib.WC) {
+	return s.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: s.sglAt(0, n)}, func(wc *ib.WC) {
 		if wc.Status != ib.WCSuccess {
-			report(result{err: fmt.Errorf("send: %v", wc.Status)})
+			sendResult(receiveResult{err: fmt.Errorf("send: %v", wc.Status)})
 		}
 	})
 }
 
-func (s *session) sgl(at, n int) []ib.SGE {
+func (s *session) sglAt(at, n int) []ib.SGE {
 	return []ib.SGE{{Addr: s.mr.Addr() + uint64(at), Length: uint32(n), LKey: s.mr.LKey()}}
 }
 
-// received runs in the completion handler, so it must not sleep, and therefore not print.
-func (s *session) received(wc *ib.WC) {
+// handleReceive runs in the completion handler, so it must not sleep, and therefore not print.
+func (s *session) handleReceive(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess { // this branch also handles the flush error of a device reset
-		report(result{err: fmt.Errorf("receive: %v", wc.Status)})
+		sendResult(receiveResult{err: fmt.Errorf("receive: %v", wc.Status)})
 		return
 	}
-	report(result{text: string(s.buf[len(text):][:wc.ByteLen])})
+	sendResult(receiveResult{text: string(s.buf[len(messageText):][:wc.ByteLen])})
 }
 
 // close destroys the objects in the reverse order of creation. Every completion function has run once the queue
@@ -127,7 +127,7 @@ func (s *session) close() (err error) {
 func run() error {
 	var core ib.Core
 	check.On(&core, check.Config{Report: func(v check.Violation) { log.Fatal(v) }})
-	client := &ib.Client{Name: "consumer", Add: add, Remove: remove}
+	client := &ib.Client{Name: "consumer", Add: addDevice, Remove: removeDevice}
 	if err := core.RegisterClient(client); err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func run() error {
 	if err := core.Register(d.Handle()); err != nil {
 		return err
 	}
-	r := <-done
+	r := <-results
 	if r.err == nil {
 		fmt.Println(r.text)
 	}

@@ -31,15 +31,15 @@ func main() {
 		log.Fatal(err)
 	}
 	defer dev.Close()
-	n, err := count(dev, 4, 1000)
+	n, err := runCounter(dev, 4, 1000)
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s counted to %d\n", dev.Name(), n)
 }
 
-// count starts goroutines that add 1 to a counter, times times each, and returns the final value.
-func count(dev *verbs.Device, goroutines, times int) (uint64, error) {
+// runCounter starts goroutines that add 1 to a counter, times times each, and returns the final value.
+func runCounter(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	pd, err := dev.AllocPD()
 	if err != nil {
 		return 0, err
@@ -51,7 +51,7 @@ func count(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	var wg sync.WaitGroup
 	errs := make([]error, goroutines)
 	for i := range goroutines {
-		wg.Go(func() { errs[i] = add(pd, number, times) })
+		wg.Go(func() { errs[i] = addRemote(pd, number, times) })
 	}
 	wg.Wait()
 	for _, err := range errs {
@@ -62,8 +62,8 @@ func count(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	return binary.NativeEndian.Uint64(number.Bytes()), nil
 }
 
-// add adds 1 to the counter, over a queue pair that is connected to itself.
-func add(pd *verbs.PD, number *verbs.MR, times int) error {
+// addRemote adds 1 to the counter, over a queue pair that is connected to itself.
+func addRemote(pd *verbs.PD, number *verbs.MR, times int) error {
 	cq, err := pd.Device().CreateCQ(16, nil)
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ func TestCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	if n, err := count(dev, 4, 200); err != nil || n != 800 {
+	if n, err := runCounter(dev, 4, 200); err != nil || n != 800 {
 		t.Errorf("count: got %d, %v, want 800", n, err)
 	}
 }

@@ -26,7 +26,7 @@ type Echo struct {
 
 // Client returns the ib.Client to register.
 func (s *Echo) Client() *ib.Client {
-	return &ib.Client{Name: "echo", Add: s.add, Remove: s.remove}
+	return &ib.Client{Name: "echo", Add: s.addDevice, Remove: s.removeDevice}
 }
 
 // QPN returns the number of the service's queue pair on a device, or 0.
@@ -36,7 +36,7 @@ func (s *Echo) QPN(device string) uint32 {
 	return s.qpns[device]
 }
 
-func (s *Echo) set(device string, qpn uint32) {
+func (s *Echo) setQPN(device string, qpn uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.qpns == nil {
@@ -47,8 +47,8 @@ func (s *Echo) set(device string, qpn uint32) {
 	}
 }
 
-// add starts the service on a device, which is ready for use (point 5).
-func (s *Echo) add(d *ib.Device) (any, error) {
+// addDevice starts the service on a device, which is ready for use (point 5).
+func (s *Echo) addDevice(d *ib.Device) (any, error) {
 	e, err := newEndpoint(d)
 	if err != nil {
 		return nil, err
@@ -58,13 +58,13 @@ func (s *Echo) add(d *ib.Device) (any, error) {
 			return nil, errors.Join(err, e.close())
 		}
 	}
-	s.set(d.Name(), e.qp.Num())
+	s.setQPN(d.Name(), e.qp.Num())
 	return e, nil
 }
 
-// remove destroys every object of the service (point 5).
-func (s *Echo) remove(d *ib.Device, data any) {
-	s.set(d.Name(), 0)
+// removeDevice destroys every object of the service (point 5).
+func (s *Echo) removeDevice(d *ib.Device, data any) {
+	s.setQPN(d.Name(), 0)
 	if err := data.(*endpoint).close(); err != nil {
 		fmt.Println("echo:", err)
 	}
@@ -74,11 +74,11 @@ func (s *Echo) remove(d *ib.Device, data any) {
 // the completion handler, so they may not sleep (point 4). Completion functions may create and destroy address
 // handles, and post (point 1).
 func (e *endpoint) serve(i int) error {
-	return e.receive(i, func(wc *ib.WC) {
+	return e.postReceive(i, func(wc *ib.WC) {
 		if wc.Status != ib.WCSuccess {
 			return // the queue pair is being closed
 		}
-		from := e.here.AddressTo(sender(e.slot(i)))
+		from := e.here.AddressTo(senderGID(e.slot(i)))
 		ah, err := e.pd.CreateAH(&from)
 		if err != nil {
 			e.serve(i) // the reply address is invalid
@@ -88,7 +88,7 @@ func (e *endpoint) serve(i int) error {
 			ah.Destroy()
 			e.serve(i)
 		}
-		if e.send(i, ah, wc.SrcQP, wc.ByteLen-grhLen, sent) != nil {
+		if e.postSend(i, ah, wc.SrcQP, wc.ByteLen-grhLen, sent) != nil {
 			sent(nil)
 		}
 	})
@@ -134,9 +134,9 @@ func newEndpoint(d *ib.Device) (_ *endpoint, err error) {
 	return e, nil
 }
 
-// sender returns the source address in the header of a datagram. The header of an IPv4 datagram is in the second
+// senderGID returns the source address in the header of a datagram. The header of an IPv4 datagram is in the second
 // half of the GRH.
-func sender(buf []byte) ib.GID {
+func senderGID(buf []byte) ib.GID {
 	if buf[0]>>4 == 6 {
 		return ib.GID(buf[8:24])
 	}
@@ -149,13 +149,13 @@ func (e *endpoint) sgl(i, off int, n uint32) []ib.SGE {
 	return []ib.SGE{{Addr: e.mr.Addr() + uint64(i*slotLen+off), Length: n, LKey: e.mr.LKey()}}
 }
 
-// receive posts a receive to a slot.
-func (e *endpoint) receive(i int, done completion.Done) error {
+// postReceive posts a receive to a slot.
+func (e *endpoint) postReceive(i int, done completion.Done) error {
 	return e.qp.PostRecv(ib.RecvWR{SGList: e.sgl(i, 0, slotLen)}, done)
 }
 
-// send sends n bytes of a slot's data.
-func (e *endpoint) send(i int, ah *ib.AH, qpn, n uint32, done completion.Done) error {
+// postSend sends n bytes of a slot's data.
+func (e *endpoint) postSend(i int, ah *ib.AH, qpn, n uint32, done completion.Done) error {
 	return e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sgl(i, grhLen, n), AH: ah, RemoteQPN: qpn,
 		RemoteQKey: key}, done)
 }

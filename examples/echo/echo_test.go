@@ -91,7 +91,7 @@ func TestUnregisterUnderTraffic(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						c.send(1, c.ah, c.qpn, uint32(k%1000), nil)
+						c.postSend(1, c.ah, c.qpn, uint32(k%1000), nil)
 					}
 				}
 			}()
@@ -122,18 +122,18 @@ func TestUnregisterUnderTraffic(t *testing.T) {
 	}
 }
 
-func TestSender(t *testing.T) {
+func TestSenderGID(t *testing.T) {
 	v6 := make([]byte, grhLen)
 	v6[0] = 0x60
 	want := ib.GIDFromAddr(netip.MustParseAddr("fd00::7"))
 	copy(v6[8:], want[:])
-	if got := sender(v6); got != want {
+	if got := senderGID(v6); got != want {
 		t.Errorf("IPv6: %v", got)
 	}
 	v4 := make([]byte, grhLen)
 	v4[20] = 0x45
 	copy(v4[32:], []byte{10, 1, 2, 3})
-	if got := sender(v4); got != ib.GIDFromAddr(netip.MustParseAddr("10.1.2.3")) {
+	if got := senderGID(v4); got != ib.GIDFromAddr(netip.MustParseAddr("10.1.2.3")) {
 		t.Errorf("IPv4: %v", got)
 	}
 }

@@ -86,8 +86,8 @@ func dial(d *ib.Device, qpn uint32) (*caller, error) {
 	return c, nil
 }
 
-// answered runs in the completion handler, so it delivers the reply without waiting (point 4).
-func (c *caller) answered(wc *ib.WC) {
+// handleAnswer runs in the completion handler, so it delivers the reply without waiting (point 4).
+func (c *caller) handleAnswer(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
 		return
 	}
@@ -104,10 +104,10 @@ func (c *caller) call(message []byte, timeout time.Duration) ([]byte, error) {
 	default:
 	}
 	n := copy(c.slot(1)[grhLen:], message)
-	if err := c.receive(0, c.answered); err != nil {
+	if err := c.postReceive(0, c.handleAnswer); err != nil {
 		return nil, err
 	}
-	if err := c.send(1, c.ah, c.qpn, uint32(n), nil); err != nil {
+	if err := c.postSend(1, c.ah, c.qpn, uint32(n), nil); err != nil {
 		return nil, err
 	}
 	select {

@@ -33,8 +33,8 @@ func hash(key string) int {
 	return int(h.Sum32() % slots)
 }
 
-// put inserts a new key of at most keySize bytes. Only the owner of the table calls put.
-func put(table []byte, key, value string) error {
+// putKey inserts a new key of at most keySize bytes. Only the owner of the table calls put.
+func putKey(table []byte, key, value string) error {
 	if key == "" || len(key) > keySize || len(value) > valueSize {
 		return fmt.Errorf("put %q: key exceeds %d bytes, or value exceeds %d bytes", key, keySize, valueSize)
 	}
@@ -50,8 +50,8 @@ func put(table []byte, key, value string) error {
 	return errors.New("put: the table is full")
 }
 
-// reader looks up keys by RDMA READ.
-type reader struct {
+// tableReader looks up keys by RDMA READ.
+type tableReader struct {
 	qp    *verbs.QP
 	cq    *verbs.CQ
 	slot  *verbs.MR
@@ -59,7 +59,7 @@ type reader struct {
 }
 
 // get returns the value of a key, or errNotFound. get sleeps until each READ has completed.
-func (r *reader) get(ctx context.Context, key string) (string, error) {
+func (r *tableReader) get(ctx context.Context, key string) (string, error) {
 	var wc [1]verbs.WC
 	for i := range slots {
 		from := r.table
@@ -108,11 +108,11 @@ func run(ctx context.Context, keys ...string) (values []string, err error) {
 		return nil, err
 	}
 	for i := range 40 {
-		if err := put(table.Bytes(), fmt.Sprint(i), fmt.Sprint(i*i)); err != nil {
+		if err := putKey(table.Bytes(), fmt.Sprint(i), fmt.Sprint(i*i)); err != nil {
 			return nil, err
 		}
 	}
-	r := &reader{table: table.Remote(0)}
+	r := &tableReader{table: table.Remote(0)}
 	if r.cq, err = dev.CreateCQ(16, nil); err != nil {
 		return nil, err
 	}

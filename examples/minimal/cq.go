@@ -52,8 +52,8 @@ func (c *completionQueue) ReqNotify(flags ib.NotifyFlags) (missed bool, err erro
 // Destroy implements ib.DriverCQ. No queue pair uses the queue at this point.
 func (c *completionQueue) Destroy() error { return nil }
 
-// post adds a completion. post returns false if the queue is full.
-func (c *completionQueue) post(wc ib.WC, solicited bool) bool {
+// addCompletion adds a completion. addCompletion returns false if the queue is full.
+func (c *completionQueue) addCompletion(wc ib.WC, solicited bool) bool {
 	if len(c.wcs) == c.max {
 		if !c.overrun {
 			c.overrun = true
@@ -69,8 +69,8 @@ func (c *completionQueue) post(wc ib.WC, solicited bool) bool {
 	return true
 }
 
-// forget clears a queue pair that is being destroyed in its completions, which keep the queue pair's number.
-func (c *completionQueue) forget(qp *ib.QP) {
+// forgetQP clears a queue pair that is being destroyed in its completions, which keep the queue pair's number.
+func (c *completionQueue) forgetQP(qp *ib.QP) {
 	for i := range c.wcs {
 		if c.wcs[i].QP == qp {
 			c.wcs[i].QP = nil

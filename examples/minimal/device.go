@@ -43,14 +43,14 @@ type Device struct {
 	mu     sync.Mutex
 	failed bool // set by EnterError
 	qps    map[uint32]*queuePair
-	mrs    map[uint32]*region // regions by local and remote key
-	number uint32             // the last assigned number or key; none is reused
-	retry  bool               // run all queue pairs before mu is unlocked, because a peer has changed its state
+	mrs    map[uint32]*memoryRegion // regions by local and remote key
+	number uint32                   // the last assigned number or key; none is reused
+	retry  bool                     // run all queue pairs before mu is unlocked, because a peer has changed its state
 }
 
 // New returns a device for registration. The function logf may be nil.
 func New(name string, logf func(format string, args ...any)) *Device {
-	d := &Device{qps: map[uint32]*queuePair{}, mrs: map[uint32]*region{}, number: 0x10}
+	d := &Device{qps: map[uint32]*queuePair{}, mrs: map[uint32]*memoryRegion{}, number: 0x10}
 	d.h = ib.NewDevice(name, d, logf)
 	return d
 }
@@ -66,14 +66,14 @@ func (d *Device) unlock() {
 	for d.retry {
 		d.retry = false
 		for _, q := range d.qps {
-			q.run()
+			q.runSends()
 		}
 	}
 	d.mu.Unlock()
 }
 
-// next returns the number for a new object.
-func (d *Device) next() uint32 {
+// nextNumber returns the number for a new object.
+func (d *Device) nextNumber() uint32 {
 	d.number++
 	return d.number
 }
@@ -126,17 +126,18 @@ func (d *Device) EnterError() {
 	}
 }
 
-// domain is a protection domain. The size of a domain is not zero, so that each domain has a different address.
-type domain struct{ _ byte }
+// protectionDomain is a protection domain. The size of a domain is not zero, so that each domain has a different
+// address.
+type protectionDomain struct{ _ byte }
 
 // AllocPD implements ib.Driver.
-func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &domain{}, nil }
+func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &protectionDomain{}, nil }
 
 // Dealloc implements ib.DriverPD.
-func (*domain) Dealloc() error { return nil }
+func (*protectionDomain) Dealloc() error { return nil }
 
-// region is a memory region.
-type region struct {
+// memoryRegion is a memory region.
+type memoryRegion struct {
 	d      *Device
 	key    uint32 // lkey and rkey
 	pd     ib.DriverPD
@@ -156,14 +157,14 @@ func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access 
 	}
 	d.mu.Lock()
 	defer d.unlock()
-	r := &region{d: d, key: d.next(), pd: pd, mem: mem, access: access}
+	r := &memoryRegion{d: d, key: d.nextNumber(), pd: pd, mem: mem, access: access}
 	d.mrs[r.key] = r
 	mr.SetKeys(r.key, r.key)
 	return r, nil
 }
 
 // Dereg implements ib.DriverMR. Accesses hold d.mu, so none is in flight once Dereg has returned.
-func (r *region) Dereg() error {
+func (r *memoryRegion) Dereg() error {
 	r.d.mu.Lock()
 	defer r.d.unlock()
 	delete(r.d.mrs, r.key)

@@ -37,7 +37,7 @@ func (d *Device) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, _ *ib.Udata) (ib
 	defer d.unlock()
 	q := &queuePair{d: d, h: h, pd: init.PD, cap: c, sigAll: init.SigAll,
 		sendCQ: init.SendCQ.(*completionQueue), recvCQ: init.RecvCQ.(*completionQueue)}
-	n := d.next()
+	n := d.nextNumber()
 	h.SetNum(n)
 	d.qps[n] = q
 	return q, nil
@@ -54,12 +54,12 @@ func (q *queuePair) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) err
 	if q.d.failed && to != ib.QPErr && to != ib.QPReset {
 		return fmt.Errorf("modify queue pair: the device is in error: %w", syscall.EIO)
 	}
-	if err := check(attr, mask); err != nil {
+	if err := checkAttr(attr, mask); err != nil {
 		return err
 	}
 	switch to {
 	case ib.QPReset:
-		q.drop()
+		q.discardRequests()
 		return nil
 	case ib.QPErr:
 		q.enterErr()
@@ -73,13 +73,13 @@ func (q *queuePair) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) err
 	return nil
 }
 
-// drop discards all work requests and attributes.
-func (q *queuePair) drop() {
+// discardRequests discards all work requests and attributes.
+func (q *queuePair) discardRequests() {
 	q.sends, q.recvs, q.attr, q.d.retry = nil, nil, ib.QPAttr{}, true
 }
 
-// check validates the values of the attributes named by mask.
-func check(a *ib.QPAttr, mask ib.QPAttrMask) error {
+// checkAttr validates the values of the attributes named by mask.
+func checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	has := func(bit ib.QPAttrMask) bool { return mask&bit != 0 }
 	switch {
 	case has(ib.QPAttrPort) && a.Port != 1, has(ib.QPAttrPKeyIndex) && a.PKeyIndex != 0,
@@ -112,9 +112,9 @@ func (q *queuePair) Destroy() error {
 	q.d.mu.Lock()
 	defer q.d.unlock()
 	delete(q.d.qps, q.h.Num())
-	q.drop()
-	q.sendCQ.forget(q.h.QP())
-	q.recvCQ.forget(q.h.QP())
+	q.discardRequests()
+	q.sendCQ.forgetQP(q.h.QP())
+	q.recvCQ.forgetQP(q.h.QP())
 	return nil
 }
 
@@ -140,7 +140,7 @@ func (q *queuePair) PostSend(wrs []ib.SendWR) (n int, err error) {
 		}
 		wr.SGList, wr.Inline = slices.Clone(wr.SGList), slices.Clone(wr.Inline)
 		q.sends = append(q.sends, wr)
-		q.run()
+		q.runSends()
 	}
 	return len(wrs), nil
 }
@@ -161,9 +161,9 @@ func (q *queuePair) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		}
 		wr.SGList = slices.Clone(wr.SGList)
 		q.recvs = append(q.recvs, wr)
-		q.run()
+		q.runSends()
 		if peer := q.d.qps[q.attr.DestQPN]; peer != nil {
-			peer.run()
+			peer.runSends()
 		}
 	}
 	return len(wrs), nil

@@ -4,10 +4,10 @@ import (
 	"verbena/ib"
 )
 
-// run executes the posted sends that can be executed. In ERR it flushes both queues.
+// runSends executes the posted sends that can be executed. In ERR it flushes both queues.
 //
 //verbena:held q.d.mu
-func (q *queuePair) run() {
+func (q *queuePair) runSends() {
 	for len(q.sends) > 0 && q.attr.State == ib.QPRTS {
 		status, done := q.transmit(&q.sends[0])
 		if !done {
@@ -37,7 +37,8 @@ func (q *queuePair) completeSend(status ib.WCStatus) {
 	if status == ib.WCSuccess && !q.sigAll && wr.Flags&ib.SendSignaled == 0 {
 		return
 	}
-	ok := q.sendCQ.post(ib.WC{ID: wr.ID, Status: status, Opcode: ib.WCSend, QPNum: q.h.Num(), QP: q.h.QP()}, false)
+	ok := q.sendCQ.addCompletion(ib.WC{ID: wr.ID, Status: status, Opcode: ib.WCSend, QPNum: q.h.Num(), QP: q.h.QP()},
+		false)
 	if (!ok || status != ib.WCSuccess) && q.attr.State != ib.QPErr {
 		q.enterErr()
 	}
@@ -47,7 +48,7 @@ func (q *queuePair) completeSend(status ib.WCStatus) {
 func (q *queuePair) completeRecv(wc ib.WC, solicited bool) {
 	wc.ID, wc.QPNum, wc.QP = q.recvs[0].ID, q.h.Num(), q.h.QP()
 	q.recvs = q.recvs[1:]
-	ok := q.recvCQ.post(wc, solicited)
+	ok := q.recvCQ.addCompletion(wc, solicited)
 	if (!ok || wc.Status != ib.WCSuccess) && q.attr.State != ib.QPErr {
 		q.enterErr()
 	}
@@ -58,10 +59,10 @@ func (q *queuePair) completeRecv(wc ib.WC, solicited bool) {
 func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 	data := wr.Inline
 	if wr.Flags&ib.SendInline == 0 {
-		if length(wr.SGList) > maxMessage {
+		if sglLength(wr.SGList) > maxMessage {
 			return ib.WCLocLenErr, true
 		}
-		data = make([]byte, length(wr.SGList))
+		data = make([]byte, sglLength(wr.SGList))
 		if !q.gather(data, wr.SGList) {
 			return ib.WCLocProtErr, true
 		}
@@ -86,7 +87,7 @@ func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 		wc.Imm, wc.Flags = wr.Imm, ib.WCWithImm
 	}
 	switch sgl := p.recvs[0].SGList; {
-	case uint64(len(data)) > length(sgl):
+	case uint64(len(data)) > sglLength(sgl):
 		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
 	case !p.scatter(sgl, data):
 		wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
@@ -95,15 +96,15 @@ func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 	return status, true
 }
 
-func length(sgl []ib.SGE) (n uint64) {
+func sglLength(sgl []ib.SGE) (n uint64) {
 	for _, s := range sgl {
 		n += uint64(s.Length)
 	}
 	return n
 }
 
-// find returns the region of an element, or nil if q may not use the region.
-func (q *queuePair) find(s ib.SGE, access ib.AccessFlags) *region {
+// findRegion returns the region of an element, or nil if q may not use the region.
+func (q *queuePair) findRegion(s ib.SGE, access ib.AccessFlags) *memoryRegion {
 	r := q.d.mrs[s.LKey]
 	if r == nil || r.pd != q.pd || r.access&access != access || !r.mem.Contains(s.Addr, uint64(s.Length)) {
 		return nil
@@ -114,7 +115,7 @@ func (q *queuePair) find(s ib.SGE, access ib.AccessFlags) *region {
 // gather reads data from local memory.
 func (q *queuePair) gather(data []byte, sgl []ib.SGE) bool {
 	for _, s := range sgl {
-		r := q.find(s, 0)
+		r := q.findRegion(s, 0)
 		if r == nil || r.mem.ReadV([][]byte{data[:s.Length]}, s.Addr) != nil {
 			return false
 		}
@@ -126,13 +127,13 @@ func (q *queuePair) gather(data []byte, sgl []ib.SGE) bool {
 // scatter stores data in local memory. scatter stores no data unless q may write to all elements.
 func (q *queuePair) scatter(sgl []ib.SGE, data []byte) bool {
 	for _, s := range sgl {
-		if q.find(s, ib.AccessLocalWrite) == nil {
+		if q.findRegion(s, ib.AccessLocalWrite) == nil {
 			return false
 		}
 	}
 	for _, s := range sgl {
 		n := min(int(s.Length), len(data))
-		if q.find(s, ib.AccessLocalWrite).mem.WriteV([][]byte{data[:n]}, s.Addr) != nil {
+		if q.findRegion(s, ib.AccessLocalWrite).mem.WriteV([][]byte{data[:n]}, s.Addr) != nil {
 			return false
 		}
 		data = data[n:]

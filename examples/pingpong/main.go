@@ -22,12 +22,12 @@ var (
 
 func main() {
 	flag.Parse()
-	each := exchange().Seconds() * 1e6 / float64(*n)
+	each := exchangeMessages().Seconds() * 1e6 / float64(*n)
 	fmt.Printf("%d round trips of %d bytes: %.2f usec per round trip\n", *n, *size, each)
 }
 
-// exchange sends n messages back and forth, and returns the time taken.
-func exchange() time.Duration {
+// exchangeMessages sends n messages back and forth, and returns the time taken.
+func exchangeMessages() time.Duration {
 	stack := must(embed.NewSoftware(embed.Software{Addr: netip.MustParseAddr(*addr), Wire: *wire}))
 	defer stack.Close()
 	dev := must(stack.Open(""))

@@ -6,7 +6,7 @@ import "testing"
 func TestExchange(t *testing.T) {
 	*n, *addr = 100, "127.0.0.106"
 	for _, w := range []bool{false, true} {
-		if *wire = w; exchange() <= 0 {
+		if *wire = w; exchangeMessages() <= 0 {
 			t.Error("exchange: got duration 0")
 		}
 	}

@@ -48,7 +48,7 @@ type DiskConfig struct {
 type Disk struct {
 	cfg  DiskConfig
 	name string
-	att  *attach.Attachment[*link]
+	att  *attach.Attachment[*initiatorSession]
 
 	opened chan struct{} // closed at the first session, or when no session will follow
 	free   chan uint16   // free tags
@@ -64,19 +64,19 @@ type Disk struct {
 	epoch uint64 // number of the latest login; logins are made one at a time
 
 	mu       sync.Mutex
-	link     *link     // the current session; nil: requests wait
-	end      error     // error of all later requests
-	requests []slot    // outstanding requests by tag
-	seq      uint64    // sequence number of the next request
-	since    time.Time // time at which the session was lost
-	written  uint64    // number of completed writes
-	synced   uint64    // number of completed writes that are durable
+	link     *initiatorSession    // the current session; nil: requests wait
+	end      error                // error of all later requests
+	requests []outstandingRequest // outstanding requests by tag
+	seq      uint64               // sequence number of the next request
+	since    time.Time            // time at which the session was lost
+	written  uint64               // number of completed writes
+	synced   uint64               // number of completed writes that are durable
 	stats    Stats
 	refusal  error // reason for the missing session, for messages
 }
 
-// slot is an outstanding request.
-type slot struct {
+// outstandingRequest is an outstanding request.
+type outstandingRequest struct {
 	busy   bool
 	req    request
 	seq    uint64
@@ -125,9 +125,9 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	}
 	d := &Disk{cfg: cfg, name: rand.Text(), opened: make(chan struct{})}
 	var err error
-	d.att, err = attach.New(core, attach.Config[*link]{
+	d.att, err = attach.New(core, attach.Config[*initiatorSession]{
 		Name: "rblk disk " + cfg.Export, Device: attach.Identity{Name: cfg.Device},
-		Attach: d.attach, Detach: func(_ *ib.Device, l *link) { d.hold(l) }, Lost: d.failAll,
+		Attach: d.attach, Detach: func(_ *ib.Device, l *initiatorSession) { d.holdRequests(l) }, Lost: d.failAll,
 		LossTimeout: max(cfg.Patience, 0), RetryDelay: 20 * time.Millisecond, Logf: cfg.Logf,
 	})
 	if err != nil {
@@ -155,8 +155,8 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 }
 
 // attach creates a session, posts the held requests, and returns when the oldest of them has completed.
-func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*link, error) {
-	if err := d.ended(); err != nil {
+func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*initiatorSession, error) {
+	if err := d.endError(); err != nil {
 		<-ctx.Done() // the disk has ended
 		return nil, err
 	}
@@ -172,11 +172,11 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		}
 		var r *refusal
 		if errors.As(err, &r) && !r.retry && d.requests == nil {
-			d.ready() // no session will follow
+			d.markReady() // no session will follow
 		}
 		return nil, err
 	}
-	oldest := d.resume(l)
+	oldest := d.resumeRequests(l)
 	if oldest < 0 {
 		return l, nil
 	}
@@ -187,7 +187,7 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		return l, nil
 	case <-ctx.Done():
 	}
-	d.hold(l)
+	d.holdRequests(l)
 	err = context.Cause(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -198,10 +198,10 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	return nil, err
 }
 
-// ready makes Open return.
+// markReady makes Open return.
 //
 //verbena:held mu
-func (d *Disk) ready() {
+func (d *Disk) markReady() {
 	select {
 	case <-d.opened:
 	default:
@@ -209,7 +209,7 @@ func (d *Disk) ready() {
 	}
 }
 
-func (d *Disk) ended() error {
+func (d *Disk) endError() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.end
@@ -228,8 +228,8 @@ func (d *Disk) oldestPost() time.Time {
 	return t
 }
 
-// prepare creates the permanent state at the first session.
-func (d *Disk) prepare(w *welcome) error {
+// applyWelcome creates the permanent state at the first session.
+func (d *Disk) applyWelcome(w *welcome) error {
 	if d.requests != nil {
 		if w.Store != d.store {
 			return fmt.Errorf("the export has changed: want store %q, got %q", d.store, w.Store)
@@ -252,7 +252,7 @@ func (d *Disk) prepare(w *welcome) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.store, d.cache, d.size, d.depth, d.maxIO = w.Store, w.Cache, w.Size, w.Depth, w.MaxIO
-	d.requests, d.free = make([]slot, d.depth), make(chan uint16, d.depth)
+	d.requests, d.free = make([]outstandingRequest, d.depth), make(chan uint16, d.depth)
 	for i := range d.requests {
 		d.requests[i].result = make(chan error, 1)
 		d.free <- uint16(i)
@@ -260,9 +260,9 @@ func (d *Disk) prepare(w *welcome) error {
 	return nil
 }
 
-// resume posts the held requests in order, and then allows new requests. The response to the oldest request proves
-// that the link works. The tag oldest is -1 if no requests were held.
-func (d *Disk) resume(l *link) (oldest int) {
+// resumeRequests posts the held requests in order, and then allows new requests. The response to the oldest request
+// proves that the link works. The tag oldest is -1 if no requests were held.
+func (d *Disk) resumeRequests(l *initiatorSession) (oldest int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.stats.Sessions > 0 {
@@ -270,7 +270,7 @@ func (d *Disk) resume(l *link) (oldest int) {
 	}
 	d.stats.Sessions++
 	d.link, d.refusal = l, nil
-	d.ready()
+	d.markReady()
 	var held []int
 	for tag := range d.requests {
 		if d.requests[tag].busy {
@@ -284,13 +284,13 @@ func (d *Disk) resume(l *link) (oldest int) {
 	}
 	for _, tag := range held {
 		d.stats.Replayed++
-		d.post(tag)
+		d.postRequest(tag)
 	}
 	return l.oldest
 }
 
-// hold closes the session. Requests without a response wait for the next session.
-func (d *Disk) hold(l *link) {
+// holdRequests closes the session. Requests without a response wait for the next session.
+func (d *Disk) holdRequests(l *initiatorSession) {
 	d.mu.Lock()
 	d.link, d.since = nil, time.Now()
 	d.mu.Unlock()
@@ -311,7 +311,7 @@ func (d *Disk) finish(why error) {
 	if d.end == nil {
 		d.end = why
 	}
-	d.ready()
+	d.markReady()
 	for tag := range d.requests {
 		if r := &d.requests[tag]; r.busy {
 			d.stats.Failed++
@@ -356,7 +356,7 @@ func (d *Disk) ReadAt(p []byte, off int64) (int, error) {
 	if rest := d.size - off; int64(len(p)) > rest {
 		p, end = p[:rest], io.EOF
 	}
-	n, err := d.split(opRead, p, off)
+	n, err := d.splitOperation(opRead, p, off)
 	if err == nil {
 		err = end
 	}
@@ -369,20 +369,20 @@ func (d *Disk) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > d.size || int64(len(p)) > d.size-off {
 		return 0, fmt.Errorf("write %d bytes at %d: the disk has %d: %w", len(p), off, d.size, syscall.ENOSPC)
 	}
-	return d.split(opWrite, p, off)
+	return d.splitOperation(opWrite, p, off)
 }
 
 // Sync returns when all data written before the call is durable at the target. If data that is not durable is lost
 // with the target's host, the disk ends with ErrUnsynced.
-func (d *Disk) Sync() error { return d.do(opSync, nil, 0) }
+func (d *Disk) Sync() error { return d.doRequest(opSync, nil, 0) }
 
-// split executes a long operation as several requests, concurrently while tags are free.
-func (d *Disk) split(o op, p []byte, off int64) (int, error) {
+// splitOperation executes a long operation as several requests, concurrently while tags are free.
+func (d *Disk) splitOperation(o requestOp, p []byte, off int64) (int, error) {
 	if len(p) <= d.maxIO {
 		if len(p) == 0 {
 			return 0, nil
 		}
-		if err := d.do(o, p, off); err != nil {
+		if err := d.doRequest(o, p, off); err != nil {
 			return 0, err
 		}
 		return len(p), nil
@@ -394,7 +394,7 @@ func (d *Disk) split(o op, p []byte, off int64) (int, error) {
 		limit <- struct{}{}
 		wg.Go(func() {
 			from := i * d.maxIO
-			errs[i] = d.do(o, p[from:min(from+d.maxIO, len(p))], off+int64(from))
+			errs[i] = d.doRequest(o, p[from:min(from+d.maxIO, len(p))], off+int64(from))
 			<-limit
 		})
 	}
@@ -407,8 +407,8 @@ func (d *Disk) split(o op, p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// do executes one request and waits for its response.
-func (d *Disk) do(o op, p []byte, off int64) error {
+// doRequest executes one request and waits for its response.
+func (d *Disk) doRequest(o requestOp, p []byte, off int64) error {
 	tag := <-d.free
 	defer func() { d.free <- tag }()
 	stage := d.data.bytes[int(tag)*d.maxIO:][:len(p)]
@@ -427,7 +427,7 @@ func (d *Disk) do(o op, p []byte, off int64) error {
 		uint64(int(tag)*d.maxIO)}
 	d.seq++
 	if d.link != nil {
-		d.post(int(tag))
+		d.postRequest(int(tag))
 	}
 	d.mu.Unlock()
 	err := <-r.result
@@ -437,17 +437,17 @@ func (d *Disk) do(o op, p []byte, off int64) error {
 	return err
 }
 
-// post sends a request in the current session. If the post fails, the session is lost, and the request is held.
-func (d *Disk) post(tag int) {
+// postRequest sends a request in the current session. If the post fails, the session is lost, and the request is held.
+func (d *Disk) postRequest(tag int) {
 	r := &d.requests[tag]
 	r.since = time.Now()
-	if err := d.link.post(r.req); err != nil {
+	if err := d.link.postRequest(r.req); err != nil {
 		d.link.failed(err)
 	}
 }
 
-// answered completes a request with its response. answered is called in the completion handler.
-func (d *Disk) answered(l *link, a response) error {
+// handleResponse completes a request with its response. handleResponse is called in the completion handler.
+func (d *Disk) handleResponse(l *initiatorSession, a response) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := &d.requests[a.tag]

@@ -26,7 +26,7 @@ import (
 // TestReadWrite writes and reads back data of sizes below, at and above the limit of one request.
 func TestReadWrite(t *testing.T) {
 	store := NewMemory(1 << 20)
-	d := newWorld(t, store).openDefault()
+	d := newTestbed(t, store).openDefault()
 	if d.Size() != 1<<20 {
 		t.Fatalf("size %d", d.Size())
 	}
@@ -51,11 +51,11 @@ func TestReadWrite(t *testing.T) {
 	}
 }
 
-func (w *world) openDefault() *Disk { return w.open(w.config()) }
+func (w *testbed) openDefault() *Disk { return w.openDisk(w.diskConfig()) }
 
 // TestAccessAtEnd checks accesses at the end of a disk, which must behave as in io.ReaderAt and io.WriterAt.
 func TestAccessAtEnd(t *testing.T) {
-	d := newWorld(t, NewMemory(1000)).openDefault()
+	d := newTestbed(t, NewMemory(1000)).openDefault()
 	buf := make([]byte, 100)
 	for _, c := range []struct {
 		off  int64
@@ -77,10 +77,10 @@ func TestAccessAtEnd(t *testing.T) {
 	}
 }
 
-// atEnd is a store that returns io.EOF with the last byte, as an io.ReaderAt may.
-type atEnd struct{ *Memory }
+// eofStore is a store that returns io.EOF with the last byte, as an io.ReaderAt may.
+type eofStore struct{ *Memory }
 
-func (s atEnd) ReadAt(p []byte, off int64) (int, error) {
+func (s eofStore) ReadAt(p []byte, off int64) (int, error) {
 	n, err := s.Memory.ReadAt(p, off)
 	if off+int64(n) == s.Size() {
 		err = io.EOF
@@ -89,23 +89,23 @@ func (s atEnd) ReadAt(p []byte, off int64) (int, error) {
 }
 
 func TestEOFWithLastByte(t *testing.T) {
-	d := newWorld(t, atEnd{NewMemory(4096)}).openDefault()
+	d := newTestbed(t, eofStore{NewMemory(4096)}).openDefault()
 	if n, err := d.ReadAt(make([]byte, 512), 4096-512); n != 512 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 }
 
-// faulty is a store that injects errors and delays.
-type faulty struct {
+// faultyStore is a store that injects errors and delays.
+type faultyStore struct {
 	*Memory
 	err  atomic.Pointer[error]
 	gate chan struct{} // if not nil, writes wait for this channel
 	in   atomic.Int32  // writes in progress
 }
 
-func (f *faulty) fail(err error) { f.err.Store(&err) }
+func (f *faultyStore) injectError(err error) { f.err.Store(&err) }
 
-func (f *faulty) WriteAt(p []byte, off int64) (int, error) {
+func (f *faultyStore) WriteAt(p []byte, off int64) (int, error) {
 	f.in.Add(1)
 	defer f.in.Add(-1)
 	if f.gate != nil {
@@ -119,13 +119,13 @@ func (f *faulty) WriteAt(p []byte, off int64) (int, error) {
 
 // TestStoreErrors checks that an error of the store is returned to the caller, and that the disk continues to work.
 func TestStoreErrors(t *testing.T) {
-	store := &faulty{Memory: NewMemory(4096)}
-	d := newWorld(t, store).openDefault()
+	store := &faultyStore{Memory: NewMemory(4096)}
+	d := newTestbed(t, store).openDefault()
 	for _, c := range []struct{ have, want error }{
 		{syscall.ENOSPC, syscall.ENOSPC}, {syscall.EROFS, syscall.EROFS}, {syscall.EIO, syscall.EIO},
 		{errors.New("worn out"), syscall.EIO}, {nil, nil},
 	} {
-		store.fail(c.have)
+		store.injectError(c.have)
 		if _, err := d.WriteAt([]byte("x"), 0); !errors.Is(err, c.want) {
 			t.Errorf("store says %v, disk %v", c.have, err)
 		}
@@ -135,13 +135,13 @@ func TestStoreErrors(t *testing.T) {
 	}
 }
 
-// syncFails is a store with a failing first Sync. Later calls of Sync succeed, as with fsync.
-type syncFails struct {
+// syncFailStore is a store with a failing first Sync. Later calls of Sync succeed, as with fsync.
+type syncFailStore struct {
 	*Memory
 	failed atomic.Bool
 }
 
-func (s *syncFails) Sync() error {
+func (s *syncFailStore) Sync() error {
 	if s.failed.Swap(true) {
 		return nil
 	}
@@ -150,7 +150,7 @@ func (s *syncFails) Sync() error {
 
 // TestSyncFails checks that every caller of Sync gets an error after written data was lost.
 func TestSyncFails(t *testing.T) {
-	w := newWorld(t, &syncFails{Memory: NewMemory(4096)})
+	w := newTestbed(t, &syncFailStore{Memory: NewMemory(4096)})
 	a, b := w.openDefault(), w.openDefault()
 	for i, d := range []*Disk{a, b, a} {
 		if err := d.Sync(); !errors.Is(err, syscall.EIO) {
@@ -160,15 +160,15 @@ func TestSyncFails(t *testing.T) {
 }
 
 func TestOpenRefused(t *testing.T) {
-	w := newWorld(t, NewMemory(4096))
-	cfg := w.config()
+	w := newTestbed(t, NewMemory(4096))
+	cfg := w.diskConfig()
 	cfg.Export = "other"
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if _, err := Open(ctx, &w.init.core, cfg); err == nil || !strings.Contains(err.Error(), `no export "other"`) {
 		t.Errorf("open of a missing export: %v", err)
 	}
-	cfg = w.config()
+	cfg = w.diskConfig()
 	cfg.Device = "rxe7"
 	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
@@ -178,15 +178,15 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TestPatience checks that requests wait while a device is absent, and fail after DiskConfig.Patience.
-func TestPatience(t *testing.T) {
+// TestRequestsFailAfterPatience checks that requests wait while a device is absent, and fail after DiskConfig.Patience.
+func TestRequestsFailAfterPatience(t *testing.T) {
 	for _, side := range []string{"initiator", "target"} {
 		t.Run(side, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, NewMemory(4096))
-				cfg := w.config()
+				w := newTestbed(t, NewMemory(4096))
+				cfg := w.diskConfig()
 				cfg.Patience = 300 * time.Millisecond
-				d := w.open(cfg)
+				d := w.openDisk(cfg)
 				h := w.init
 				if side == "target" {
 					h = w.targ
@@ -202,7 +202,7 @@ func TestPatience(t *testing.T) {
 					t.Errorf("Stats of a lost disk: got %+v, want 1 session and 2 failures", s)
 				}
 				b := make([]byte, 4)
-				if _, err := w.open(cfg).ReadAt(b, 0); err != nil || string(b) == "lost" {
+				if _, err := w.openDisk(cfg).ReadAt(b, 0); err != nil || string(b) == "lost" {
 					t.Errorf("the same disk, opened again: got %q, %v", b, err)
 				}
 			})
@@ -214,10 +214,10 @@ func TestPatience(t *testing.T) {
 // the data of requests does not arrive.
 func TestPatienceWithoutPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, NewMemory(4096))
-		cfg := w.config()
+		w := newTestbed(t, NewMemory(4096))
+		cfg := w.diskConfig()
 		cfg.Patience = 2 * time.Second
-		d := w.open(cfg)
+		d := w.openDisk(cfg)
 		w.network.SetFilter(func(p *simnet.Packet) bool { return roce.BTH(p.Data).Opcode() != roce.RCRDMAReadResponseOnly })
 		done := make(chan error, 1)
 		go func() {
@@ -235,14 +235,14 @@ func TestPatienceWithoutPath(t *testing.T) {
 	})
 }
 
-// TestHang checks that a session without responses is closed and replaced.
-func TestHang(t *testing.T) {
+// TestHungSessionReplaced checks that a session without responses is closed and replaced.
+func TestHungSessionReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
-		w := newWorld(t, store)
-		cfg := w.config()
+		store := &faultyStore{Memory: NewMemory(4096), gate: make(chan struct{})}
+		w := newTestbed(t, store)
+		cfg := w.diskConfig()
 		cfg.Hang = 100 * time.Millisecond
-		d := w.open(cfg)
+		d := w.openDisk(cfg)
 		done := make(chan error, 1)
 		go func() {
 			_, err := d.WriteAt([]byte("late"), 0)
@@ -256,12 +256,12 @@ func TestHang(t *testing.T) {
 	})
 }
 
-// TestOldSessionFirst checks that a write in progress for the old session ends before the next session begins, so
-// that it cannot overwrite later data.
-func TestOldSessionFirst(t *testing.T) {
+// TestOldSessionWriteEndsFirst checks that a write in progress for the old session ends before the next session begins,
+// so that it cannot overwrite later data.
+func TestOldSessionWriteEndsFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
-		w := newWorld(t, store)
+		store := &faultyStore{Memory: NewMemory(4096), gate: make(chan struct{})}
+		w := newTestbed(t, store)
 		d := w.openDefault()
 		old := make(chan error, 1)
 		go func() {
@@ -291,14 +291,14 @@ func TestOldSessionFirst(t *testing.T) {
 	})
 }
 
-// slowFirst is a store in which the first write waits for gate.
-type slowFirst struct {
+// slowFirstStore is a store in which the first write waits for gate.
+type slowFirstStore struct {
 	*Memory
 	began chan struct{} // capacity 1
 	gate  chan struct{}
 }
 
-func (s *slowFirst) WriteAt(p []byte, off int64) (int, error) {
+func (s *slowFirstStore) WriteAt(p []byte, off int64) (int, error) {
 	select {
 	case s.began <- struct{}{}:
 		<-s.gate
@@ -307,11 +307,11 @@ func (s *slowFirst) WriteAt(p []byte, off int64) (int, error) {
 	return s.Memory.WriteAt(p, off)
 }
 
-// TestDeadInitiatorFirst checks that a write of a dead initiator ends before writes of the next initiator.
-func TestDeadInitiatorFirst(t *testing.T) {
+// TestDeadInitiatorWriteEndsFirst checks that a write of a dead initiator ends before writes of the next initiator.
+func TestDeadInitiatorWriteEndsFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &slowFirst{Memory: NewMemory(4096), began: make(chan struct{}, 1), gate: make(chan struct{})}
-		w := newWorld(t, store)
+		store := &slowFirstStore{Memory: NewMemory(4096), began: make(chan struct{}, 1), gate: make(chan struct{})}
+		w := newTestbed(t, store)
 		dead := w.openDefault()
 		old := make(chan error, 1)
 		go func() {
@@ -335,8 +335,8 @@ func TestDeadInitiatorFirst(t *testing.T) {
 	})
 }
 
-// soak reads and writes at random while faults occur, and checks each read.
-func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
+// soakDisk reads and writes at random while faults occur, and checks each read.
+func soakDisk(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 	const block = 512
 	var total atomic.Int64
 	var wg sync.WaitGroup
@@ -387,25 +387,25 @@ func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 	return total.Load()
 }
 
-// TestResets makes the device of each side fail a hundred times, in every way and at random moments. No data may be
-// lost or corrupted, and no user may get an error.
-func TestResets(t *testing.T) {
+// TestDeviceResetsDuringIO makes the device of each side fail a hundred times, in every way and at random moments. No
+// data may be lost or corrupted, and no user may get an error.
+func TestDeviceResetsDuringIO(t *testing.T) {
 	failures := 100
 	if testing.Short() {
 		failures = 14
 	}
-	w := newWorld(t, NewMemory(1<<20))
-	w.t = quietly{t}
+	w := newTestbed(t, NewMemory(1<<20))
+	w.t = quietTB{t}
 	d := w.openDefault()
 	stop := make(chan struct{})
 	done := make(chan int64)
-	go func() { done <- soak(t, d, 8, stop) }()
+	go func() { done <- soakDisk(t, d, 8, stop) }()
 	rng := rand.New(rand.NewPCG(3, 4))
-	ways := slices.Sorted(maps.Keys(breakdowns))
+	ways := slices.Sorted(maps.Keys(deviceFailures))
 	for i := range failures {
 		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
 		h := []*host{w.init, w.targ}[rng.IntN(2)]
-		breakdowns[ways[i%len(ways)]](h, time.Duration(rng.IntN(5))*time.Millisecond)
+		deviceFailures[ways[i%len(ways)]](h, time.Duration(rng.IntN(5))*time.Millisecond)
 	}
 	close(stop)
 	ios := <-done
@@ -416,7 +416,7 @@ func TestResets(t *testing.T) {
 	}
 }
 
-// quietly disables logging.
-type quietly struct{ testing.TB }
+// quietTB disables logging.
+type quietTB struct{ testing.TB }
 
-func (quietly) Logf(string, ...any) {}
+func (quietTB) Logf(string, ...any) {}

@@ -65,16 +65,16 @@ func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), 
 		return nil, err
 	}
 	for _, m := range mem {
-		mr, err := e.register(m)
+		mr, err := e.registerMemory(m)
 		if err != nil {
 			return nil, err
 		}
 		e.mrs = append(e.mrs, mr)
 	}
-	if e.talk, err = newMemory(2*helloLen, ib.AccessLocalWrite); err != nil {
+	if e.talk, err = newMemory(2*maxHandshakeLen, ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if e.said, err = e.register(e.talk); err != nil {
+	if e.said, err = e.registerMemory(e.talk); err != nil {
 		return nil, err
 	}
 	if e.cq, err = completion.New(dev, completion.Init{Entries: sendQueue + recvQueue + 3,
@@ -91,28 +91,29 @@ func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), 
 	return e, nil
 }
 
-func (e *endpoint) register(m *memory) (*ib.MR, error) {
+func (e *endpoint) registerMemory(m *memory) (*ib.MR, error) {
 	return e.pd.RegMR(ib.MRInit{Space: m.space, Addr: m.addr, Length: uint64(len(m.bytes)), Access: m.access})
 }
 
-// listen posts the receive for the peer's login or welcome. This receive must be the first receive.
-func (e *endpoint) listen() error {
-	return e.recv(ib.RecvWR{ID: ofHello, SGList: []ib.SGE{{Addr: e.talk.addr + helloLen, Length: helloLen,
-		LKey: e.said.LKey()}}})
+// postLoginReceive posts the receive for the peer's login or welcome. This receive must be the first receive.
+func (e *endpoint) postLoginReceive() error {
+	return e.postRecv(ib.RecvWR{ID: ofHello, SGList: []ib.SGE{{Addr: e.talk.addr + maxHandshakeLen,
+		Length: maxHandshakeLen,
+		LKey:   e.said.LKey()}}})
 }
 
-// receivedTalk returns the received login or welcome.
-func (e *endpoint) receivedTalk(wc *ib.WC) []byte {
-	return bytes.Clone(e.talk.bytes[helloLen:][:min(wc.ByteLen, helloLen)])
+// receivedHandshake returns the received login or welcome.
+func (e *endpoint) receivedHandshake(wc *ib.WC) []byte {
+	return bytes.Clone(e.talk.bytes[maxHandshakeLen:][:min(wc.ByteLen, maxHandshakeLen)])
 }
 
-// sendTalk sends a login or a welcome. It may be called once.
-func (e *endpoint) sendTalk(v any) error {
+// sendHandshake sends a login or a welcome. It may be called once.
+func (e *endpoint) sendHandshake(v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	if len(b) > helloLen {
+	if len(b) > maxHandshakeLen {
 		return fmt.Errorf("a message of %d bytes: %w", len(b), syscall.EMSGSIZE)
 	}
 	copy(e.talk.bytes, b)
@@ -128,14 +129,14 @@ func (e *endpoint) isClosed() bool {
 	return e.closed
 }
 
-var errEnded = errors.New("the session has ended")
+var errSessionEnded = errors.New("the session has ended")
 
 // send posts work requests. Any thread may call it, also after the end of the session.
 func (e *endpoint) send(wrs ...ib.SendWR) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
-		return errEnded
+		return errSessionEnded
 	}
 	for _, wr := range wrs {
 		done := e.done
@@ -153,9 +154,9 @@ func (e *endpoint) send(wrs ...ib.SendWR) error {
 	return nil
 }
 
-// probe sends an RDMA WRITE of zero bytes to the peer, unless a probe is in flight. If the probe is lost, the queue
+// probePeer sends an RDMA WRITE of zero bytes to the peer, unless a probe is in flight. If the probe is lost, the queue
 // pair fails, as after any other work request. Any thread may call probe.
-func (e *endpoint) probe() error {
+func (e *endpoint) probePeer() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed || e.probing {
@@ -171,11 +172,11 @@ func (e *endpoint) probe() error {
 	return err
 }
 
-func (e *endpoint) recv(wr ib.RecvWR) error {
+func (e *endpoint) postRecv(wr ib.RecvWR) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
-		return errEnded
+		return errSessionEnded
 	}
 	return e.qp.PostRecv(wr, e.done)
 }

@@ -11,8 +11,8 @@ import (
 	"verbena/rdmacm"
 )
 
-// link is the initiator's side of a session.
-type link struct {
+// initiatorSession is the initiator's side of a session.
+type initiatorSession struct {
 	disk   *Disk
 	ep     *endpoint
 	conn   *rdmacm.Conn
@@ -25,8 +25,8 @@ type link struct {
 	proved chan struct{} // closed by that response
 }
 
-// loginTime limits one attempt to log in.
-const loginTime = 10 * time.Second
+// loginTimeout limits one attempt to log in.
+const loginTimeout = 10 * time.Second
 
 const (
 	// number of RDMA READs that the target may have in flight
@@ -38,10 +38,10 @@ const (
 )
 
 // login creates a session on a device. After an error login has destroyed all objects.
-func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_ *link, err error) {
-	ctx, cancel := context.WithTimeout(ctx, loginTime)
+func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_ *initiatorSession, err error) {
+	ctx, cancel := context.WithTimeout(ctx, loginTimeout)
 	defer cancel()
-	l := &link{disk: d, failed: failed, hello: make(chan []byte, 1), watch: make(chan struct{}),
+	l := &initiatorSession{disk: d, failed: failed, hello: make(chan []byte, 1), watch: make(chan struct{}),
 		proved: make(chan struct{})}
 	defer func() {
 		if err != nil {
@@ -67,18 +67,21 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	if l.ctl, err = newMemory(depth*(requestLen+responseLen), ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if l.ep, err = newEndpoint(dev, 4*depth, depth, l.handle, func(e ib.EventType) { failed(fmt.Errorf("%v", e)) }, l.ctl,
+	if l.ep, err = newEndpoint(dev, 4*depth, depth, l.handleCompletion, func(e ib.EventType) {
+		failed(fmt.Errorf("%v",
+			e))
+	}, l.ctl,
 		d.data); err != nil {
 		return nil, err
 	}
 	if err = l.conn.Init(l.ep.qp.QP); err != nil {
 		return nil, err
 	}
-	if err = l.ep.listen(); err != nil {
+	if err = l.ep.postLoginReceive(); err != nil {
 		return nil, err
 	}
 	for slot := range depth {
-		if err = l.receive(slot); err != nil {
+		if err = l.postReceive(slot); err != nil {
 			return nil, err
 		}
 	}
@@ -93,7 +96,7 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 		return nil, err
 	}
 	d.epoch++
-	if err = l.ep.sendTalk(login{Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export}); err != nil {
+	if err = l.ep.sendHandshake(login{Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export}); err != nil {
 		return nil, err
 	}
 	var w welcome
@@ -111,16 +114,16 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	if w.Refused != "" {
 		return nil, &refusal{w.Refused, w.Retry}
 	}
-	if err = d.prepare(&w); err != nil {
+	if err = d.applyWelcome(&w); err != nil {
 		return nil, err
 	}
-	go l.guard()
+	go l.watchConnection()
 	return l, nil
 }
 
-// guard waits for the end of the connection. guard detects requests without a response. If no requests are
-// outstanding, it detects a dead target by probes.
-func (l *link) guard() {
+// watchConnection waits for the end of the connection. watchConnection detects requests without a response. If no
+// requests are outstanding, it detects a dead target by probes.
+func (l *initiatorSession) watchConnection() {
 	defer close(l.watch)
 	hang := l.disk.cfg.Hang
 	tick := time.NewTicker(max(hang/4, time.Millisecond))
@@ -134,7 +137,7 @@ func (l *link) guard() {
 		}
 		since := l.disk.oldestPost()
 		if since.IsZero() {
-			if err := l.ep.probe(); err != nil {
+			if err := l.ep.probePeer(); err != nil {
 				l.failed(err)
 			}
 		} else if time.Since(since) >= hang {
@@ -144,52 +147,54 @@ func (l *link) guard() {
 }
 
 // close destroys the session. Once it has returned, the peer cannot write to the disk's memory.
-func (l *link) close() {
+func (l *initiatorSession) close() {
 	l.ep.close()
 	l.conn.Close()
 	<-l.watch
 }
 
-func (l *link) responseAt(slot int) int { return l.disk.cfg.Depth*requestLen + slot*responseLen }
+func (l *initiatorSession) responseOffset(slot int) int {
+	return l.disk.cfg.Depth*requestLen + slot*responseLen
+}
 
-func (l *link) receive(slot int) error {
-	return l.ep.recv(ib.RecvWR{ID: ofRecv | uint64(slot), SGList: []ib.SGE{{
-		Addr: l.ctl.addr + uint64(l.responseAt(slot)), Length: responseLen, LKey: l.ep.mrs[0].LKey(),
+func (l *initiatorSession) postReceive(slot int) error {
+	return l.ep.postRecv(ib.RecvWR{ID: ofRecv | uint64(slot), SGList: []ib.SGE{{
+		Addr: l.ctl.addr + uint64(l.responseOffset(slot)), Length: responseLen, LKey: l.ep.mrs[0].LKey(),
 	}}})
 }
 
-// post sends a request. post does not sleep.
-func (l *link) post(r request) error {
+// postRequest sends a request. postRequest does not sleep.
+func (l *initiatorSession) postRequest(r request) error {
 	r.rkey = l.ep.mrs[1].RKey()
 	off := int(r.tag) * requestLen
-	r.put(l.ctl.bytes[off:])
+	r.encodeTo(l.ctl.bytes[off:])
 	return l.ep.send(ib.SendWR{
 		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
 		SGList: []ib.SGE{{Addr: l.ctl.addr + uint64(off), Length: requestLen, LKey: l.ep.mrs[0].LKey()}},
 	})
 }
 
-// handle is called for each completion, so it may not sleep.
-func (l *link) handle(wc *ib.WC) {
+// handleCompletion is called for each completion, so it may not sleep.
+func (l *initiatorSession) handleCompletion(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
 		l.failed(fmt.Errorf("completion: %v", wc.Status))
 		return
 	}
 	switch wc.ID &^ 0xffffffff {
 	case ofHello:
-		l.hello <- l.ep.receivedTalk(wc) // the buffered channel has room for this only response
+		l.hello <- l.ep.receivedHandshake(wc) // the buffered channel has room for this only response
 		return
 	case ofRecv:
 	default:
 		return
 	}
 	slot := int(uint32(wc.ID))
-	a, err := parseResponse(l.ctl.bytes[l.responseAt(slot):][:min(wc.ByteLen, responseLen)], l.disk.depth)
+	a, err := parseResponse(l.ctl.bytes[l.responseOffset(slot):][:min(wc.ByteLen, responseLen)], l.disk.depth)
 	if err == nil {
-		err = l.receive(slot)
+		err = l.postReceive(slot)
 	}
 	if err == nil {
-		err = l.disk.answered(l, a)
+		err = l.disk.handleResponse(l, a)
 	}
 	if err != nil {
 		l.failed(err)

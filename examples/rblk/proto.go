@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// version is the common version of offer, login, request and response.
-const version = 2
+// protocolVersion is the common version of offer, login, request and response.
+const protocolVersion = 2
 
 // offer is the private data of an initiator's connection request, offerLen bytes, big-endian:
 //
@@ -25,7 +25,7 @@ const (
 )
 
 func (o offer) bytes() []byte {
-	b := binary.BigEndian.AppendUint32(append([]byte(offerMagic), 0, version, 0, 0), uint32(o.depth))
+	b := binary.BigEndian.AppendUint32(append([]byte(offerMagic), 0, protocolVersion, 0, 0), uint32(o.depth))
 	return binary.BigEndian.AppendUint32(b, uint32(o.maxIO))
 }
 
@@ -34,8 +34,8 @@ func parseOffer(b []byte) (offer, error) {
 	if len(b) < offerLen || string(b[:4]) != offerMagic {
 		return offer{}, errors.New("the offer is not from a disk")
 	}
-	if v := binary.BigEndian.Uint16(b[4:]); v != version {
-		return offer{}, fmt.Errorf("offer has version %d, want %d", v, version)
+	if v := binary.BigEndian.Uint16(b[4:]); v != protocolVersion {
+		return offer{}, fmt.Errorf("offer has version %d, want %d", v, protocolVersion)
 	}
 	depth, maxIO := binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
 	if depth < 1 || maxIO < 512 {
@@ -93,18 +93,18 @@ type welcome struct {
 	MaxIO   int    `json:"max_io"`
 }
 
-// helloLen limits the length of a login or a welcome.
-const helloLen = 4096
+// maxHandshakeLen limits the length of a login or a welcome.
+const maxHandshakeLen = 4096
 
-type op uint8
+type requestOp uint8
 
 const (
-	opRead op = 1 + iota
+	opRead requestOp = 1 + iota
 	opWrite
 	opSync
 )
 
-func (o op) String() string {
+func (o requestOp) String() string {
 	switch o {
 	case opRead:
 		return "read"
@@ -120,7 +120,7 @@ func (o op) String() string {
 //
 //	0 op   1 zero   2 tag (2)   4 length (4)   8 offset (8)   16 address (8)   24 rkey (4)   28 zero (4)
 type request struct {
-	op     op
+	op     requestOp
 	tag    uint16
 	length uint32
 	offset uint64
@@ -130,7 +130,7 @@ type request struct {
 
 const requestLen = 32
 
-func (r request) put(b []byte) {
+func (r request) encodeTo(b []byte) {
 	clear(b[:requestLen])
 	b[0] = byte(r.op)
 	binary.BigEndian.PutUint16(b[2:], r.tag)
@@ -146,7 +146,7 @@ func parseRequest(b []byte, depth, maxIO int) (request, error) {
 		return request{}, fmt.Errorf("request of %d bytes, want %d", len(b), requestLen)
 	}
 	r := request{
-		op: op(b[0]), tag: binary.BigEndian.Uint16(b[2:]), length: binary.BigEndian.Uint32(b[4:]),
+		op: requestOp(b[0]), tag: binary.BigEndian.Uint16(b[2:]), length: binary.BigEndian.Uint32(b[4:]),
 		offset: binary.BigEndian.Uint64(b[8:]), addr: binary.BigEndian.Uint64(b[16:]), rkey: binary.BigEndian.Uint32(b[24:]),
 	}
 	switch {
@@ -209,7 +209,7 @@ type response struct {
 
 const responseLen = 8
 
-func (r response) put(b []byte) {
+func (r response) encodeTo(b []byte) {
 	clear(b[:responseLen])
 	binary.BigEndian.PutUint16(b, r.tag)
 	binary.BigEndian.PutUint16(b[2:], uint16(r.status))

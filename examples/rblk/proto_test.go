@@ -24,7 +24,7 @@ func TestParseRequest(t *testing.T) {
 		{"a sync of something", func(b []byte) []byte { b[0] = byte(opSync); return b }, "sync with a length"},
 	} {
 		b := make([]byte, requestLen)
-		good.put(b)
+		good.encodeTo(b)
 		r, err := parseRequest(c.spoil(b), 4, 4096)
 		switch {
 		case c.says == "" && (err != nil || r != good):
@@ -38,7 +38,7 @@ func TestParseRequest(t *testing.T) {
 func TestParseResponse(t *testing.T) {
 	b := make([]byte, responseLen)
 	want := response{tag: 7, status: statusNoSpace}
-	want.put(b)
+	want.encodeTo(b)
 	if r, err := parseResponse(b, 8); r != want || err != nil {
 		t.Errorf("parseResponse: got %+v, %v, want the encoded response", r, err)
 	}
@@ -50,7 +50,7 @@ func TestParseResponse(t *testing.T) {
 	}
 }
 
-func TestStatus(t *testing.T) {
+func TestStatusErrno(t *testing.T) {
 	for s := statusOK; s < 100; s++ {
 		err := s.err()
 		if got := statusOf(err); s <= statusReadOnly && got != s || s > statusReadOnly && got != statusIO {
@@ -62,16 +62,16 @@ func TestStatus(t *testing.T) {
 // FuzzParse checks that accepted input is within the negotiated limits, and that encoding it gives the same bytes.
 func FuzzParse(f *testing.F) {
 	b := make([]byte, requestLen)
-	request{op: opRead, tag: 1, length: 512, addr: 1, rkey: 2}.put(b)
+	request{op: opRead, tag: 1, length: 512, addr: 1, rkey: 2}.encodeTo(b)
 	f.Add(b)
-	response{tag: 1}.put(b)
+	response{tag: 1}.encodeTo(b)
 	f.Add(b[:responseLen])
 	f.Add(offer{16, 4096}.bytes())
 	f.Add((&refusal{"no", true}).bytes())
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if r, err := parseRequest(in, 16, 4096); err == nil {
 			out := make([]byte, requestLen)
-			if r.put(out); string(out) != string(in) || r.tag >= 16 || r.length > 4096 {
+			if r.encodeTo(out); string(out) != string(in) || r.tag >= 16 || r.length > 4096 {
 				t.Errorf("%x is taken for %+v", in, r)
 			}
 		}
@@ -84,7 +84,7 @@ func FuzzParse(f *testing.F) {
 		}
 		if r, err := parseResponse(in, 16); err == nil {
 			out := make([]byte, responseLen)
-			if r.put(out); string(out) != string(in) || r.tag >= 16 {
+			if r.encodeTo(out); string(out) != string(in) || r.tag >= 16 {
 				t.Errorf("%x is taken for %+v", in, r)
 			}
 		}

@@ -12,12 +12,12 @@ import (
 	"verbena/rdmacm"
 )
 
-// session is the target's side of a connection. The first message of a session is a login. A request uses a slot
+// targetSession is the target's side of a connection. The first message of a session is a login. A request uses a slot
 // from its arrival to its response. The tag of the request identifies the slot:
 //
 //	free -> fetching (RDMA READ, of a write) -> storing (a worker) -> free, response posted
 //	  +------------- (read, sync) ------------------^
-type session struct {
+type targetSession struct {
 	dev   *ib.Device
 	depth int
 	maxIO int
@@ -29,9 +29,9 @@ type session struct {
 	data   *memory       // maxIO bytes for each tag
 	slots  []requestSlot
 
-	hello chan []byte            // receive buffer of the login
-	store atomic.Pointer[export] // nil before the login
-	epoch uint64                 // sequence number of the login
+	hello chan []byte                   // receive buffer of the login
+	store atomic.Pointer[exportedStore] // nil before the login
+	epoch uint64                        // sequence number of the login
 
 	work    chan uint16 // tags of requests for the workers; never full
 	workers sync.WaitGroup
@@ -58,8 +58,8 @@ const (
 	ofHello
 )
 
-func newSession(dev *ib.Device, depth, maxIO int) *session {
-	return &session{
+func newSession(dev *ib.Device, depth, maxIO int) *targetSession {
+	return &targetSession{
 		dev: dev, depth: depth, maxIO: maxIO, opened: make(chan struct{}), slots: make([]requestSlot, depth),
 		hello: make(chan []byte, 1),
 		work:  make(chan uint16, depth), over: make(chan struct{}), lost: make(chan struct{}),
@@ -67,7 +67,7 @@ func newSession(dev *ib.Device, depth, maxIO int) *session {
 }
 
 // open creates the objects of the session, and accepts the connection. The method end destroys them.
-func (s *session) open(r *rdmacm.Request, workers int) (err error) {
+func (s *targetSession) open(r *rdmacm.Request, workers int) (err error) {
 	defer close(s.opened)
 	if s.ctl, err = newMemory((s.depth+1)*requestLen+s.depth*responseLen, ib.AccessLocalWrite); err != nil {
 		return err
@@ -77,7 +77,7 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	}
 	// A slot may be reused once its response is posted, before the response has completed. The queue therefore has
 	// twice the entries.
-	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle,
+	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handleCompletion,
 		func(e ib.EventType) { s.startEnd(fmt.Errorf("%v", e)) },
 		s.ctl, s.data); err != nil {
 		return err
@@ -85,11 +85,11 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	if err = r.Init(s.ep.qp.QP); err != nil {
 		return err
 	}
-	if err = s.ep.listen(); err != nil {
+	if err = s.ep.postLoginReceive(); err != nil {
 		return err
 	}
 	for i := range s.depth + 1 {
-		if err = s.receive(i); err != nil {
+		if err = s.postReceive(i); err != nil {
 			return err
 		}
 	}
@@ -98,13 +98,13 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 		return err
 	}
 	for range workers {
-		s.workers.Go(s.serve)
+		s.workers.Go(s.serveRequests)
 	}
 	return nil
 }
 
 // startEnd starts the end of the session for a reason. lose does not sleep.
-func (s *session) startEnd(why error) {
+func (s *targetSession) startEnd(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.why == nil {
@@ -113,14 +113,14 @@ func (s *session) startEnd(why error) {
 	}
 }
 
-func (s *session) reason() error {
+func (s *targetSession) endReason() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.why
 }
 
 // end returns when the session no longer uses the device or the store. Several goroutines may call end.
-func (s *session) end(why error) {
+func (s *targetSession) end(why error) {
 	s.startEnd(why)
 	if s.ending.Swap(true) {
 		<-s.over
@@ -139,7 +139,7 @@ func (s *session) end(why error) {
 }
 
 // login returns the first message of the session.
-func (s *session) login(within time.Duration) (*login, error) {
+func (s *targetSession) login(within time.Duration) (*login, error) {
 	late := time.NewTimer(within)
 	defer late.Stop()
 	select {
@@ -152,12 +152,13 @@ func (s *session) login(within time.Duration) (*login, error) {
 	case <-s.conn.Done():
 		return nil, s.conn.Err()
 	case <-s.lost:
-		return nil, s.reason()
+		return nil, s.endReason()
 	}
 }
 
-// watch waits for the end of the session. watch probes the peer, which may have ended without a message.
-func (s *session) watch(probe time.Duration) {
+// watchConnection waits for the end of the session. watchConnection probes the peer, which may have ended without a
+// message.
+func (s *targetSession) watchConnection(probe time.Duration) {
 	tick := time.NewTicker(probe)
 	defer tick.Stop()
 	for {
@@ -168,31 +169,35 @@ func (s *session) watch(probe time.Duration) {
 		case <-s.lost:
 			return
 		case <-tick.C:
-			if err := s.ep.probe(); err != nil {
+			if err := s.ep.probePeer(); err != nil {
 				s.startEnd(err)
 			}
 		}
 	}
 }
 
-func (s *session) request(slot int) []byte { return s.ctl.bytes[slot*requestLen:][:requestLen] }
+func (s *targetSession) requestBytes(slot int) []byte {
+	return s.ctl.bytes[slot*requestLen:][:requestLen]
+}
 
-// receive posts a slot to the receive queue.
-func (s *session) receive(slot int) error {
-	return s.ep.recv(ib.RecvWR{ID: ofRecv | uint64(slot), SGList: []ib.SGE{{
+// postReceive posts a slot to the receive queue.
+func (s *targetSession) postReceive(slot int) error {
+	return s.ep.postRecv(ib.RecvWR{ID: ofRecv | uint64(slot), SGList: []ib.SGE{{
 		Addr: s.ctl.addr + uint64(slot*requestLen), Length: requestLen, LKey: s.ep.mrs[0].LKey(),
 	}}})
 }
 
-// dataOf returns a slot's part of the data memory.
-func (s *session) dataOf(tag uint16, n uint32) []byte { return s.data.bytes[int(tag)*s.maxIO:][:n] }
+// slotData returns a slot's part of the data memory.
+func (s *targetSession) slotData(tag uint16, n uint32) []byte {
+	return s.data.bytes[int(tag)*s.maxIO:][:n]
+}
 
-func (s *session) pieceSGL(tag uint16, n uint32) []ib.SGE {
+func (s *targetSession) slotSGL(tag uint16, n uint32) []ib.SGE {
 	return []ib.SGE{{Addr: s.data.addr + uint64(int(tag)*s.maxIO), Length: n, LKey: s.ep.mrs[1].LKey()}}
 }
 
-// handle is called for each completion, so it may not sleep.
-func (s *session) handle(wc *ib.WC) {
+// handleCompletion is called for each completion, so it may not sleep.
+func (s *targetSession) handleCompletion(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
 		s.startEnd(fmt.Errorf("completion: %v", wc.Status))
 		return
@@ -200,20 +205,20 @@ func (s *session) handle(wc *ib.WC) {
 	var err error
 	switch low := uint32(wc.ID); wc.ID &^ 0xffffffff {
 	case ofRecv:
-		err = s.arrived(int(low), wc.ByteLen)
+		err = s.handleRequest(int(low), wc.ByteLen)
 	case ofFetch:
 		s.work <- uint16(low)
 	case ofHello:
-		s.hello <- s.ep.receivedTalk(wc) // the buffered channel has room for this only login
+		s.hello <- s.ep.receivedHandshake(wc) // the buffered channel has room for this only login
 	}
 	if err != nil {
 		s.startEnd(err)
 	}
 }
 
-// arrived starts a received request.
-func (s *session) arrived(slot int, n uint32) error {
-	r, err := parseRequest(s.request(slot)[:min(n, requestLen)], s.depth, s.maxIO)
+// handleRequest starts a received request.
+func (s *targetSession) handleRequest(slot int, n uint32) error {
+	r, err := parseRequest(s.requestBytes(slot)[:min(n, requestLen)], s.depth, s.maxIO)
 	if err != nil {
 		return err
 	}
@@ -226,7 +231,7 @@ func (s *session) arrived(slot int, n uint32) error {
 		return fmt.Errorf("request with tag %d, which is in use", r.tag)
 	}
 	p.req = r
-	if err := s.receive(slot); err != nil {
+	if err := s.postReceive(slot); err != nil {
 		return err
 	}
 	if size := uint64(store.Size()); r.offset > size || uint64(r.length) > size-r.offset {
@@ -237,13 +242,13 @@ func (s *session) arrived(slot int, n uint32) error {
 		return nil
 	}
 	return s.ep.send(ib.SendWR{
-		ID: ofFetch | uint64(r.tag), Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: s.pieceSGL(r.tag, r.length),
+		ID: ofFetch | uint64(r.tag), Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: s.slotSGL(r.tag, r.length),
 		RemoteAddr: r.addr, RKey: r.rkey,
 	})
 }
 
-// serve is a worker that executes requests. It may sleep.
-func (s *session) serve() {
+// serveRequests is a worker that executes requests. It may sleep.
+func (s *targetSession) serveRequests() {
 	for tag := range s.work {
 		if s.ending.Load() {
 			continue
@@ -251,11 +256,11 @@ func (s *session) serve() {
 		store, p := s.store.Load(), &s.slots[tag]
 		r := p.req
 		var err error
-		switch data := s.dataOf(tag, r.length); r.op {
+		switch data := s.slotData(tag, r.length); r.op {
 		case opRead:
 			var n int
 			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // ReadAt may return io.EOF with complete data
-				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr,
+				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.slotSGL(tag, r.length), RemoteAddr: r.addr,
 					RKey: r.rkey})
 				if err != nil {
 					s.startEnd(err)
@@ -275,9 +280,9 @@ func (s *session) serve() {
 
 // respond frees the request slot, and sends the response to the initiator. The data arrives before the response,
 // because a queue pair keeps the order.
-func (s *session) respond(tag uint16, st status) error {
+func (s *targetSession) respond(tag uint16, st status) error {
 	off := (s.depth+1)*requestLen + int(tag)*responseLen
-	response{tag, st}.put(s.ctl.bytes[off:])
+	response{tag, st}.encodeTo(s.ctl.bytes[off:])
 	s.slots[tag].busy.Store(false)
 	return s.ep.send(ib.SendWR{
 		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,

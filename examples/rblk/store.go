@@ -53,16 +53,16 @@ func idOf(s Store) string {
 	return ""
 }
 
-// export is a Store in which Sync fails permanently after one failure. A later caller must not get success. The
+// exportedStore is a Store in which Sync fails permanently after one failure. A later caller must not get success. The
 // caller may be another initiator, or the same initiator after a reset has lost the response.
-type export struct {
+type exportedStore struct {
 	Store
 
 	mu     sync.Mutex // held during Sync, so that concurrent callers also get the error
 	failed error
 }
 
-func (e *export) Sync() error {
+func (e *exportedStore) Sync() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.failed == nil {
@@ -71,8 +71,8 @@ func (e *export) Sync() error {
 	return e.failed
 }
 
-// file is a Store in a file or a block device.
-type file struct {
+// fileStore is a Store in a file or a block device.
+type fileStore struct {
 	*os.File
 	size int64
 	id   string
@@ -99,7 +99,7 @@ func OpenFile(path string) (interface {
 		f.Close()
 		return nil, err
 	}
-	return &file{f, size, fileID(f)}, nil
+	return &fileStore{f, size, fileID(f)}, nil
 }
 
 // fileID returns an ID that distinguishes a file from a later file of the same name, even with the same inode
@@ -114,12 +114,12 @@ func fileID(f *os.File) string {
 	return fmt.Sprintf("inode %d of %d.%09d", st.Ino, st.Btime.Sec, st.Btime.Nsec)
 }
 
-func (f *file) Size() int64 { return f.size }
+func (f *fileStore) Size() int64 { return f.size }
 
-func (f *file) ID() string { return f.id }
+func (f *fileStore) ID() string { return f.id }
 
 // Cache returns the boot ID of the kernel, because the page cache holds the unsynced data. (random(4), boot_id)
-func (f *file) Cache() string {
+func (f *fileStore) Cache() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""

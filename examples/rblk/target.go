@@ -39,7 +39,7 @@ type TargetConfig struct {
 // sessions end, as in any orderly shutdown. Initiators log in again when it, or another device, is available.
 type Target struct {
 	cfg     TargetConfig
-	exports map[string]*export
+	exports map[string]*exportedStore
 	core    *ib.Core
 	client  *ib.Client
 
@@ -48,8 +48,8 @@ type Target struct {
 	devices    []*ib.Device // registered devices
 	initiators map[string]*initiator
 	listeners  map[*rdmacm.Listener]bool
-	sessions   map[*session]bool // includes sessions before their login
-	serving    sync.WaitGroup    // counts sessions
+	sessions   map[*targetSession]bool // includes sessions before their login
+	serving    sync.WaitGroup          // counts sessions
 }
 
 // initiator is the target's state of an initiator. An initiator exists while it has a login or a session.
@@ -58,7 +58,7 @@ type initiator struct {
 
 	//verbena:program only goroutines that serve one initiator lock it; held during a login, which sleeps
 	mu      sync.Mutex
-	session *session
+	session *targetSession
 }
 
 // NewTarget returns a target on the devices of core. The target accepts connections once Serve is called. The caller
@@ -83,18 +83,18 @@ func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 		cfg.Logf = func(string, ...any) {}
 	}
 	t := &Target{
-		cfg: cfg, exports: map[string]*export{}, core: core, initiators: map[string]*initiator{},
+		cfg: cfg, exports: map[string]*exportedStore{}, core: core, initiators: map[string]*initiator{},
 		listeners: map[*rdmacm.Listener]bool{},
-		sessions:  map[*session]bool{},
+		sessions:  map[*targetSession]bool{},
 	}
 	for name, store := range cfg.Exports {
-		t.exports[name] = &export{Store: store}
+		t.exports[name] = &exportedStore{Store: store}
 	}
-	t.client = &ib.Client{Name: "rblk-target", Add: t.add, Remove: t.remove}
+	t.client = &ib.Client{Name: "rblk-target", Add: t.addDevice, Remove: t.removeDevice}
 	return t, core.RegisterClient(t.client)
 }
 
-func (t *Target) add(d *ib.Device) (any, error) {
+func (t *Target) addDevice(d *ib.Device) (any, error) {
 	if t.cfg.Device != "" && d.Name() != t.cfg.Device {
 		return nil, nil
 	}
@@ -104,11 +104,11 @@ func (t *Target) add(d *ib.Device) (any, error) {
 	return nil, nil
 }
 
-// remove ends the sessions of a device, including those before their login.
-func (t *Target) remove(d *ib.Device, _ any) {
+// removeDevice ends the sessions of a device, including those before their login.
+func (t *Target) removeDevice(d *ib.Device, _ any) {
 	t.mu.Lock()
 	t.devices = slices.DeleteFunc(t.devices, func(o *ib.Device) bool { return o == d })
-	var gone []*session
+	var gone []*targetSession
 	for s := range t.sessions {
 		if s.dev == d {
 			gone = append(gone, s)
@@ -149,12 +149,12 @@ func (t *Target) Serve(l *rdmacm.Listener) error {
 		}
 		s, err := t.admit(r)
 		if err != nil {
-			t.refuse(r, err)
+			t.refuseRequest(r, err)
 			continue
 		}
 		go func() {
 			defer t.serving.Done()
-			t.serve(s, r)
+			t.serveSession(s, r)
 			t.mu.Lock()
 			delete(t.sessions, s)
 			t.mu.Unlock()
@@ -162,14 +162,14 @@ func (t *Target) Serve(l *rdmacm.Listener) error {
 	}
 }
 
-// refuse rejects a request with a reason.
-func (t *Target) refuse(r *rdmacm.Request, why error) {
+// refuseRequest rejects a request with a reason.
+func (t *Target) refuseRequest(r *rdmacm.Request, why error) {
 	t.cfg.Logf("rblk target: connection from %v: %v", r.RemoteAddr(), why)
-	r.Reject((&refusal{why.Error(), errors.Is(why, errLater)}).bytes())
+	r.Reject((&refusal{why.Error(), errors.Is(why, errTemporary)}).bytes())
 }
 
 // admit creates a session for a connection request. The session is not open yet.
-func (t *Target) admit(r *rdmacm.Request) (*session, error) {
+func (t *Target) admit(r *rdmacm.Request) (*targetSession, error) {
 	o, err := parseOffer(r.Data)
 	if err != nil {
 		return nil, err
@@ -180,11 +180,11 @@ func (t *Target) admit(r *rdmacm.Request) (*session, error) {
 	i := slices.IndexFunc(t.devices, func(d *ib.Device) bool { return d.Same(at) })
 	switch {
 	case t.closed:
-		return nil, fmt.Errorf("%w: the target ends", errLater)
+		return nil, fmt.Errorf("%w: the target ends", errTemporary)
 	case i < 0:
-		return nil, fmt.Errorf("%w: the device is not in use, or is being removed", errLater)
+		return nil, fmt.Errorf("%w: the device is not in use, or is being removed", errTemporary)
 	case len(t.sessions) >= t.cfg.Sessions:
-		return nil, fmt.Errorf("%w: %d sessions are open", errLater, t.cfg.Sessions)
+		return nil, fmt.Errorf("%w: %d sessions are open", errTemporary, t.cfg.Sessions)
 	}
 	s := newSession(t.devices[i], min(t.cfg.Depth, o.depth), min(t.cfg.MaxIO, o.maxIO))
 	t.sessions[s] = true
@@ -223,10 +223,10 @@ func (t *Target) Sessions() int {
 	return n
 }
 
-// serve handles one connection until it ends.
-func (t *Target) serve(s *session, r *rdmacm.Request) {
+// serveSession handles one connection until it ends.
+func (t *Target) serveSession(s *targetSession, r *rdmacm.Request) {
 	if err := s.open(r, t.cfg.Workers); err != nil {
-		t.refuse(r, fmt.Errorf("%w: %w", errLater, err)) // the device is failing: it is being removed or reset
+		t.refuseRequest(r, fmt.Errorf("%w: %w", errTemporary, err)) // the device is failing: it is being removed or reset
 		s.end(err)
 		return
 	}
@@ -236,11 +236,11 @@ func (t *Target) serve(s *session, r *rdmacm.Request) {
 		s.end(err)
 		return
 	}
-	in := t.initiator(l.Initiator)
-	defer t.release(in)
+	in := t.acquireInitiator(l.Initiator)
+	defer t.releaseInitiator(in)
 	if err := t.login(in, s, l); err != nil {
 		t.cfg.Logf("rblk target: login of initiator %.32q: %v", l.Initiator, err)
-		if s.ep.sendTalk(welcome{Refused: err.Error(), Retry: errors.Is(err, errLater)}) == nil {
+		if s.ep.sendHandshake(welcome{Refused: err.Error(), Retry: errors.Is(err, errTemporary)}) == nil {
 			select { // until the initiator has received the refusal
 			case <-s.conn.Done():
 			case <-s.lost:
@@ -250,20 +250,20 @@ func (t *Target) serve(s *session, r *rdmacm.Request) {
 		s.end(err)
 		return
 	}
-	s.watch(t.cfg.Probe)
-	s.end(s.reason())
+	s.watchConnection(t.cfg.Probe)
+	s.end(s.endReason())
 	in.mu.Lock()
 	if in.session == s {
 		in.session = nil
 	}
 	in.mu.Unlock()
-	t.cfg.Logf("rblk target: session of initiator %.32q, epoch %d: %v", l.Initiator, l.Epoch, s.reason())
+	t.cfg.Logf("rblk target: session of initiator %.32q, epoch %d: %v", l.Initiator, l.Epoch, s.endReason())
 }
 
-// errLater is the error of a temporary refusal.
-var errLater = errors.New("not now")
+// errTemporary is the error of a temporary refusal.
+var errTemporary = errors.New("not now")
 
-func (t *Target) initiator(name string) *initiator {
+func (t *Target) acquireInitiator(name string) *initiator {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	in := t.initiators[name]
@@ -275,7 +275,7 @@ func (t *Target) initiator(name string) *initiator {
 	return in
 }
 
-func (t *Target) release(in *initiator) {
+func (t *Target) releaseInitiator(in *initiator) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if in.users--; in.users > 0 {
@@ -291,7 +291,7 @@ func (t *Target) release(in *initiator) {
 // login ends the initiator's old session, and replies to the login with a welcome. login does not wait for logins
 // of other initiators. Such a login ends the old session of its initiator before it waits, so it does not use the
 // store meanwhile.
-func (t *Target) login(in *initiator, s *session, l *login) error {
+func (t *Target) login(in *initiator, s *targetSession, l *login) error {
 	store := t.exports[l.Export]
 	switch {
 	case l.Initiator == "":
@@ -314,7 +314,7 @@ func (t *Target) login(in *initiator, s *session, l *login) error {
 	in.session = s
 	hello := welcome{Store: idOf(store.Store), Cache: cacheOf(store.Store), Size: store.Size(), Depth: s.depth,
 		MaxIO: s.maxIO}
-	if err := s.ep.sendTalk(hello); err != nil {
+	if err := s.ep.sendHandshake(hello); err != nil {
 		s.startEnd(err)
 	}
 	return nil
@@ -322,11 +322,11 @@ func (t *Target) login(in *initiator, s *session, l *login) error {
 
 // awaitStore waits until the store has finished the operations of ending sessions. Without this wait, a write of a dead
 // initiator could overwrite data of the next one.
-func (t *Target) awaitStore(store *export) {
+func (t *Target) awaitStore(store *exportedStore) {
 	t.mu.Lock()
-	var ending []*session
+	var ending []*targetSession
 	for s := range t.sessions {
-		if s.store.Load() == store && s.reason() != nil {
+		if s.store.Load() == store && s.endReason() != nil {
 			ending = append(ending, s)
 		}
 	}

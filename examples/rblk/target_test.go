@@ -21,7 +21,7 @@ import (
 
 // TestOfferRefused checks that an invalid offer is rejected with a reason, and that the target continues to serve.
 func TestOfferRefused(t *testing.T) {
-	w := newWorld(t, NewMemory(4096))
+	w := newTestbed(t, NewMemory(4096))
 	good := offer{1, 512}.bytes()
 	spoiled := func(i int, v byte) []byte {
 		b := bytes.Clone(good)
@@ -40,7 +40,7 @@ func TestOfferRefused(t *testing.T) {
 		{offer{0, 512}.bytes(), "too small"},
 		{offer{1, 511}.bytes(), "too small"},
 	} {
-		_, err := w.dial(c.offer)
+		_, err := w.dialRaw(c.offer)
 		var no *rdmacm.RefusedError
 		if !errors.As(err, &no) {
 			t.Errorf("%x: %v", c.offer, err)
@@ -51,14 +51,14 @@ func TestOfferRefused(t *testing.T) {
 		}
 	}
 	// The maximum offer is reduced to the target's limits.
-	r, err := w.dial(bytes.Join([][]byte{good[:8], bytes.Repeat([]byte{0xff}, 8), []byte("and more")}, nil))
+	r, err := w.dialRaw(bytes.Join([][]byte{good[:8], bytes.Repeat([]byte{0xff}, 8), []byte("and more")}, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.ep.sendTalk(login{Initiator: "x", Export: "disk"}); err != nil {
+	if err := r.ep.sendHandshake(login{Initiator: "x", Export: "disk"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := r.answer(); got.Depth != 64 || got.MaxIO != 128<<10 {
+	if got := r.readWelcome(); got.Depth != 64 || got.MaxIO != 128<<10 {
 		t.Errorf("welcome: got %+v, want the limits of the target", got)
 	}
 	w.openDefault()
@@ -66,7 +66,7 @@ func TestOfferRefused(t *testing.T) {
 
 // TestLoginRefused checks that an invalid login is rejected with a reason, and that the target continues to serve.
 func TestLoginRefused(t *testing.T) {
-	w := newWorld(t, NewMemory(4096))
+	w := newTestbed(t, NewMemory(4096))
 	for _, c := range []struct {
 		login login
 		says  string
@@ -76,18 +76,19 @@ func TestLoginRefused(t *testing.T) {
 		{login{Initiator: "x", Export: "other"}, "has no export"},
 	} {
 		r := w.sendLogin(c.login)
-		if got := r.answer(); !strings.Contains(got.Refused, c.says) || got.Retry {
+		if got := r.readWelcome(); !strings.Contains(got.Refused, c.says) || got.Retry {
 			t.Errorf("login %+v: got %+v, want a permanent refusal", c.login, got)
 		}
 	}
-	for _, nonsense := range []any{"text", 7, []int{1}, strings.Repeat("x", helloLen-2), map[string]int{"epoch": -1}} {
+	for _, nonsense := range []any{"text", 7, []int{1}, strings.Repeat("x", maxHandshakeLen-2),
+		map[string]int{"epoch": -1}} {
 		w.sendLogin(nonsense).awaitClosed()
 	}
 	// The first message must not be a request, and the second must not be a login.
 	r := w.sendLogin(login{Initiator: "x", Export: "disk"})
-	r.answer()
+	r.readWelcome()
 	<-r.sent // both messages use the same memory
-	if err := r.ep.sendTalk(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
+	if err := r.ep.sendHandshake(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitClosed()
@@ -96,10 +97,10 @@ func TestLoginRefused(t *testing.T) {
 
 // TestLoginTimeout checks that an initiator that does not log in is disconnected, also while others are active.
 func TestLoginTimeout(t *testing.T) {
-	w := newWorld(t, NewMemory(4096))
-	w.stop()
-	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, LoginTimeout: 50 * time.Millisecond})
-	r, err := w.dial(offer{1, 512}.bytes())
+	w := newTestbed(t, NewMemory(4096))
+	w.stopTarget()
+	w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, LoginTimeout: 50 * time.Millisecond})
+	r, err := w.dialRaw(offer{1, 512}.bytes())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,12 +115,12 @@ func TestLoginTimeout(t *testing.T) {
 // a dead target.
 func TestDeadPeerDetected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, NewMemory(4096))
-		w.stop()
-		w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Probe: 50 * time.Millisecond})
-		cfg := w.config()
+		w := newTestbed(t, NewMemory(4096))
+		w.stopTarget()
+		w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Probe: 50 * time.Millisecond})
+		cfg := w.diskConfig()
 		cfg.Hang = 200 * time.Millisecond
-		d := w.open(cfg)
+		d := w.openDisk(cfg)
 		testutil.Advance(time.Minute) // the target probes the initiator, which responds
 		if s := d.Stats(); s.Sessions != 1 || s.State != attach.Attached {
 			t.Errorf("idle: %+v", s)
@@ -138,15 +139,15 @@ func TestDeadPeerDetected(t *testing.T) {
 // TestTargetRestart checks that a restart of the target delays the users of the disk, without an error.
 func TestTargetRestart(t *testing.T) {
 	store := NewMemory(4096)
-	w := newWorld(t, store)
+	w := newTestbed(t, store)
 	d := w.openDefault()
-	w.stop()
+	w.stopTarget()
 	done := make(chan error, 1)
 	go func() {
 		_, err := d.WriteAt([]byte("late"), 8)
 		done <- err
 	}()
-	w.serve(TargetConfig{Exports: map[string]Store{"disk": store}})
+	w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": store}})
 	if err := <-done; err != nil || string(store.b[8:12]) != "late" {
 		t.Errorf("%v, %q", err, store.b[8:12])
 	}
@@ -163,12 +164,12 @@ func TestExportChanged(t *testing.T) {
 	for _, size := range []int64{2048, 4096} {
 		t.Run(fmt.Sprint(size, " bytes"), func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, NewMemory(4096))
-			cfg := w.config()
+			w := newTestbed(t, NewMemory(4096))
+			cfg := w.diskConfig()
 			cfg.Patience = 3 * time.Second
-			d := w.open(cfg)
-			w.stop()
-			w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(size)}})
+			d := w.openDisk(cfg)
+			w.stopTarget()
+			w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": NewMemory(size)}})
 			if _, err := d.WriteAt([]byte("x"), 0); err == nil || !strings.Contains(err.Error(), "the export has changed") {
 				t.Errorf("write to a disk with a replaced store: got %v, want EIO", err)
 			}
@@ -176,8 +177,8 @@ func TestExportChanged(t *testing.T) {
 	}
 }
 
-// crashing is a store whose host crashes, which preserves only synced data.
-type crashing struct {
+// crashingStore is a store whose host crashes, which preserves only synced data.
+type crashingStore struct {
 	*Memory
 	mu     sync.Mutex
 	safe   []byte
@@ -185,9 +186,9 @@ type crashing struct {
 	during func() // called in each Sync after the data was captured
 }
 
-func (c *crashing) Cache() string { return c.boot }
+func (c *crashingStore) Cache() string { return c.boot }
 
-func (c *crashing) Sync() error {
+func (c *crashingStore) Sync() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.safe = bytes.Clone(c.b)
@@ -203,38 +204,38 @@ func TestTargetCrash(t *testing.T) {
 	write := func(d *Disk, s string) error { _, err := d.WriteAt([]byte(s), 8); return err }
 	for _, c := range []struct {
 		name   string
-		before func(d *Disk, s *crashing) error
+		before func(d *Disk, s *crashingStore) error
 		after  string // "": the disk has ended
 	}{
-		{"nothing written", func(*Disk, *crashing) error { return nil }, "\x00\x00\x00"},
-		{"synced", func(d *Disk, _ *crashing) error { return errors.Join(write(d, "one"), d.Sync()) }, "one"},
-		{"not synced", func(d *Disk, _ *crashing) error { return write(d, "one") }, ""},
-		{"written after the sync", func(d *Disk, _ *crashing) error {
+		{"nothing written", func(*Disk, *crashingStore) error { return nil }, "\x00\x00\x00"},
+		{"synced", func(d *Disk, _ *crashingStore) error { return errors.Join(write(d, "one"), d.Sync()) }, "one"},
+		{"not synced", func(d *Disk, _ *crashingStore) error { return write(d, "one") }, ""},
+		{"written after the sync", func(d *Disk, _ *crashingStore) error {
 			return errors.Join(write(d, "one"), d.Sync(),
 				write(d, "two"))
 		}, ""},
-		{"written during the sync", func(d *Disk, s *crashing) error {
+		{"written during the sync", func(d *Disk, s *crashingStore) error {
 			var err error
 			s.during = func() { err = write(d, "two") }
 			return errors.Join(write(d, "one"), d.Sync(), err)
 		}, ""},
-		{"refused", func(d *Disk, _ *crashing) error {
+		{"refused", func(d *Disk, _ *crashingStore) error {
 			_, err := d.WriteAt([]byte("x"), 4096)
-			return expect(err, syscall.ENOSPC)
+			return expectError(err, syscall.ENOSPC)
 		}, "\x00\x00\x00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			store := &crashing{Memory: NewMemory(4096), safe: make([]byte, 4096), boot: "first"}
-			w := newWorld(t, store)
-			cfg := w.config()
+			store := &crashingStore{Memory: NewMemory(4096), safe: make([]byte, 4096), boot: "first"}
+			w := newTestbed(t, store)
+			cfg := w.diskConfig()
 			cfg.Patience = -1
-			d := w.open(cfg)
+			d := w.openDisk(cfg)
 			if err := c.before(d, store); err != nil {
 				t.Fatal(err)
 			}
-			w.stop()
+			w.stopTarget()
 			store.b, store.boot = store.safe, "second"
-			w.serve(TargetConfig{Exports: map[string]Store{"disk": store}})
+			w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": store}})
 			var got [3]byte
 			_, err := d.ReadAt(got[:], 8)
 			switch {
@@ -249,8 +250,8 @@ func TestTargetCrash(t *testing.T) {
 	}
 }
 
-// expect returns nil if err matches want.
-func expect(err, want error) error {
+// expectError returns nil if err matches want.
+func expectError(err, want error) error {
 	if errors.Is(err, want) {
 		return nil
 	}
@@ -297,12 +298,12 @@ func TestFileIdentity(t *testing.T) {
 
 // TestTooManySessions checks that sessions beyond the limit are rejected, without an effect on existing sessions.
 func TestTooManySessions(t *testing.T) {
-	w := newWorld(t, NewMemory(4096))
-	w.stop()
-	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Sessions: 1})
+	w := newTestbed(t, NewMemory(4096))
+	w.stopTarget()
+	w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Sessions: 1})
 	d := w.openDefault()
 	var no *rdmacm.RefusedError
-	if _, err := w.dial(offer{1, 512}.bytes()); !errors.As(err, &no) {
+	if _, err := w.dialRaw(offer{1, 512}.bytes()); !errors.As(err, &no) {
 		t.Fatalf("second session: got %v, want a refusal", err)
 	}
 	if r, ok := parseRefusal(no.Data); !ok || !r.retry || !strings.Contains(r.why, "1 sessions are open") {
@@ -319,10 +320,11 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 	for _, stays := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stays %v", stays), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
-				w := newWorld(t, store)
-				w.stop()
-				w.serve(TargetConfig{Exports: map[string]Store{"disk": store}, LoginTimeout: 50 * time.Millisecond, Logf: t.Logf})
+				store := &faultyStore{Memory: NewMemory(4096), gate: make(chan struct{})}
+				w := newTestbed(t, store)
+				w.stopTarget()
+				w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": store}, LoginTimeout: 50 * time.Millisecond,
+					Logf: t.Logf})
 				d := w.openDefault()
 				go d.WriteAt([]byte("old"), 0)
 				testutil.Eventually(t, "the write to be in the store", func() bool { return store.in.Load() > 0 })
@@ -334,7 +336,7 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 				}
 				close(store.gate)
 				if stays {
-					if got := r.answer(); got.Refused != "" {
+					if got := r.readWelcome(); got.Refused != "" {
 						t.Errorf("login: got %+v, want a welcome", got)
 					}
 					r.conn.Close()
@@ -348,12 +350,12 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 // TestLateLogin checks that a login with the epoch of an existing session, or an older epoch, is rejected and ends
 // no session.
 func TestLateLogin(t *testing.T) {
-	w := newWorld(t, NewMemory(4096))
+	w := newTestbed(t, NewMemory(4096))
 	d := w.openDefault()
 	epoch := d.epoch // the disk does not log in again while its path works
 	for _, late := range []uint64{epoch, epoch - 1} {
 		r := w.sendLogin(login{Initiator: d.name, Epoch: late, Export: "disk"})
-		if got := r.answer(); !strings.Contains(got.Refused, "has passed") {
+		if got := r.readWelcome(); !strings.Contains(got.Refused, "has passed") {
 			t.Errorf("epoch %d after %d: got %+v", late, epoch, got)
 		}
 	}

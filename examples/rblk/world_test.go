@@ -46,7 +46,7 @@ func newHost(t testing.TB, network *simnet.Net, addr string) *host {
 	if h.manager, err = rdmacm.New(&h.core, rdmacm.Config{Timeout: 13}); err != nil {
 		t.Fatal(err)
 	}
-	h.insert()
+	h.insertAdapter()
 	t.Cleanup(func() {
 		h.manager.Close()
 		h.remove()
@@ -54,8 +54,8 @@ func newHost(t testing.TB, network *simnet.Net, addr string) *host {
 	return h
 }
 
-// insert puts a new adapter into a new slot.
-func (h *host) insert() {
+// insertAdapter puts a new adapter into a new slot.
+func (h *host) insertAdapter() {
 	h.hw = rxe.NewHardware(h.cfg)
 	h.slot = ibslot.New(&h.core, h.cfg.Name, h.hw, nil)
 	h.plug()
@@ -85,8 +85,8 @@ func (h *host) resetAt(m ibslot.Moment) {
 	h.must(err)
 }
 
-// breakdowns lists the ways in which a device fails and recovers, some of them with a pause.
-var breakdowns = map[string]func(h *host, pause time.Duration){
+// deviceFailures lists the ways in which a device fails and recovers, some of them with a pause.
+var deviceFailures = map[string]func(h *host, pause time.Duration){
 	"reset": func(h *host, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
 	"hang": func(h *host, pause time.Duration) {
 		h.hw.Hang()
@@ -114,12 +114,12 @@ var breakdowns = map[string]func(h *host, pause time.Duration){
 		}
 		h.remove()
 		time.Sleep(pause)
-		h.insert()
+		h.insertAdapter()
 	},
 }
 
-// world is a target, and the host of a disk.
-type world struct {
+// testbed is a target, and the host of a disk.
+type testbed struct {
 	t         testing.TB
 	init      *host
 	targ      *host
@@ -130,15 +130,15 @@ type world struct {
 
 const testPort = 10810
 
-func newWorld(t testing.TB, store Store) *world {
+func newTestbed(t testing.TB, store Store) *testbed {
 	network := simnet.New(simnet.Config{})
-	w := &world{t: t, network: network, init: newHost(t, network, "10.0.0.1"), targ: newHost(t, network, "10.0.0.2")}
-	w.serve(TargetConfig{Exports: map[string]Store{"disk": store}, Logf: t.Logf})
-	t.Cleanup(w.stop)
+	w := &testbed{t: t, network: network, init: newHost(t, network, "10.0.0.1"), targ: newHost(t, network, "10.0.0.2")}
+	w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": store}, Logf: t.Logf})
+	t.Cleanup(w.stopTarget)
 	return w
 }
 
-func (w *world) serve(cfg TargetConfig) {
+func (w *testbed) serveTarget(cfg TargetConfig) {
 	w.t.Helper()
 	var err error
 	if w.target, err = NewTarget(&w.targ.core, cfg); err != nil {
@@ -153,21 +153,21 @@ func (w *world) serve(cfg TargetConfig) {
 	go func() { listening <- target.Serve(l) }()
 }
 
-func (w *world) stop() {
+func (w *testbed) stopTarget() {
 	w.target.Close()
 	if err := <-w.listening; err != nil {
 		w.t.Errorf("serve: %v", err)
 	}
 }
 
-func (w *world) config() DiskConfig {
+func (w *testbed) diskConfig() DiskConfig {
 	return DiskConfig{
 		Manager: w.init.manager, Target: netip.MustParseAddrPort("10.0.0.2:10810"),
 		Export: "disk", Depth: 16, MaxIO: 16 << 10, Logf: w.t.Logf,
 	}
 }
 
-func (w *world) open(cfg DiskConfig) *Disk {
+func (w *testbed) openDisk(cfg DiskConfig) *Disk {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -179,8 +179,8 @@ func (w *world) open(cfg DiskConfig) *Disk {
 	return d
 }
 
-// raw is a connection to the target on which a test sends messages that no Disk sends.
-type raw struct {
+// rawConn is a connection to the target on which a test sends messages that no Disk sends.
+type rawConn struct {
 	t    testing.TB
 	conn *rdmacm.Conn
 	ep   *endpoint
@@ -188,21 +188,21 @@ type raw struct {
 	sent chan struct{} // a value for each completed message
 }
 
-// dial connects to the target with an offer.
-func (w *world) dial(offer []byte) (_ *raw, err error) {
+// dialRaw connects to the target with an offer.
+func (w *testbed) dialRaw(offer []byte) (_ *rawConn, err error) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	r := &raw{t: w.t, said: make(chan []byte, 1), sent: make(chan struct{}, 2)}
+	r := &rawConn{t: w.t, said: make(chan []byte, 1), sent: make(chan struct{}, 2)}
 	dev := w.init.core.Devices()[0]
-	if r.conn, err = w.init.manager.Resolve(ctx, rdmacm.Target{Addr: w.config().Target, Device: dev}); err != nil {
+	if r.conn, err = w.init.manager.Resolve(ctx, rdmacm.Target{Addr: w.diskConfig().Target, Device: dev}); err != nil {
 		w.t.Fatal(err)
 	}
 	handle := func(wc *ib.WC) {
 		switch {
 		case wc.Status != ib.WCSuccess:
 		case wc.ID == ofHello:
-			r.said <- r.ep.receivedTalk(wc)
+			r.said <- r.ep.receivedHandshake(wc)
 		case wc.ID == ofReply:
 			r.sent <- struct{}{}
 		}
@@ -211,7 +211,7 @@ func (w *world) dial(offer []byte) (_ *raw, err error) {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(r.close)
-	if err := errors.Join(r.conn.Init(r.ep.qp.QP), r.ep.listen()); err != nil {
+	if err := errors.Join(r.conn.Init(r.ep.qp.QP), r.ep.postLoginReceive()); err != nil {
 		w.t.Fatal(err)
 	}
 	_, _, err = r.conn.Connect(ctx, r.ep.qp.QP, rdmacm.Param{ResponderResources: readDepth, RetryCount: retryCount}, offer)
@@ -219,20 +219,20 @@ func (w *world) dial(offer []byte) (_ *raw, err error) {
 }
 
 // sendLogin sends v as a login message.
-func (w *world) sendLogin(v any) *raw {
+func (w *testbed) sendLogin(v any) *rawConn {
 	w.t.Helper()
-	r, err := w.dial(offer{1, 512}.bytes())
+	r, err := w.dialRaw(offer{1, 512}.bytes())
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := r.ep.sendTalk(v); err != nil {
+	if err := r.ep.sendHandshake(v); err != nil {
 		w.t.Fatal(err)
 	}
 	return r
 }
 
-// answer returns the target's reply to the login.
-func (r *raw) answer() (w welcome) {
+// readWelcome returns the target's reply to the login.
+func (r *rawConn) readWelcome() (w welcome) {
 	r.t.Helper()
 	select {
 	case b := <-r.said:
@@ -248,7 +248,7 @@ func (r *raw) answer() (w welcome) {
 }
 
 // awaitClosed waits until the target has closed the connection.
-func (r *raw) awaitClosed() {
+func (r *rawConn) awaitClosed() {
 	r.t.Helper()
 	select {
 	case <-r.conn.Done():
@@ -257,7 +257,7 @@ func (r *raw) awaitClosed() {
 	}
 }
 
-func (r *raw) close() {
+func (r *rawConn) close() {
 	if err := r.ep.close(); err != nil {
 		r.t.Error(err)
 	}

@@ -20,9 +20,9 @@ const (
 	inFlight = 16 // maximum number of parts in flight
 )
 
-// send writes a file to the memory of the peer, which must have posted a receive. The file has at least 1 byte, and at
-// most 2^32-1 bytes, because immediate data has 32 bits. send sleeps until all parts have completed.
-func send(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to verbs.Remote) error {
+// sendFile writes a file to the memory of the peer, which must have posted a receive. The file has at least 1 byte, and
+// at most 2^32-1 bytes, because immediate data has 32 bits. sendFile sleeps until all parts have completed.
+func sendFile(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to verbs.Remote) error {
 	wc := make([]verbs.WC, inFlight)
 	left := file.Len()
 	for posted, done := 0, 0; done < posted || left > 0; {
@@ -55,8 +55,8 @@ func send(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to ve
 	return nil
 }
 
-// transfer sends contents to a receiver in this process, and returns the received data.
-func transfer(ctx context.Context, contents []byte) ([]byte, error) {
+// transferFile sends contents to a receiver in this process, and returns the received data.
+func transferFile(ctx context.Context, contents []byte) ([]byte, error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func transfer(ctx context.Context, contents []byte) ([]byte, error) {
 	if err := qps[1].PostRecv(&verbs.RecvWR{}); err != nil { // immediate data consumes one receive, which needs no memory
 		return nil, err
 	}
-	if err := send(ctx, qps[0], cqs[0], file, memory.Remote(0)); err != nil {
+	if err := sendFile(ctx, qps[0], cqs[0], file, memory.Remote(0)); err != nil {
 		return nil, err
 	}
 	var wc [1]verbs.WC
@@ -119,7 +119,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	got, err := transfer(context.Background(), contents)
+	got, err := transferFile(context.Background(), contents)
 	if err != nil {
 		log.Fatal(err)
 	}

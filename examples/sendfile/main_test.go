@@ -12,7 +12,7 @@ func TestTransfer(t *testing.T) {
 		for i := range contents {
 			contents[i] = byte(i * 31 >> 3)
 		}
-		got, err := transfer(t.Context(), contents)
+		got, err := transferFile(t.Context(), contents)
 		if err != nil || !bytes.Equal(got, contents) {
 			t.Errorf("%d bytes: %d arrived, %v", n, len(got), err)
 		}

@@ -258,7 +258,7 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 		wc := &wcs[i]
 		if wc.QP != nil {
 			if qp := objectOf(wc.QP); qp != nil {
-				qp.work.completed(f, o, wc)
+				qp.work.noteCompletion(f, o, wc)
 				continue
 			}
 		}
@@ -267,7 +267,7 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 			o.nameless.Add(1)
 		}
 		if w != nil && wc.QP == nil {
-			if r := w.completed(f, o, wc); r != nil && !w.lost() {
+			if r := w.noteCompletion(f, o, wc); r != nil && !w.lost() {
 				o.k.report(Violation{
 					Rule: RuleDestroyUndrained,
 					What: fmt.Sprintf("a completion of QP %d was polled after the QP had been destroyed: "+
@@ -307,9 +307,9 @@ func (o *object) destroyedQPs() map[uint32]*work {
 	return m
 }
 
-// completed records a completion on cq. completed returns the request of the completion, or nil if the request is
-// unknown.
-func (w *work) completed(f *frame, cq *object, wc *ib.WC) (r *request) {
+// noteCompletion records a completion on cq. noteCompletion returns the request of the completion, or nil if the
+// request is unknown.
+func (w *work) noteCompletion(f *frame, cq *object, wc *ib.WC) (r *request) {
 	if w == nil {
 		return nil
 	}

@@ -475,15 +475,15 @@ func TestCheckCQTooSmall(t *testing.T) {
 	}
 }
 
-// namelessDriver is a driver whose completions do not name their queue pair.
-type namelessDriver struct{ ib.Driver }
+// noCompletionQPDriver is a driver whose completions do not name their queue pair.
+type noCompletionQPDriver struct{ ib.Driver }
 
 type namelessCQ struct{ ib.DriverCQ }
 
-func (d namelessDriver) Unwrap() ib.Driver { return d.Driver }
-func (c namelessCQ) Unwrap() ib.DriverCQ   { return c.DriverCQ }
+func (d noCompletionQPDriver) Unwrap() ib.Driver { return d.Driver }
+func (c namelessCQ) Unwrap() ib.DriverCQ         { return c.DriverCQ }
 
-func (d namelessDriver) CreateCQ(cq ib.CQHandle, a ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d noCompletionQPDriver) CreateCQ(cq ib.CQHandle, a ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	c, err := d.Driver.CreateCQ(cq, a, u)
 	return namelessCQ{c}, err
 }
@@ -499,7 +499,7 @@ func (c namelessCQ) Poll(wc []ib.WC) (int, error) {
 // TestCheckNameless checks that a driver whose completions do not name their queue pair is reported, and not the
 // consumer, whose CQ seems to be too small.
 func TestCheckNameless(t *testing.T) {
-	x := newConsumer(t, consumerConfig{entries: 5, wrap: func(d ib.Driver) ib.Driver { return namelessDriver{d} }})
+	x := newConsumer(t, consumerConfig{entries: 5, wrap: func(d ib.Driver) ib.Driver { return noCompletionQPDriver{d} }})
 	for i := range uint64(5) {
 		x.recv(i)
 		x.send(i, ib.SendSignaled)

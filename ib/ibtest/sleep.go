@@ -263,7 +263,7 @@ func testLockHolders(e *env) {
 		names := make(chan string, 2)
 		thread := func(f func()) {
 			wg.Go(func() {
-				names <- threadNumber()
+				names <- goroutineID()
 				for !stop.Load() {
 					f()
 					runtime.Gosched()
@@ -294,7 +294,7 @@ func testLockHolders(e *env) {
 		})
 		atomically := <-names
 		// Without a suspicion a few inspections are enough.
-		found, last, own := 0, "", threadNumber()
+		found, last, own := 0, "", goroutineID()
 		for i := 0; i < 8 || (found > 0 || last != "") && i < 400; i++ {
 			time.Sleep(300 * time.Microsecond)
 			all := threadStates()
@@ -328,8 +328,8 @@ func testLockHolders(e *env) {
 // inDriverMethod reports whether a stack contains a call of the midlayer.
 func inDriverMethod(stack string) bool { return strings.Contains(stack, "/ib.(*") }
 
-// threadNumber returns the number of the calling goroutine.
-func threadNumber() string {
+// goroutineID returns the number of the calling goroutine.
+func goroutineID() string {
 	var buf [64]byte
 	n, _, _ := strings.Cut(strings.TrimPrefix(string(buf[:runtime.Stack(buf[:], false)]), "goroutine "), " ")
 	return n

@@ -388,7 +388,7 @@ func (q *qp) begin() bool {
 		return false
 	}
 	if r.cut > 0 && state == ib.QPRTS {
-		q.beginHalf(r)
+		q.postSplitWrite(r)
 		return true
 	}
 	if r.half != 0 {
@@ -436,10 +436,10 @@ func (q *qp) cut(wr *ib.SendWR, seq uint64) uint64 {
 	return at - (wr.RemoteAddr+at)%8 // an aligned word is written as a whole
 }
 
-// beginHalf posts one part of a WRITE, and delays the other part.
+// postSplitWrite posts one part of a WRITE, and delays the other part.
 //
 //verbena:held mu
-func (q *qp) beginHalf(r *request) {
+func (q *qp) postSplitWrite(r *request) {
 	head, tail, cut := r.wr, r.wr, r.cut
 	r.cut = 0
 	tail.RemoteAddr += cut

@@ -158,7 +158,7 @@ func (c *Conn) Call(call Call, retries uint8) (d Actions, ok bool) {
 		c.State = Established
 		return Actions{Event: RTUReceived, Timer: Stop}, true
 	case call == Drop:
-		return c.drop(retries), true
+		return c.abandon(retries), true
 	default:
 		return Actions{}, false
 	}
@@ -179,18 +179,18 @@ func (c *Conn) inState(states ...State) bool {
 	return false
 }
 
-// Attributes reports whether the state of the connection determines the attributes of the owner's queue pair. If
+// HasAttributes reports whether the state of the connection determines the attributes of the owner's queue pair. If
 // first is set, these are the attributes for INIT, otherwise those for the connection to the peer.
 // (ib_cm_init_qp_attr)
-func (c *Conn) Attributes(first bool) bool {
+func (c *Conn) HasAttributes(first bool) bool {
 	return first && c.inState(ReqSent, MRAReqRcvd) || c.inState(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent,
 		MRARepRcvd,
 		Established)
 }
 
-// Answers returns the message that a REJ of this side refers to. A peer that has not received this side's ID yet
-// finds only its own REQ. (cm_format_rej, cm_acquire_rejected_id)
-func (c *Conn) Answers() msg.Answered {
+// RejectedMessage returns the message that a REJ of this side refers to. A peer that has not received this side's ID
+// yet finds only its own REQ. (cm_format_rej, cm_acquire_rejected_id)
+func (c *Conn) RejectedMessage() msg.Answered {
 	switch c.State {
 	case ReqRcvd, MRAReqSent:
 		return msg.OfREQ
@@ -200,8 +200,8 @@ func (c *Conn) Answers() msg.Answered {
 	return msg.OfOther
 }
 
-// drop ends a connection after its owner has abandoned it, and notifies the peer.
-func (c *Conn) drop(retries uint8) Actions {
+// abandon ends a connection after its owner has abandoned it, and notifies the peer.
+func (c *Conn) abandon(retries uint8) Actions {
 	switch c.State {
 	case Idle:
 		return Actions{Timer: Stop}
@@ -209,7 +209,7 @@ func (c *Conn) drop(retries uint8) Actions {
 		c.State = Refused
 		return Actions{Send: msg.AttrREJ, Reason: msg.ReasonTimeout, Of: msg.OfREQ, Timer: Refusal}
 	case ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd:
-		of := c.Answers()
+		of := c.RejectedMessage()
 		c.State = Refused
 		return Actions{Send: msg.AttrREJ, Reason: msg.ReasonConsumer, Of: of, Timer: Refusal}
 	case Established:

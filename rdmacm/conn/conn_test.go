@@ -9,11 +9,11 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// kind is a message in flight, with its relevant contents.
-type kind uint8
+// inFlightMessage is a message in flight, with its relevant contents.
+type inFlightMessage uint8
 
 const (
-	req kind = iota
+	req inFlightMessage = iota
 	mraReq
 	mraRep
 	rep
@@ -25,14 +25,14 @@ const (
 	kinds
 )
 
-func (k kind) String() string {
+func (k inFlightMessage) String() string {
 	return [kinds]string{"REQ", "MRA for REQ", "MRA for REP", "REP", "RTU", "REJ", "REJ stale", "DREQ", "DREP"}[k]
 }
 
-// side is one side of the connection: its state, the last message, and the events of its owner.
-type side struct {
+// connSide is one side of the connection: its state, the last message, and the events of its owner.
+type connSide struct {
 	c     Conn
-	last  kind
+	last  inFlightMessage
 	sent  bool
 	timer Timer // Keep means that the timer is not running
 
@@ -42,10 +42,10 @@ type side struct {
 	dropped                       bool // the owner has abandoned the connection
 }
 
-// world holds both sides, and the messages in flight. Each message is in flight at most once, because a further
+// modelState holds both sides, and the messages in flight. Each message is in flight at most once, because a further
 // copy is equivalent to a duplicate.
-type world struct {
-	s      [2]side
+type modelState struct {
+	s      [2]connSide
 	wire   [2][kinds]bool // messages in flight towards each side
 	losses uint8          // remaining losses
 	faults uint8          // remaining duplicates
@@ -61,17 +61,17 @@ type world struct {
 
 const retries = 3
 
-var rules = [...]string{
+var ruleViolations = [...]string{
 	1: "established twice", 2: "an end was reported twice", 3: "an event was reported after the owner had left",
 	4: "established after the end", 5: "a second REP is reported", 6: "timewait ended before the connection",
 	7: "a side times out although the other side responds",
 }
 
-// do executes the actions of a transition.
-func (w *world) do(i int, d Actions) {
+// applyActions executes the actions of a transition.
+func (w *modelState) applyActions(i int, d Actions) {
 	s := &w.s[i]
 	to := &w.wire[1-i]
-	send := func(k kind) {
+	send := func(k inFlightMessage) {
 		s.last, s.sent = k, true
 		to[k] = true
 	}
@@ -143,21 +143,21 @@ func (w *world) do(i int, d Actions) {
 	}
 }
 
-// owner returns the actions of a side's program. The active side requests, completes and ends. The passive side
+// ownerThread returns the actions of a side's program. The active side requests, completes and ends. The passive side
 // accepts or rejects, and ends.
-func owner(i int) explore.Thread[world] {
-	return func(w world) (steps []explore.Step[world]) {
-		try := func(what string, call Call, after func(*side)) {
+func ownerThread(i int) explore.Thread[modelState] {
+	return func(w modelState) (steps []explore.Step[modelState]) {
+		try := func(what string, call Call, after func(*connSide)) {
 			n := w
 			d, ok := n.s[i].c.Call(call, retries)
 			if !ok {
 				return
 			}
-			n.do(i, d)
+			n.applyActions(i, d)
 			if after != nil {
 				after(&n.s[i])
 			}
-			steps = append(steps, explore.Step[world]{What: what, To: n})
+			steps = append(steps, explore.Step[modelState]{What: what, To: n})
 		}
 		s := w.s[i]
 		if s.dropped {
@@ -167,13 +167,13 @@ func owner(i int) explore.Thread[world] {
 		case i == 0 && !s.sent:
 			try("asks", SendREQ, nil)
 		case i == 0 && s.asked && !s.up:
-			try("completes", SendRTU, func(s *side) { s.up = true })
-			try("refuses", SendREJ, func(s *side) { s.failed = true })
+			try("completes", SendRTU, func(s *connSide) { s.up = true })
+			try("refuses", SendREJ, func(s *connSide) { s.failed = true })
 		case i == 1 && s.asked && (s.c.State == ReqRcvd || s.c.State == MRAReqSent):
 			try("accepts", SendREP, nil)
-			try("refuses", SendREJ, func(s *side) { s.failed = true })
+			try("refuses", SendREJ, func(s *connSide) { s.failed = true })
 		case i == 1 && s.c.State == RepSent && !w.stays[1]:
-			try("withdraws its acceptance", SendREJ, func(s *side) { s.failed = true })
+			try("withdraws its acceptance", SendREJ, func(s *connSide) { s.failed = true })
 		}
 		if i == 1 && w.s[0].asked && !w.silent { // the active side's queue pair could send
 			try("sees data", Establish, nil)
@@ -183,15 +183,15 @@ func owner(i int) explore.Thread[world] {
 		}
 		try("agrees to disconnect", SendDREP, nil)
 		if w.leaves[i] && (s.sent || s.asked) {
-			try("goes away", Drop, func(s *side) { s.dropped = true })
+			try("goes away", Drop, func(s *connSide) { s.dropped = true })
 		}
 		return steps
 	}
 }
 
-// network delivers messages to a side, drops and duplicates them.
-func network(i int) explore.Thread[world] {
-	return func(w world) (steps []explore.Step[world]) {
+// networkThread delivers messages to a side, drops and duplicates them.
+func networkThread(i int) explore.Thread[modelState] {
+	return func(w modelState) (steps []explore.Step[modelState]) {
 		for k := range kinds {
 			if !w.wire[i][k] {
 				continue
@@ -203,7 +203,7 @@ func network(i int) explore.Thread[world] {
 				if i == 0 && k == req || i == 1 && k == req && s.c.State == Idle && (s.asked || s.dropped) {
 					// A new connection with the same numbers is rejected as stale if the old connection is known.
 					// Otherwise the message is dropped.
-					steps = append(steps, explore.Step[world]{What: what, To: n})
+					steps = append(steps, explore.Step[modelState]{What: what, To: n})
 					return
 				}
 				var d Actions
@@ -233,13 +233,13 @@ func network(i int) explore.Thread[world] {
 				case drep:
 					d = s.c.Receive(msg.AttrDREP, 0, 0)
 				}
-				n.do(i, d)
-				steps = append(steps, explore.Step[world]{What: what, To: n})
+				n.applyActions(i, d)
+				steps = append(steps, explore.Step[modelState]{What: what, To: n})
 			}
 			if w.dead {
 				n := w
 				n.wire[i][k] = false
-				return []explore.Step[world]{{What: fmt.Sprintf("loses %v to side %d", k, i), To: n}}
+				return []explore.Step[modelState]{{What: fmt.Sprintf("loses %v to side %d", k, i), To: n}}
 			}
 			deliver(fmt.Sprintf("delivers %v to side %d", k, i), false)
 			if w.faults > 0 {
@@ -251,20 +251,21 @@ func network(i int) explore.Thread[world] {
 				n := w
 				n.losses--
 				n.wire[i][k] = false
-				steps = append(steps, explore.Step[world]{What: fmt.Sprintf("loses %v to side %d", k, i), To: n})
+				steps = append(steps, explore.Step[modelState]{What: fmt.Sprintf("loses %v to side %d", k, i), To: n})
 			}
 		}
 		return steps
 	}
 }
 
-// clock returns the step that expires a timer. Messages do not stay in flight as long as a timer, but may be lost.
-func clock(i int) explore.Thread[world] {
-	return func(w world) []explore.Step[world] {
-		if w.s[i].timer == Keep || w.s[i].timer == Service && !w.s[1-i].dropped && len(owner(1-i)(w)) > 0 {
+// timerThread returns the step that expires a timer. Messages do not stay in flight as long as a timer, but may be
+// lost.
+func timerThread(i int) explore.Thread[modelState] {
+	return func(w modelState) []explore.Step[modelState] {
+		if w.s[i].timer == Keep || w.s[i].timer == Service && !w.s[1-i].dropped && len(ownerThread(1-i)(w)) > 0 {
 			return nil // the other owner acts first
 		}
-		if w.prompt && len(owner(0)(w))+len(owner(1)(w)) > 0 && w.s[i].timer != TimewaitTime {
+		if w.prompt && len(ownerThread(0)(w))+len(ownerThread(1)(w)) > 0 && w.s[i].timer != TimewaitTime {
 			return nil
 		}
 		if o := w.s[1-i].timer; w.s[i].timer == Refusal && (o == Response || o == Service) {
@@ -279,14 +280,14 @@ func clock(i int) explore.Thread[world] {
 		}
 		n := w
 		n.s[i].timer = Keep
-		n.do(i, n.s[i].c.Timeout())
-		return []explore.Step[world]{{What: fmt.Sprintf("ends the timer of side %d", i), To: n}}
+		n.applyActions(i, n.s[i].c.Timeout())
+		return []explore.Step[modelState]{{What: fmt.Sprintf("ends the timer of side %d", i), To: n}}
 	}
 }
 
-func check(w world) error {
+func checkState(w modelState) error {
 	if w.wrong != 0 {
-		return errors.New(rules[w.wrong])
+		return errors.New(ruleViolations[w.wrong])
 	}
 	for i, s := range w.s {
 		waits := s.c.inState(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent, Timewait, Refused)
@@ -302,8 +303,8 @@ func check(w world) error {
 	return nil
 }
 
-// end checks that in a final state each owner that has sent or received a request knows the result.
-func end(w world) error {
+// checkFinalState checks that in a final state each owner that has sent or received a request knows the result.
+func checkFinalState(w modelState) error {
 	for i, s := range w.s {
 		if s.dropped || !s.sent && !s.asked {
 			continue
@@ -327,31 +328,35 @@ func TestExplore(t *testing.T) {
 	both := [2]bool{true, true}
 	for _, c := range []struct {
 		what  string
-		start world
+		start modelState
 	}{
-		{"prompt programs", world{prompt: true}},
-		{"prompt programs, losses", world{prompt: true, losses: 2}},
-		{"prompt programs, loss and repetition", world{prompt: true, losses: 1, faults: 1}},
-		{"prompt programs, repetition", world{prompt: true, faults: 2}},
-		{"prompt programs that stay connected, losses, no data", world{prompt: true, stays: both, losses: 2, silent: true}},
-		{"slow programs", world{}},
-		{"slow programs, repetition", world{faults: 1}},
-		{"the active side does not disconnect", world{stays: [2]bool{true, false}, faults: 1}},
-		{"the passive side does not disconnect", world{stays: [2]bool{false, true}, faults: 1}},
-		{"both stay", world{stays: both, faults: 1}},
-		{"the active side may leave", world{prompt: true, leaves: [2]bool{true, false}, losses: 1}},
-		{"the passive side may leave", world{prompt: true, leaves: [2]bool{false, true}, losses: 1}},
-		{"both may leave", world{leaves: both, faults: 1}},
-		{"both may leave, prompt, losses", world{prompt: true, leaves: both, losses: 2}},
-		{"the active side may leave, the passive side does not disconnect", world{leaves: [2]bool{true, false}, stays: both}},
-		{"the passive side may leave, the active side does not disconnect", world{leaves: [2]bool{false, true}, stays: both}},
-		{"no network", world{dead: true}},
-		{"no network, both may leave", world{dead: true, leaves: both}},
+		{"prompt programs", modelState{prompt: true}},
+		{"prompt programs, losses", modelState{prompt: true, losses: 2}},
+		{"prompt programs, loss and repetition", modelState{prompt: true, losses: 1, faults: 1}},
+		{"prompt programs, repetition", modelState{prompt: true, faults: 2}},
+		{"prompt programs that stay connected, losses, no data", modelState{prompt: true, stays: both, losses: 2,
+			silent: true}},
+		{"slow programs", modelState{}},
+		{"slow programs, repetition", modelState{faults: 1}},
+		{"the active side does not disconnect", modelState{stays: [2]bool{true, false}, faults: 1}},
+		{"the passive side does not disconnect", modelState{stays: [2]bool{false, true}, faults: 1}},
+		{"both stay", modelState{stays: both, faults: 1}},
+		{"the active side may leave", modelState{prompt: true, leaves: [2]bool{true, false}, losses: 1}},
+		{"the passive side may leave", modelState{prompt: true, leaves: [2]bool{false, true}, losses: 1}},
+		{"both may leave", modelState{leaves: both, faults: 1}},
+		{"both may leave, prompt, losses", modelState{prompt: true, leaves: both, losses: 2}},
+		{"the active side may leave, the passive side does not disconnect", modelState{leaves: [2]bool{true, false},
+			stays: both}},
+		{"the passive side may leave, the active side does not disconnect", modelState{leaves: [2]bool{false, true},
+			stays: both}},
+		{"no network", modelState{dead: true}},
+		{"no network, both may leave", modelState{dead: true, leaves: both}},
 	} {
-		sys := explore.System[world]{
-			Start:   c.start,
-			Threads: []explore.Thread[world]{owner(0), owner(1), network(0), network(1), clock(0), clock(1)},
-			Check:   check, End: end,
+		sys := explore.System[modelState]{
+			Start: c.start,
+			Threads: []explore.Thread[modelState]{ownerThread(0), ownerThread(1), networkThread(0), networkThread(1),
+				timerThread(0), timerThread(1)},
+			Check: checkState, End: checkFinalState,
 		}
 		r, err := sys.Run(3_000_000)
 		if err != nil {

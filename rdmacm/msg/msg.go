@@ -130,9 +130,9 @@ type codec struct {
 	visit   func(bit, width int) // only set in tests; nil is not called
 }
 
-// field visits an unsigned number or a flag, given by its width in bits. The number starts at a bit of a byte,
+// visitField visits an unsigned number or a flag, given by its width in bits. The number starts at a bit of a byte,
 // counted from the most significant bit.
-func field[T ~uint8 | ~uint16 | ~uint32 | ~uint64](c *codec, at, bit, width int, v *T) {
+func visitField[T ~uint8 | ~uint16 | ~uint32 | ~uint64](c *codec, at, bit, width int, v *T) {
 	first := at*8 + bit
 	if c.visit != nil {
 		c.visit(first, width)
@@ -155,17 +155,17 @@ func field[T ~uint8 | ~uint16 | ~uint32 | ~uint64](c *codec, at, bit, width int,
 	*v = T(x)
 }
 
-func flag(c *codec, at, bit int, v *bool) {
+func visitFlag(c *codec, at, bit int, v *bool) {
 	var x uint8
 	if *v {
 		x = 1
 	}
-	field(c, at, bit, 1, &x)
+	visitField(c, at, bit, 1, &x)
 	*v = x != 0
 }
 
-// bytes visits a field of a fixed length.
-func (c *codec) bytes(at int, v []byte) {
+// visitBytes visits a field of a fixed length.
+func (c *codec) visitBytes(at int, v []byte) {
 	if c.visit != nil {
 		c.visit(at*8, len(v)*8)
 	}
@@ -176,8 +176,9 @@ func (c *codec) bytes(at int, v []byte) {
 	}
 }
 
-// data visits private data of up to n bytes. Shorter data are padded with zeros, because the length is not transmitted.
-func (c *codec) data(at, n int, v *[]byte) {
+// visitData visits private data of up to n bytes. Shorter data are padded with zeros, because the length is not
+// transmitted.
+func (c *codec) visitData(at, n int, v *[]byte) {
 	if c.visit != nil {
 		c.visit(at*8, n*8)
 	}

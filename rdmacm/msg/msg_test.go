@@ -11,13 +11,13 @@ import (
 	"testing"
 )
 
-var attributes = []Attribute{
+var allAttributes = []Attribute{
 	AttrREQ, AttrMRA, AttrREJ, AttrREP, AttrRTU, AttrDREQ, AttrDREP, AttrSIDRREQ, AttrSIDRREP, AttrLAP, AttrAPR,
 }
 
 // TestLayouts checks that the fields of a message lie within the message and do not overlap.
 func TestLayouts(t *testing.T) {
-	for _, a := range attributes {
+	for _, a := range allAttributes {
 		var used [(Len - headerLen) * 8]bool
 		c := &codec{b: make([]byte, Len-headerLen), visit: func(bit, width int) {
 			for i := range width {
@@ -100,7 +100,7 @@ func TestPlaces(t *testing.T) {
 // TestRoundTrip checks that a parsed message is encoded to the same bytes, except for reserved bits.
 func TestRoundTrip(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
-	for _, a := range attributes {
+	for _, a := range allAttributes {
 		for range 200 {
 			b := Append(nil, r.Uint64(), newMessage(a))
 			for i := headerLen; i < Len; i++ {
@@ -118,7 +118,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-func TestRefuses(t *testing.T) {
+func TestParseRefuses(t *testing.T) {
 	good := Append(nil, 1, &RTU{})
 	for _, c := range []struct {
 		what string
@@ -128,12 +128,12 @@ func TestRefuses(t *testing.T) {
 		{"short", good[:255], errLength},
 		{"long", append(bytes.Clone(good), 0), errLength},
 		{"empty", nil, errLength},
-		{"base version", change(good, 0, 2), errClass},
-		{"class", change(good, 1, 3), errClass},
-		{"class version", change(good, 2, 1), errClass},
-		{"method", change(good, 3, 1), errMethod},
-		{"status", change(good, 5, 1), errStatus},
-		{"attribute", change(good, 17, 0x1b), errAttribute},
+		{"base version", changeByte(good, 0, 2), errClass},
+		{"class", changeByte(good, 1, 3), errClass},
+		{"class version", changeByte(good, 2, 1), errClass},
+		{"method", changeByte(good, 3, 1), errMethod},
+		{"status", changeByte(good, 5, 1), errStatus},
+		{"attribute", changeByte(good, 17, 0x1b), errAttribute},
 	} {
 		if _, _, err := Parse(c.b); !errors.Is(err, c.want) {
 			t.Errorf("Parse of %s: got %v, want %v", c.what, err, c.want)
@@ -141,14 +141,14 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-func change(b []byte, at int, v byte) []byte {
+func changeByte(b []byte, at int, v byte) []byte {
 	b = bytes.Clone(b)
 	b[at] = v
 	return b
 }
 
-// TestTooLarge checks that Append panics on values that exceed their fields.
-func TestTooLarge(t *testing.T) {
+// TestAppendPanicsTooLarge checks that Append panics on values that exceed their fields.
+func TestAppendPanicsTooLarge(t *testing.T) {
 	for what, m := range map[string]Message{
 		"24 bits": &REQ{LocalQPN: 1 << 24}, "3 bits": &REQ{RetryCount: 8}, "5 bits": &REP{TargetACKDelay: 32},
 		"data": &REQ{Data: make([]byte, 93)},
@@ -184,7 +184,7 @@ func TestIPHeader(t *testing.T) {
 	if _, err := ParseIPHeader(b[:35]); !errors.Is(err, errIPHeader) {
 		t.Error(err)
 	}
-	for _, bad := range [][]byte{change(b, 0, 1), change(b, 1, 0x50)} {
+	for _, bad := range [][]byte{changeByte(b, 0, 1), changeByte(b, 1, 0x50)} {
 		if _, err := ParseIPHeader(bad); !errors.Is(err, errIPVersion) {
 			t.Error(err)
 		}
@@ -192,7 +192,7 @@ func TestIPHeader(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, a := range attributes {
+	for _, a := range allAttributes {
 		f.Add(Append(nil, 1, newMessage(a)))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

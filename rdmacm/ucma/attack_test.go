@@ -13,24 +13,24 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// route creates an ID and resolves its route.
-func (p *program) route(to string) uint32 {
+// newResolvedID creates an ID and resolves its route.
+func (p *program) newResolvedID(to string) uint32 {
 	p.t.Helper()
-	id := p.create(msg.PortSpaceTCP, 5)
+	id := p.createID(msg.PortSpaceTCP, 5)
 	p.must(issue(p, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
 		DstAddr: sockaddrOf(netip.MustParseAddrPort(to))}, 0))
-	p.event()
+	p.nextEvent()
 	p.must(issue(p, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
-	p.event()
+	p.nextEvent()
 	return id
 }
 
-// requested returns a listener of p, and the ID of an unread request of q.
-func requested(s *Server, p, q *program) (l, r uint32) {
-	l = p.create(msg.PortSpaceTCP, 6)
-	p.must(p.bind(l, "10.0.0.1:7001"))
+// listenerWithRequest returns a listener of p, and the ID of an unread request of q.
+func listenerWithRequest(s *Server, p, q *program) (l, r uint32) {
+	l = p.createID(msg.PortSpaceTCP, 6)
+	p.must(p.bindID(l, "10.0.0.1:7001"))
 	p.must(issue(p, ucm.CmdListen, ucm.Listen{ID: l}, 0))
-	id := q.route("10.0.0.1:7001")
+	id := q.newResolvedID("10.0.0.1:7001")
 	q.must(issue(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: ucm.ConnParam{QPNum: 1, Valid: 1}}, 0))
 	synctest.Wait()
 	return l, s.next
@@ -38,9 +38,9 @@ func requested(s *Server, p, q *program) (l, r uint32) {
 
 // TestGuessedRequest checks that a request that its program destroys before it reads the event leaves no state.
 func TestGuessedRequest(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
-		_, r := requested(s, p, q)
-		p.destroy(r)
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+		_, r := listenerWithRequest(s, p, q)
+		p.destroyID(r)
 		if n := len(p.files[0].events); n > 0 || p.ready {
 			t.Errorf("remaining events: got %d with ready %v, want 0 and false", n, p.ready)
 		}
@@ -50,12 +50,12 @@ func TestGuessedRequest(t *testing.T) {
 // TestGuessedMigration checks that a request that was moved before its listener stays in its file, and in one
 // table.
 func TestGuessedMigration(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
 		p.files = append(p.files, s.Open(Config{}), s.Open(Config{}))
-		l, r := requested(s, p, q)
+		l, r := listenerWithRequest(s, p, q)
 		for i, id := range []uint32{r, l} {
 			m := ucm.MigrateID{Response: responseAt, ID: id}
-			p.must(p.raw(p.files[1+i], ucm.CmdMigrateID, uapi.AppendTo(nil, &m), 4))
+			p.must(p.issueRaw(p.files[1+i], ucm.CmdMigrateID, uapi.AppendTo(nil, &m), 4))
 		}
 		if a, b := len(p.files[1].ids), len(p.files[2].ids); a != 1 || b != 1 || s.ids[r].file != p.files[1] {
 			t.Errorf("IDs of the two files: got %d and %d, want the request in one and the listener in the other", a, b)
@@ -63,27 +63,27 @@ func TestGuessedMigration(t *testing.T) {
 	})
 }
 
-// TestUnread checks that the number of events of an ID that fails repeatedly is limited.
-func TestUnread(t *testing.T) {
-	inWorld(t, func(t *testing.T, _ *Server, slot *ibslot.Slot, p, _ *program) {
-		id := p.create(msg.PortSpaceTCP, 5)
-		p.must(p.bind(id, "0.0.0.0:0"))
+// TestUnreadEventsLimited checks that the number of events of an ID that fails repeatedly is limited.
+func TestUnreadEventsLimited(t *testing.T) {
+	withPrograms(t, func(t *testing.T, _ *Server, slot *ibslot.Slot, p, _ *program) {
+		id := p.createID(msg.PortSpaceTCP, 5)
+		p.must(p.bindID(id, "0.0.0.0:0"))
 		var err error
 		n := 0
 		to := ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}
 		if err := slot.Unplug(); err != nil { // no address can be resolved
 			t.Fatal(err)
 		}
-		for n = 0; n < 10*maxUnread && err == nil; n++ {
+		for n = 0; n < 10*maxUnreadEvents && err == nil; n++ {
 			err = issue(p, ucm.CmdResolveAddr, to, 0)
 			synctest.Wait()
 		}
 		n--
-		if !errors.Is(err, syscall.ENOMEM) || n != maxUnread {
+		if !errors.Is(err, syscall.ENOMEM) || n != maxUnreadEvents {
 			t.Errorf("resolution after %d unread events: got %v, want ENOMEM", n, err)
 		}
 		for range n {
-			p.event()
+			p.nextEvent()
 		}
 		if err = issue(p, ucm.CmdResolveAddr, to, 0); errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("resolution after the events were read: got %v, want no ENOMEM", err)
@@ -91,17 +91,17 @@ func TestUnread(t *testing.T) {
 	})
 }
 
-// TestLeftGroup checks that the event of a membership that was left meanwhile is not queued again.
-func TestLeftGroup(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, _ *program) {
-		id := p.create(msg.PortSpaceUDP, 5)
-		p.must(p.bind(id, "10.0.0.1:0"))
+// TestLeftGroupEventNotRequeued checks that the event of a membership that was left meanwhile is not queued again.
+func TestLeftGroupEventNotRequeued(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, _ *program) {
+		id := p.createID(msg.PortSpaceUDP, 5)
+		p.must(p.bindID(id, "10.0.0.1:0"))
 		p.must(issue(p, ucm.CmdJoinMcast, ucm.JoinMcast{
 			Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet,
 			Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0")),
 		}, 4))
-		g := get[ucm.CreateIDResp](p).ID
-		p.event()
+		g := decodeResponse[ucm.CreateIDResp](p).ID
+		p.nextEvent()
 		p.must(issue(p, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
 		p.taken.Undo()
 		if n := len(p.files[0].events); n > 0 {
@@ -112,15 +112,15 @@ func TestLeftGroup(t *testing.T) {
 
 // TestForeignQueuePair checks that a program cannot connect or accept with another user's queue pair.
 func TestForeignQueuePair(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
-		_, r := requested(s, p, q)
-		p.event()
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+		_, r := listenerWithRequest(s, p, q)
+		p.nextEvent()
 		foreign := ucm.ConnParam{QPNum: foreignQP, Valid: 1}
 		if err := issue(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("accept: got %v, want EINVAL", err)
 		}
 		p.must(issue(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: ucm.ConnParam{QPNum: 3, Valid: 1}}, 0))
-		id := q.route("10.0.0.1:7001")
+		id := q.newResolvedID("10.0.0.1:7001")
 		for _, qpn := range []uint32{foreignQP, 1<<24 | foreignQP} {
 			foreign.QPNum = qpn
 			if err := issue(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {

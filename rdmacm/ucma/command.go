@@ -16,42 +16,42 @@ import (
 	"verbena/umem"
 )
 
-// call is a command in progress.
-type call struct {
+// commandCall is a command in progress.
+type commandCall struct {
 	f     *File
 	c     Caller
 	space umem.Space
 	in    []byte // the data after the header
 	out   int    // size of the buffer for the response
-	taken *Taken
+	taken *TakenEvent
 
 	response string // response as text, for the trace
 }
 
 // commands maps numbers to functions; nil means not implemented (ucma_cmd_table).
-var commands = [ucm.NumCommands]func(*call) error{
-	ucm.CmdCreateID:     (*call).createID,
-	ucm.CmdDestroyID:    (*call).destroyID,
-	ucm.CmdBindIP:       (*call).bindIP,
-	ucm.CmdResolveIP:    (*call).resolveIP,
-	ucm.CmdResolveRoute: (*call).resolveRoute,
-	ucm.CmdQueryRoute:   (*call).queryRoute,
-	ucm.CmdConnect:      (*call).connect,
-	ucm.CmdListen:       (*call).listen,
-	ucm.CmdAccept:       (*call).accept,
-	ucm.CmdReject:       (*call).reject,
-	ucm.CmdDisconnect:   (*call).disconnect,
-	ucm.CmdInitQPAttr:   (*call).initQPAttr,
-	ucm.CmdGetEvent:     (*call).getEvent,
-	ucm.CmdSetOption:    (*call).setOption,
-	ucm.CmdNotify:       (*call).notify,
-	ucm.CmdJoinIPMcast:  (*call).joinIPMcast,
-	ucm.CmdLeaveMcast:   (*call).leaveMcast,
-	ucm.CmdMigrateID:    (*call).migrateID,
-	ucm.CmdQuery:        (*call).query,
-	ucm.CmdBind:         (*call).bind,
-	ucm.CmdResolveAddr:  (*call).resolveAddr,
-	ucm.CmdJoinMcast:    (*call).joinMcast,
+var commands = [ucm.NumCommands]func(*commandCall) error{
+	ucm.CmdCreateID:     (*commandCall).createID,
+	ucm.CmdDestroyID:    (*commandCall).destroyID,
+	ucm.CmdBindIP:       (*commandCall).bindIP,
+	ucm.CmdResolveIP:    (*commandCall).resolveIP,
+	ucm.CmdResolveRoute: (*commandCall).resolveRoute,
+	ucm.CmdQueryRoute:   (*commandCall).queryRoute,
+	ucm.CmdConnect:      (*commandCall).connect,
+	ucm.CmdListen:       (*commandCall).listen,
+	ucm.CmdAccept:       (*commandCall).accept,
+	ucm.CmdReject:       (*commandCall).reject,
+	ucm.CmdDisconnect:   (*commandCall).disconnect,
+	ucm.CmdInitQPAttr:   (*commandCall).initQPAttr,
+	ucm.CmdGetEvent:     (*commandCall).getEvent,
+	ucm.CmdSetOption:    (*commandCall).setOption,
+	ucm.CmdNotify:       (*commandCall).notify,
+	ucm.CmdJoinIPMcast:  (*commandCall).joinIPMcast,
+	ucm.CmdLeaveMcast:   (*commandCall).leaveMcast,
+	ucm.CmdMigrateID:    (*commandCall).migrateID,
+	ucm.CmdQuery:        (*commandCall).query,
+	ucm.CmdBind:         (*commandCall).bind,
+	ucm.CmdResolveAddr:  (*commandCall).resolveAddr,
+	ucm.CmdJoinMcast:    (*commandCall).joinMcast,
 }
 
 // maxCommand is the maximum length of a command, with its header.
@@ -60,7 +60,7 @@ const maxCommand = 8 + 16 + 128 + 128 + 288
 // Write executes the command of n bytes at an address of the caller's memory, and returns n. For GET_EVENT, Write
 // also returns the event. If the response does not reach the program, the caller must return the event with Undo.
 // Write may sleep, but does not wait for an event: see ErrNoEvent. (ucma_write)
-func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
+func (f *File) Write(c Caller, addr uint64, n int) (int, *TakenEvent, error) {
 	var buf [maxCommand]byte
 	size := uapi.SizeOf[ucm.Hdr]()
 	if n < size {
@@ -68,7 +68,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
 	}
 	space := c.Space()
 	if err := space.ReadV([][]byte{buf[:size]}, addr); err != nil {
-		return 0, nil, fmt.Errorf("read the command: %w", fault(err))
+		return 0, nil, fmt.Errorf("read the command: %w", memoryFault(err))
 	}
 	h, _ := uapi.Decode[ucm.Hdr](buf[:])
 	switch {
@@ -81,15 +81,15 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
 	}
 	in := buf[size:][:min(int(h.In), len(buf)-size)]
 	if err := space.ReadV([][]byte{in}, addr+uint64(size)); err != nil {
-		return 0, nil, fmt.Errorf("%v: read the command: %w", h.Cmd, fault(err))
+		return 0, nil, fmt.Errorf("%v: read the command: %w", h.Cmd, memoryFault(err))
 	}
-	k := call{f: f, c: c, space: space, in: in, out: int(h.Out)}
-	err := f.announce(h.Cmd)
+	k := commandCall{f: f, c: c, space: space, in: in, out: int(h.Out)}
+	err := f.announceVerb(h.Cmd)
 	if err == nil {
 		err = commands[h.Cmd](&k)
 	}
 	if t, ok := c.(Tracer); ok {
-		t.TraceCM(h.Cmd.String()+k.request(h.Cmd), k.response)
+		t.TraceCM(h.Cmd.String()+k.describeObject(h.Cmd), k.response)
 	}
 	if err != nil {
 		return 0, nil, fmt.Errorf("%v: %w", h.Cmd, err)
@@ -111,8 +111,8 @@ var idOffsets = [ucm.NumCommands]int{
 	ucm.CmdJoinMcast: 16,
 }
 
-// request describes the object of a command.
-func (k *call) request(c ucm.Command) string {
+// describeObject describes the object of a command.
+func (k *commandCall) describeObject(c ucm.Command) string {
 	switch c {
 	case ucm.CmdCreateID:
 		return fmt.Sprintf("{%v}", msg.PortSpace(decode[ucm.CreateID](k).PS))
@@ -125,35 +125,35 @@ func (k *call) request(c ucm.Command) string {
 	return "{}"
 }
 
-// fault returns EFAULT for any error of the caller's memory.
-func fault(err error) error { return fmt.Errorf("%w: %w", err, syscall.EFAULT) }
+// memoryFault returns EFAULT for any error of the caller's memory.
+func memoryFault(err error) error { return fmt.Errorf("%w: %w", err, syscall.EFAULT) }
 
 // decode decodes a command. Missing bytes at its end are zero.
-func decode[T any](k *call) T {
+func decode[T any](k *commandCall) T {
 	v, _ := uapi.DecodePrefix[T](k.in[:min(len(k.in), uapi.SizeOf[T]())])
 	return v
 }
 
 func encode[T any](b []byte, v *T) { uapi.Encode(b, v) }
 
-// answer stores a response. The buffer must have space for at least least bytes.
-func answer[T any](k *call, addr uint64, v *T, least int) error {
+// storeResponse stores a response. The buffer must have space for at least least bytes.
+func storeResponse[T any](k *commandCall, addr uint64, v *T, least int) error {
 	if k.out < least {
 		return fmt.Errorf("buffer of %d bytes for a response of %d: %w", k.out, least, syscall.ENOSPC)
 	}
 	b := make([]byte, uapi.SizeOf[T]())
 	uapi.Encode(b, v)
-	return k.store(addr, b)
+	return k.storeBytes(addr, b)
 }
 
-func (k *call) store(addr uint64, b []byte) error {
+func (k *commandCall) storeBytes(addr uint64, b []byte) error {
 	if err := k.space.WriteV([][]byte{b[:min(len(b), k.out)]}, addr); err != nil {
-		return fmt.Errorf("store the response: %w", fault(err))
+		return fmt.Errorf("store the response: %w", memoryFault(err))
 	}
 	return nil
 }
 
-func (k *call) createID() error {
+func (k *commandCall) createID() error {
 	cmd := decode[ucm.CreateID](k)
 	if k.out < uapi.SizeOf[ucm.CreateIDResp]() {
 		return syscall.ENOSPC
@@ -170,20 +170,20 @@ func (k *call) createID() error {
 	var c *context
 	cm, err := s.m.NewID(rdmacm.Options{
 		Space: space, Type: t, MayUseLowPorts: k.c.MayBindLowPorts(),
-		Event:   func(_ *rdmacm.ID, e rdmacm.Event) { s.event(c, e) },
+		Event:   func(_ *rdmacm.ID, e rdmacm.Event) { s.handleEvent(c, e) },
 		Listens: k.f.cfg.Alive,
 	})
 	if err != nil {
 		return err
 	}
-	if c, err = s.add(k.f, cm, cmd.UID); err != nil {
+	if c, err = s.addID(k.f, cm, cmd.UID); err != nil {
 		cm.Destroy()
 		return err
 	}
 	k.response = fmt.Sprintf("{ID: %d}", c.id)
-	if err := answer(k, cmd.Response, &ucm.CreateIDResp{ID: c.id}, 0); err != nil {
+	if err := storeResponse(k, cmd.Response, &ucm.CreateIDResp{ID: c.id}, 0); err != nil {
 		s.mu.Lock()
-		s.drop(c)
+		s.dropIDs(c)
 		s.mu.Unlock()
 		cm.Destroy()
 		return err
@@ -191,16 +191,16 @@ func (k *call) createID() error {
 	return nil
 }
 
-func (k *call) destroyID() error {
+func (k *commandCall) destroyID() error {
 	cmd := decode[ucm.DestroyID](k)
 	if k.out < uapi.SizeOf[ucm.DestroyIDResp]() {
 		return syscall.ENOSPC
 	}
 	s := k.f.srv
 	s.mu.Lock()
-	c, err := k.f.any(cmd.ID)
+	c, err := k.f.lookupAnyID(cmd.ID)
 	if err == nil {
-		s.drop(c)
+		s.dropIDs(c)
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -210,7 +210,7 @@ func (k *call) destroyID() error {
 	s.mu.Lock()
 	n := c.reported
 	s.mu.Unlock()
-	return answer(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: n}, 0)
+	return storeResponse(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: n}, 0)
 }
 
 // The following constants are the sizes of addresses, by family.
@@ -230,9 +230,9 @@ type sockaddr struct {
 	gid    ib.GID
 }
 
-// parse decodes an address of at least sizeofInet6 bytes. parse truncates an InfiniBand address after its GID.
-// (rdma_addr_size)
-func parse(b []byte) (a sockaddr) {
+// parseSockaddr decodes an address of at least sizeofInet6 bytes. parseSockaddr truncates an InfiniBand address after
+// its GID. (rdma_addr_size)
+func parseSockaddr(b []byte) (a sockaddr) {
 	a.family = binary.NativeEndian.Uint16(b)
 	port := binary.BigEndian.Uint16(b[2:])
 	switch a.family {
@@ -253,8 +253,8 @@ func parse(b []byte) (a sockaddr) {
 	return a
 }
 
-// put encodes an address and returns its size, or 0 for an unknown address.
-func put(b []byte, a netip.AddrPort) int {
+// putSockaddr encodes an address and returns its size, or 0 for an unknown address.
+func putSockaddr(b []byte, a netip.AddrPort) int {
 	clear(b)
 	switch ip := a.Addr(); {
 	case ip.Is4():
@@ -278,26 +278,26 @@ func put(b []byte, a netip.AddrPort) int {
 
 var errFamily = fmt.Errorf("address of an unknown family: %w", syscall.EAFNOSUPPORT)
 
-func (k *call) bindIP() error {
+func (k *commandCall) bindIP() error {
 	cmd := decode[ucm.BindIP](k)
-	a := parse(cmd.Addr[:])
+	a := parseSockaddr(cmd.Addr[:])
 	if a.family != 0 && a.size == 0 || a.family == afIB {
 		return fmt.Errorf("address family %d: %w", a.family, syscall.EINVAL)
 	}
 	return k.bindTo(cmd.ID, a)
 }
 
-func (k *call) bind() error {
+func (k *commandCall) bind() error {
 	cmd := decode[ucm.Bind](k)
-	a := parse(cmd.Addr[:])
+	a := parseSockaddr(cmd.Addr[:])
 	if cmd.Reserved != 0 || cmd.AddrSize == 0 || int(cmd.AddrSize) != a.size {
 		return fmt.Errorf("address of %d bytes, family %d: %w", cmd.AddrSize, a.family, syscall.EINVAL)
 	}
 	return k.bindTo(cmd.ID, a)
 }
 
-func (k *call) bindTo(id uint32, a sockaddr) error {
-	c, err := k.f.find(id)
+func (k *commandCall) bindTo(id uint32, a sockaddr) error {
+	c, err := k.f.findID(id)
 	if err != nil {
 		return err
 	}
@@ -310,18 +310,18 @@ func (k *call) bindTo(id uint32, a sockaddr) error {
 	return c.cm.Bind(a.ip)
 }
 
-func (k *call) resolveIP() error {
+func (k *commandCall) resolveIP() error {
 	cmd := decode[ucm.ResolveIP](k)
-	src, dst := parse(cmd.SrcAddr[:]), parse(cmd.DstAddr[:])
+	src, dst := parseSockaddr(cmd.SrcAddr[:]), parseSockaddr(cmd.DstAddr[:])
 	if src.family != 0 && src.size == 0 || dst.size == 0 || src.family == afIB || dst.family == afIB {
 		return fmt.Errorf("address families %d and %d: %w", src.family, dst.family, syscall.EINVAL)
 	}
 	return k.resolve(cmd.ID, src, dst)
 }
 
-func (k *call) resolveAddr() error {
+func (k *commandCall) resolveAddr() error {
 	cmd := decode[ucm.ResolveAddr](k)
-	src, dst := parse(cmd.SrcAddr[:]), parse(cmd.DstAddr[:])
+	src, dst := parseSockaddr(cmd.SrcAddr[:]), parseSockaddr(cmd.DstAddr[:])
 	if cmd.Reserved != 0 || cmd.SrcSize != 0 && int(cmd.SrcSize) != src.size || cmd.DstSize == 0 ||
 		int(cmd.DstSize) != dst.size {
 		return fmt.Errorf("addresses of %d and %d bytes, families %d and %d: %w", cmd.SrcSize, cmd.DstSize, src.family,
@@ -333,13 +333,13 @@ func (k *call) resolveAddr() error {
 	return k.resolve(cmd.ID, src, dst)
 }
 
-func (k *call) resolve(id uint32, src, dst sockaddr) error {
-	c, err := k.f.find(id)
+func (k *commandCall) resolve(id uint32, src, dst sockaddr) error {
+	c, err := k.f.findID(id)
 	if err != nil {
 		return err
 	}
-	if f := k.f; f.unread(c) >= maxUnread {
-		return fmt.Errorf("%d events of the ID are unread: %w", maxUnread, syscall.ENOMEM)
+	if f := k.f; f.countUnread(c) >= maxUnreadEvents {
+		return fmt.Errorf("%d events of the ID are unread: %w", maxUnreadEvents, syscall.ENOMEM)
 	}
 	if dst.family == afIB || src.family == afIB {
 		return fmt.Errorf("InfiniBand addresses do not exist on Ethernet: %w", syscall.ENODEV)
@@ -347,19 +347,19 @@ func (k *call) resolve(id uint32, src, dst sockaddr) error {
 	return c.cm.ResolveAddr(src.ip, dst.ip)
 }
 
-// maxUnread limits the unread events of an ID that repeatedly fails to resolve an address. All other events change
-// the state of the ID.
-const maxUnread = 8
+// maxUnreadEvents limits the unread events of an ID that repeatedly fails to resolve an address. All other events
+// change the state of the ID.
+const maxUnreadEvents = 8
 
-func (f *File) unread(c *context) int {
+func (f *File) countUnread(c *context) int {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	return c.unread
 }
 
-func (k *call) resolveRoute() error {
+func (k *commandCall) resolveRoute() error {
 	cmd := decode[ucm.ResolveRoute](k)
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
@@ -385,19 +385,19 @@ const (
 	pathHopLimit = 64
 )
 
-func (k *call) queryRoute() error {
+func (k *commandCall) queryRoute() error {
 	cmd := decode[ucm.Query](k)
 	if k.out < routeWithoutIndex {
 		return syscall.ENOSPC
 	}
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
 	v := c.cm.View()
 	r := ucm.QueryRouteResp{IBDevIndex: invalidIndex}
-	put(r.SrcAddr[:], v.Src)
-	put(r.DstAddr[:], v.Dst)
+	putSockaddr(r.SrcAddr[:], v.Src)
+	putSockaddr(r.DstAddr[:], v.Dst)
 	if v.Device != nil {
 		r.NodeGUID, r.PortNum = uapi.NewBE64(v.GUID), uint8(v.Port)
 		if v.Routed {
@@ -409,12 +409,12 @@ func (k *call) queryRoute() error {
 			RateSelector: selectEqual, Rate: rate10Gb, PacketLifeTimeSelector: selectEqual, PacketLifeTime: lifeTime,
 		}
 	}
-	return answer(k, cmd.Response, &r, routeWithoutIndex)
+	return storeResponse(k, cmd.Response, &r, routeWithoutIndex)
 }
 
-func (k *call) query() error {
+func (k *commandCall) query() error {
 	cmd := decode[ucm.Query](k)
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
@@ -428,7 +428,7 @@ func (k *call) query() error {
 	}
 	switch cmd.Option {
 	case ucm.QueryAddr:
-		r.SrcSize, r.DstSize = uint16(put(r.SrcAddr[:], v.Src)), uint16(put(r.DstAddr[:], v.Dst))
+		r.SrcSize, r.DstSize = uint16(putSockaddr(r.SrcAddr[:], v.Src)), uint16(putSockaddr(r.DstAddr[:], v.Dst))
 	case ucm.QueryGID:
 		r.SrcSize, r.DstSize = sizeofIB, sizeofIB
 		putGID(r.SrcAddr[:], v.SGID, c.cm.Space(), v.Src.Port())
@@ -436,7 +436,7 @@ func (k *call) query() error {
 	default:
 		return syscall.ENOSYS
 	}
-	return answer(k, cmd.Response, &r, addrWithoutIndex)
+	return storeResponse(k, cmd.Response, &r, addrWithoutIndex)
 }
 
 // putGID encodes an InfiniBand address (struct sockaddr_ib).
@@ -448,7 +448,7 @@ func putGID(b []byte, g ib.GID, space msg.PortSpace, port uint16) {
 	binary.BigEndian.PutUint64(b[32:], ^uint64(0))
 }
 
-func (k *call) queryPath(addr uint64, v *rdmacm.View) error {
+func (k *commandCall) queryPath(addr uint64, v *rdmacm.View) error {
 	r := ucm.QueryPathResp{}
 	if k.out < uapi.SizeOf[ucm.QueryPathResp]() {
 		return syscall.ENOSPC
@@ -469,11 +469,11 @@ func (k *call) queryPath(addr uint64, v *rdmacm.View) error {
 		p[54], p[55], p[56] = selectEqual<<6|uint8(v.MTU), selectEqual<<6|rate10Gb, selectEqual<<6|lifeTime
 		b = uapi.AppendTo(b, &d)
 	}
-	return k.store(addr, b)
+	return k.storeBytes(addr, b)
 }
 
-// param decodes the parameters of a connection. (ucma_copy_conn_param)
-func param(p *ucm.ConnParam) (rdmacm.Param, []byte) {
+// decodeParam decodes the parameters of a connection. (ucma_copy_conn_param)
+func decodeParam(p *ucm.ConnParam) (rdmacm.Param, []byte) {
 	return rdmacm.Param{
 		QPN: p.QPNum, QKey: p.QKey, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
 		FlowControl: p.FlowControl != 0, RetryCount: min(p.RetryCount, 7), RNRRetryCount: min(p.RNRRetryCount, 7),
@@ -481,16 +481,16 @@ func param(p *ucm.ConnParam) (rdmacm.Param, []byte) {
 	}, p.PrivateData[:p.PrivateDataLen]
 }
 
-func (k *call) connect() error {
+func (k *commandCall) connect() error {
 	cmd := decode[ucm.Connect](k)
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
 	if cmd.ConnParam.Valid == 0 {
 		return fmt.Errorf("the parameters are missing: %w", syscall.EINVAL)
 	}
-	p, data := param(&cmd.ConnParam)
+	p, data := decodeParam(&cmd.ConnParam)
 	if err := k.checkOwnsQP(c, p.QPN); err != nil {
 		return err
 	}
@@ -498,7 +498,7 @@ func (k *call) connect() error {
 }
 
 // checkOwnsQP returns an error for the number of a queue pair that does not belong to the caller.
-func (k *call) checkOwnsQP(c *context, qpn uint32) error {
+func (k *commandCall) checkOwnsQP(c *context, qpn uint32) error {
 	switch c.cm.Type() {
 	case ib.QPTypeRC, ib.QPTypeUC:
 		if dev := c.cm.View().Device; dev != nil && !k.c.MayConnect(dev, qpn&0xffffff) {
@@ -508,28 +508,28 @@ func (k *call) checkOwnsQP(c *context, qpn uint32) error {
 	return nil
 }
 
-func (k *call) listen() error {
+func (k *commandCall) listen() error {
 	cmd := decode[ucm.Listen](k)
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
-	return c.cm.Listen(backlog(cmd.Backlog))
+	return c.cm.Listen(limitBacklog(cmd.Backlog))
 }
 
-// backlog limits the backlog of a program. (ucma_listen)
-func backlog(n uint32) int {
+// limitBacklog limits the backlog of a program. (ucma_listen)
+func limitBacklog(n uint32) int {
 	if n == 0 || n > MaxBacklog {
 		return MaxBacklog
 	}
 	return int(n)
 }
 
-func (k *call) accept() error {
+func (k *commandCall) accept() error {
 	cmd := decode[ucm.Accept](k)
 	s := k.f.srv
 	if cmd.ConnParam.Valid != 0 {
-		c, err := k.f.find(cmd.ID)
+		c, err := k.f.findID(cmd.ID)
 		if err == nil {
 			err = k.checkOwnsQP(c, cmd.ConnParam.QPNum)
 		}
@@ -539,14 +539,14 @@ func (k *call) accept() error {
 	}
 	s.mu.Lock() // no event may be queued between the acceptance and the assignment of the program's identifier
 	defer s.mu.Unlock()
-	c, err := k.f.lookup(cmd.ID)
+	c, err := k.f.lookupID(cmd.ID)
 	if err != nil {
 		return err
 	}
 	if cmd.ConnParam.Valid == 0 {
 		return c.cm.Complete()
 	}
-	p, data := param(&cmd.ConnParam)
+	p, data := decodeParam(&cmd.ConnParam)
 	if err := c.cm.Accept(p, data); err != nil {
 		return err
 	}
@@ -554,7 +554,7 @@ func (k *call) accept() error {
 	return nil
 }
 
-func (k *call) reject() error {
+func (k *commandCall) reject() error {
 	cmd := decode[ucm.Reject](k)
 	reason := msg.Reason(cmd.Reason)
 	switch reason {
@@ -564,23 +564,23 @@ func (k *call) reject() error {
 	default:
 		return fmt.Errorf("reason %d: %w", cmd.Reason, syscall.EINVAL)
 	}
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
 	return c.cm.Reject(reason, cmd.PrivateData[:cmd.PrivateDataLen])
 }
 
-func (k *call) disconnect() error {
+func (k *commandCall) disconnect() error {
 	cmd := decode[ucm.Disconnect](k)
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
 	return c.cm.Disconnect()
 }
 
-func (k *call) initQPAttr() error {
+func (k *commandCall) initQPAttr() error {
 	cmd := decode[ucm.InitQPAttr](k)
 	if k.out < uapi.SizeOf[ucm.QPAttr]() {
 		return syscall.ENOSPC
@@ -588,7 +588,7 @@ func (k *call) initQPAttr() error {
 	if cmd.QPState > uint32(ib.QPErr) {
 		return fmt.Errorf("state %d: %w", cmd.QPState, syscall.EINVAL)
 	}
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
@@ -604,7 +604,7 @@ func (k *call) initQPAttr() error {
 		RetryCnt: a.RetryCnt,
 		RNRRetry: a.RNRRetry,
 	}
-	return answer(k, cmd.Response, &r, 0)
+	return storeResponse(k, cmd.Response, &r, 0)
 }
 
 // userAH converts an address to the user ABI. (ib_copy_ah_attr_to_user)
@@ -620,21 +620,21 @@ func userAH(a *ib.AHAttr) (u uapi.AHAttr) {
 	return u
 }
 
-func (k *call) getEvent() error {
+func (k *commandCall) getEvent() error {
 	cmd := decode[ucm.GetEvent](k)
 	if k.out < ucm.MinEventResp {
 		return syscall.ENOSPC
 	}
-	t, err := k.f.take()
+	t, err := k.f.takeEvent()
 	if err != nil {
 		return err
 	}
-	if err := answer(k, cmd.Response, &t.e.resp, 0); err != nil {
+	if err := storeResponse(k, cmd.Response, &t.e.resp, 0); err != nil {
 		t.Undo()
 		return err
 	}
 	if r := t.e.request; r != nil {
-		r.cm.Settle()
+		r.cm.LeaveBacklog()
 	}
 	k.taken = t
 	r := &t.e.resp
@@ -642,9 +642,9 @@ func (k *call) getEvent() error {
 	return nil
 }
 
-func (k *call) setOption() error {
+func (k *commandCall) setOption() error {
 	cmd := decode[ucm.SetOption](k)
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
@@ -664,7 +664,7 @@ func (k *call) setOption() error {
 	}
 	var b [4]byte
 	if err := k.space.ReadV([][]byte{b[:size]}, cmd.OptVal); err != nil {
-		return fault(err)
+		return memoryFault(err)
 	}
 	v := b[0]
 	if size == 4 && binary.NativeEndian.Uint32(b[:]) != 0 {
@@ -673,9 +673,9 @@ func (k *call) setOption() error {
 	return c.cm.SetOption(rdmacm.Option(cmd.OptName), v)
 }
 
-func (k *call) notify() error {
+func (k *commandCall) notify() error {
 	cmd := decode[ucm.Notify](k)
-	c, err := k.f.find(cmd.ID)
+	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
 	}
@@ -685,21 +685,21 @@ func (k *call) notify() error {
 	return c.cm.Establish()
 }
 
-func (k *call) joinIPMcast() error {
+func (k *commandCall) joinIPMcast() error {
 	cmd := decode[ucm.JoinIPMcast](k)
-	return k.join(cmd.Response, cmd.UID, cmd.ID, parse(cmd.Addr[:]))
+	return k.join(cmd.Response, cmd.UID, cmd.ID, parseSockaddr(cmd.Addr[:]))
 }
 
-func (k *call) joinMcast() error {
+func (k *commandCall) joinMcast() error {
 	cmd := decode[ucm.JoinMcast](k)
-	a := parse(cmd.Addr[:])
+	a := parseSockaddr(cmd.Addr[:])
 	if int(cmd.AddrSize) != a.size || cmd.JoinFlags > 1 {
 		return fmt.Errorf("address of %d bytes, flags %d: %w", cmd.AddrSize, cmd.JoinFlags, syscall.EINVAL)
 	}
 	return k.join(cmd.Response, cmd.UID, cmd.ID, a)
 }
 
-func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
+func (k *commandCall) join(response, uid uint64, id uint32, a sockaddr) error {
 	if k.out < uapi.SizeOf[ucm.CreateIDResp]() {
 		return syscall.ENOSPC
 	}
@@ -708,7 +708,7 @@ func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
 	}
 	s := k.f.srv
 	s.mu.Lock() // the event must be queued after the group has a number
-	c, err := k.f.lookup(id)
+	c, err := k.f.lookupID(id)
 	var g *group
 	if err == nil {
 		err = c.user.Take(quota.CMIDs, 1)
@@ -718,7 +718,7 @@ func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
 		if g.member, err = c.cm.Join(a.ip.Addr()); err != nil {
 			c.user.Give(quota.CMIDs, 1)
 		} else {
-			g.id = s.number()
+			g.id = s.unusedNumber()
 			s.groups[g.id] = g
 			c.groups = append(c.groups, g)
 		}
@@ -727,15 +727,15 @@ func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
 	if err != nil {
 		return err
 	}
-	if err := answer(k, response, &ucm.CreateIDResp{ID: g.id}, 0); err != nil {
-		s.leave(g)
+	if err := storeResponse(k, response, &ucm.CreateIDResp{ID: g.id}, 0); err != nil {
+		s.leaveGroup(g)
 		return err
 	}
 	return nil
 }
 
-// leave ends a membership, and returns the number of its events that the program has received.
-func (s *Server) leave(g *group) uint32 {
+// leaveGroup ends a membership, and returns the number of its events that the program has received.
+func (s *Server) leaveGroup(g *group) uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.groups[g.id] != g { // the group's ID was destroyed, or another thread has left the group
@@ -753,12 +753,12 @@ func (s *Server) leave(g *group) uint32 {
 		}
 		return e.group == g
 	})
-	s.signal(f)
+	s.signalReady(f)
 	g.member.Leave()
 	return g.reported
 }
 
-func (k *call) leaveMcast() error {
+func (k *commandCall) leaveMcast() error {
 	cmd := decode[ucm.DestroyID](k)
 	if k.out < uapi.SizeOf[ucm.DestroyIDResp]() {
 		return syscall.ENOSPC
@@ -777,10 +777,10 @@ func (k *call) leaveMcast() error {
 	if err != nil {
 		return fmt.Errorf("membership %d: %w", cmd.ID, err)
 	}
-	return answer(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: s.leave(g)}, 0)
+	return storeResponse(k, cmd.Response, &ucm.DestroyIDResp{EventsReported: s.leaveGroup(g)}, 0)
 }
 
-func (k *call) migrateID() error {
+func (k *commandCall) migrateID() error {
 	cmd := decode[ucm.MigrateID](k)
 	if k.out < uapi.SizeOf[ucm.MigrateResp]() {
 		return syscall.ENOSPC
@@ -794,26 +794,26 @@ func (k *call) migrateID() error {
 	}
 	s := k.f.srv
 	s.mu.Lock()
-	c, err := from.lookup(cmd.ID)
+	c, err := from.lookupID(cmd.ID)
 	var n uint32
 	if err == nil && k.f.closed {
 		err = errClosed
 	}
 	if err == nil {
 		n = c.reported
-		s.move(c, k.f)
+		s.moveID(c, k.f)
 	}
 	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	return answer(k, cmd.Response, &ucm.MigrateResp{EventsReported: n}, 0)
+	return storeResponse(k, cmd.Response, &ucm.MigrateResp{EventsReported: n}, 0)
 }
 
-// move moves an ID to another file, with its unread events. (ucma_migrate_id)
+// moveID moves an ID to another file, with its unread events. (ucma_migrate_id)
 //
 //verbena:held mu
-func (s *Server) move(c *context, to *File) {
+func (s *Server) moveID(c *context, to *File) {
 	from := c.file
 	if from == to {
 		return
@@ -836,7 +836,7 @@ func (s *Server) move(c *context, to *File) {
 		to.ids[m] = struct{}{}
 		m.file = to
 	}
-	s.signal(from)
-	s.signal(to)
-	s.wake(to, len(to.events))
+	s.signalReady(from)
+	s.signalReady(to)
+	s.wakeWaiters(to, len(to.events))
 }

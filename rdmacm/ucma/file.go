@@ -153,18 +153,18 @@ func (f *File) Close() {
 	s.mu.Lock()
 	f.closed = true
 	ids := slices.Collect(maps.Keys(f.ids))
-	s.drop(ids...)
-	s.wake(f, len(f.waiters))
+	s.dropIDs(ids...)
+	s.wakeWaiters(f, len(f.waiters))
 	s.mu.Unlock()
 	for _, c := range ids {
 		c.cm.Destroy()
 	}
 }
 
-// number returns an unused number. (xa_alloc)
+// unusedNumber returns an unused number. (xa_alloc)
 //
 //verbena:held mu
-func (s *Server) number() uint32 {
+func (s *Server) unusedNumber() uint32 {
 	for {
 		s.next++
 		if s.next == 1<<31 {
@@ -176,8 +176,8 @@ func (s *Server) number() uint32 {
 	}
 }
 
-// add assigns a number to an ID.
-func (s *Server) add(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
+// addID assigns a number to an ID.
+func (s *Server) addID(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
 	if err := f.cfg.User.Take(quota.CMIDs, 1); err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func (s *Server) add(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
 		f.cfg.User.Give(quota.CMIDs, 1)
 		return nil, errClosed
 	}
-	c := &context{id: s.number(), user: f.cfg.User, cm: cm, file: f, uid: uid}
+	c := &context{id: s.unusedNumber(), user: f.cfg.User, cm: cm, file: f, uid: uid}
 	s.ids[c.id] = c
 	f.ids[c] = struct{}{}
 	return c, nil
@@ -195,12 +195,12 @@ func (s *Server) add(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
 
 var errClosed = fmt.Errorf("the file is closed: %w", syscall.EIO)
 
-// drop removes IDs from their program, with their unread events, and with requests that the program has not
-// received yet. The caller must destroy the IDs of the connection manager. drop visits each event only once for any
+// dropIDs removes IDs from their program, with their unread events, and with requests that the program has not
+// received yet. The caller must destroy the IDs of the connection manager. dropIDs visits each event only once for any
 // number of IDs.
 //
 //verbena:held mu
-func (s *Server) drop(ids ...*context) {
+func (s *Server) dropIDs(ids ...*context) {
 	files := map[*File]struct{}{}
 	for _, c := range ids {
 		if c.gone {
@@ -230,36 +230,36 @@ func (s *Server) drop(ids ...*context) {
 			}
 			return false
 		})
-		s.signal(f)
+		s.signalReady(f)
 	}
 	if len(requests) > 0 {
-		s.drop(requests...)
+		s.dropIDs(requests...)
 		for _, r := range requests {
 			r.cm.Destroy()
 		}
 	}
 }
 
-// signal reports to Config.Ready whether there are events.
+// signalReady reports to Config.Ready whether there are events.
 //
 //verbena:held mu
-func (s *Server) signal(f *File) {
+func (s *Server) signalReady(f *File) {
 	if f.cfg.Ready != nil {
 		f.cfg.Ready(len(f.events) > 0)
 	}
 }
 
-// find returns the ID with a number, and holds no lock. find returns ENOENT if there is none, EINVAL if it belongs
+// findID returns the ID with a number, and holds no lock. findID returns ENOENT if there is none, EINVAL if it belongs
 // to another file, EIO if its device has gone.
-func (f *File) find(id uint32) (*context, error) {
+func (f *File) findID(id uint32) (*context, error) {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
-	return f.lookup(id)
+	return f.lookupID(id)
 }
 
 //verbena:held f.srv.mu
-func (f *File) lookup(id uint32) (*context, error) {
-	c, err := f.any(id)
+func (f *File) lookupID(id uint32) (*context, error) {
+	c, err := f.lookupAnyID(id)
 	if err == nil && c.removed {
 		err = fmt.Errorf("ID %d: its device was removed: %w", id, syscall.EIO)
 	}
@@ -267,7 +267,7 @@ func (f *File) lookup(id uint32) (*context, error) {
 }
 
 //verbena:held f.srv.mu
-func (f *File) any(id uint32) (*context, error) {
+func (f *File) lookupAnyID(id uint32) (*context, error) {
 	c := f.srv.ids[id]
 	switch {
 	case c == nil:
@@ -278,10 +278,10 @@ func (f *File) any(id uint32) (*context, error) {
 	return c, nil
 }
 
-// event queues an event of an ID. (ucma_event_handler)
-func (s *Server) event(c *context, e rdmacm.Event) {
+// handleEvent queues an event of an ID. (ucma_event_handler)
+func (s *Server) handleEvent(c *context, e rdmacm.Event) {
 	if e.Type == rdmacm.ConnectRequest {
-		s.request(c, e)
+		s.queueRequest(c, e)
 		return
 	}
 	s.mu.Lock()
@@ -305,43 +305,43 @@ func (s *Server) event(c *context, e rdmacm.Event) {
 		x.group = c.groups[i]
 		x.resp.UID, x.resp.ID = x.group.uid, x.group.id
 	}
-	x.fill(c.cm, &e)
-	s.queue(c.file, x)
+	x.encodeEvent(c.cm, &e)
+	s.enqueue(c.file, x)
 }
 
-// request queues a connection request, and assigns a number to its ID. (ucma_connect_event_handler)
-func (s *Server) request(l *context, e rdmacm.Event) {
+// queueRequest queues a connection request, and assigns a number to its ID. (ucma_connect_event_handler)
+func (s *Server) queueRequest(l *context, e rdmacm.Event) {
 	s.mu.Lock()
 	f := l.file
 	s.mu.Unlock()
-	c, err := s.add(f, e.New, 0)
+	c, err := s.addID(f, e.New, 0)
 	if err != nil { // the user has too many IDs
 		e.New.Destroy()
 		return
 	}
-	e.New.Adopt(func(_ *rdmacm.ID, e rdmacm.Event) { s.event(c, e) })
+	e.New.SetEventFunc(func(_ *rdmacm.ID, e rdmacm.Event) { s.handleEvent(c, e) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.gone || l.removed || c.gone || c.file != l.file {
-		s.drop(c)
+		s.dropIDs(c)
 		c.cm.Destroy()
 		return
 	}
 	x := &event{ctx: l, request: c, resp: ucm.EventResp{UID: l.uid, ID: c.id}}
-	x.fill(e.New, &e)
-	s.queue(l.file, x)
+	x.encodeEvent(e.New, &e)
+	s.enqueue(l.file, x)
 }
 
 //verbena:held mu
-func (s *Server) queue(f *File, e *event) {
+func (s *Server) enqueue(f *File, e *event) {
 	f.events = append(f.events, e)
 	e.ctx.unread++
-	s.signal(f)
-	s.wake(f, 1)
+	s.signalReady(f)
+	s.wakeWaiters(f, 1)
 }
 
-// fill encodes an event for the program.
-func (x *event) fill(id *rdmacm.ID, e *rdmacm.Event) {
+// encodeEvent encodes an event for the program.
+func (x *event) encodeEvent(id *rdmacm.ID, e *rdmacm.Event) {
 	x.resp.Event, x.resp.Status = uint32(e.Type), uint32(e.Status)
 	if id.Datagrams() {
 		p := ucm.UDParam{QPNum: e.Param.QPN, QKey: e.Param.QKey, AHAttr: userAH(&e.AH)}
@@ -403,7 +403,7 @@ func (f *File) Closed() bool {
 }
 
 //verbena:held mu
-func (s *Server) wake(f *File, n int) {
+func (s *Server) wakeWaiters(f *File, n int) {
 	for range min(n, len(f.waiters)) {
 		w := f.waiters[0]
 		f.waiters = f.waiters[1:]
@@ -411,14 +411,14 @@ func (s *Server) wake(f *File, n int) {
 	}
 }
 
-// Taken is an event that was delivered to a program.
-type Taken struct {
+// TakenEvent is an event that was delivered to a program.
+type TakenEvent struct {
 	f *File
 	e *event
 }
 
-// take removes the oldest event from the queue.
-func (f *File) take() (*Taken, error) {
+// takeEvent removes the oldest event from the queue.
+func (f *File) takeEvent() (*TakenEvent, error) {
 	s := f.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -435,19 +435,19 @@ func (f *File) take() (*Taken, error) {
 	if e.group != nil {
 		e.group.reported++
 	}
-	s.signal(f)
-	return &Taken{f, e}, nil
+	s.signalReady(f)
+	return &TakenEvent{f, e}, nil
 }
 
 // Undo returns an event that has not reached the program to the queue, to be delivered again.
-func (t *Taken) Undo() {
+func (t *TakenEvent) Undo() {
 	s := t.f.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := t.e
 	if e.ctx.gone {
 		if r := e.request; r != nil && !r.gone {
-			s.drop(r)
+			s.dropIDs(r)
 			r.cm.Destroy()
 		}
 		return
@@ -462,8 +462,8 @@ func (t *Taken) Undo() {
 	e.ctx.unread++
 	f := e.ctx.file
 	f.events = slices.Insert(f.events, 0, e)
-	s.signal(f)
-	s.wake(f, 1)
+	s.signalReady(f)
+	s.wakeWaiters(f, 1)
 }
 
 // portSpace checks a port space and returns its queue pair type. (ucma_get_qp_type)

@@ -30,23 +30,23 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // memory is the memory of a program, with addresses from 0x1000.
 type memory struct{ b []byte }
 
-const base = 0x1000
+const memoryBase = 0x1000
 
-func (m *memory) at(addr uint64, n int) ([]byte, error) {
-	if addr < base || addr-base > uint64(len(m.b)) || uint64(n) > uint64(len(m.b))-(addr-base) {
+func (m *memory) bytesAt(addr uint64, n int) ([]byte, error) {
+	if addr < memoryBase || addr-memoryBase > uint64(len(m.b)) || uint64(n) > uint64(len(m.b))-(addr-memoryBase) {
 		return nil, umem.ErrFault
 	}
-	return m.b[addr-base:][:n], nil
+	return m.b[addr-memoryBase:][:n], nil
 }
 
 func (m *memory) Check(addr, length uint64, _ bool) error {
-	_, err := m.at(addr, int(length))
+	_, err := m.bytesAt(addr, int(length))
 	return err
 }
 
 func (m *memory) ReadV(dst [][]byte, addr uint64) error {
 	for _, d := range dst {
-		b, err := m.at(addr, len(d))
+		b, err := m.bytesAt(addr, len(d))
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func (m *memory) ReadV(dst [][]byte, addr uint64) error {
 
 func (m *memory) WriteV(src [][]byte, addr uint64) error {
 	for _, s := range src {
-		b, err := m.at(addr, len(s))
+		b, err := m.bytesAt(addr, len(s))
 		if err != nil {
 			return err
 		}
@@ -72,8 +72,8 @@ type program struct {
 	mem   memory
 	files []*File
 	low   bool
-	ready bool   // whether the first file is ready
-	taken *Taken // the last event taken
+	ready bool        // whether the first file is ready
+	taken *TakenEvent // the last event taken
 }
 
 func (p *program) Space() umem.Space { return &p.mem }
@@ -94,8 +94,8 @@ func (p *program) MayBindLowPorts() bool { return p.low }
 
 // The following constants are the addresses of a command and of its response.
 const (
-	commandAt  = base
-	responseAt = base + 2048
+	commandAt  = memoryBase
+	responseAt = memoryBase + 2048
 )
 
 func newProgram(t *testing.T, s *Server, u *quota.User) *program {
@@ -104,8 +104,8 @@ func newProgram(t *testing.T, s *Server, u *quota.User) *program {
 	return p
 }
 
-// raw issues a command given as bytes.
-func (p *program) raw(f *File, cmd ucm.Command, in []byte, out int) error {
+// issueRaw issues a command given as bytes.
+func (p *program) issueRaw(f *File, cmd ucm.Command, in []byte, out int) error {
 	h := ucm.Hdr{Cmd: cmd, In: uint16(len(in)), Out: uint16(out)}
 	b := append(uapi.AppendTo(nil, &h), in...)
 	copy(p.mem.b, b)
@@ -120,12 +120,12 @@ func (p *program) raw(f *File, cmd ucm.Command, in []byte, out int) error {
 }
 
 func issue[C any](p *program, cmd ucm.Command, v C, out int) error {
-	return p.raw(p.files[0], cmd, uapi.AppendTo(nil, &v), out)
+	return p.issueRaw(p.files[0], cmd, uapi.AppendTo(nil, &v), out)
 }
 
-// get decodes the response.
-func get[R any](p *program) R {
-	v, _ := uapi.Decode[R](p.mem.b[responseAt-base:])
+// decodeResponse decodes the response.
+func decodeResponse[R any](p *program) R {
+	v, _ := uapi.Decode[R](p.mem.b[responseAt-memoryBase:])
 	return v
 }
 
@@ -136,43 +136,44 @@ func (p *program) must(err error) {
 	}
 }
 
-func (p *program) create(space msg.PortSpace, uid uint64) uint32 {
+func (p *program) createID(space msg.PortSpace, uid uint64) uint32 {
 	p.t.Helper()
 	p.must(issue(p, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: responseAt, PS: uint16(space),
 		QPType: uint8(ib.QPTypeRC)}, 4))
-	return get[ucm.CreateIDResp](p).ID
+	return decodeResponse[ucm.CreateIDResp](p).ID
 }
 
-func (p *program) destroy(id uint32) uint32 {
+func (p *program) destroyID(id uint32) uint32 {
 	p.t.Helper()
 	p.must(issue(p, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: id}, 4))
-	return get[ucm.DestroyIDResp](p).EventsReported
+	return decodeResponse[ucm.DestroyIDResp](p).EventsReported
 }
 
-func sockaddrOf(a netip.AddrPort) (s ucm.Sockaddr) { put(s[:], a); return s }
+func sockaddrOf(a netip.AddrPort) (s ucm.Sockaddr) { putSockaddr(s[:], a); return s }
 
-func (p *program) bind(id uint32, a string) error {
+func (p *program) bindID(id uint32, a string) error {
 	addr := netip.MustParseAddrPort(a)
 	s := sockaddrOf(addr)
-	return issue(p, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: uint16(parse(s[:]).size), Addr: s}, 0)
+	return issue(p, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: uint16(parseSockaddr(s[:]).size), Addr: s}, 0)
 }
 
-func (p *program) event() ucm.EventResp {
+func (p *program) nextEvent() ucm.EventResp {
 	p.t.Helper()
 	synctest.Wait()
 	if err := issue(p, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, uapi.SizeOf[ucm.EventResp]()); err != nil {
 		p.t.Fatal(err)
 	}
-	return get[ucm.EventResp](p)
+	return decodeResponse[ucm.EventResp](p)
 }
 
-// inWorld runs a test with a device, a server, and programs of two users.
-func inWorld(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
-	fuzzWorld(t, true, f)
+// withPrograms runs a test with a device, a server, and programs of two users.
+func withPrograms(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
+	withFuzzPrograms(t, true, f)
 }
 
-// fuzzWorld is like inWorld, but uses checked mode only on request, because checked mode takes most of the time.
-func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
+// withFuzzPrograms is like withPrograms, but uses checked mode only on request, because checked mode takes most of the
+// time.
+func withFuzzPrograms(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
 	synctest.Test(t, func(t *testing.T) {
 		var core ib.Core
 		if checked {
@@ -218,8 +219,8 @@ func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot 
 	})
 }
 
-// TestOffsets checks that the trace finds the ID of every command.
-func TestOffsets(t *testing.T) {
+// TestIDOffsets checks that the trace finds the ID of every command.
+func TestIDOffsets(t *testing.T) {
 	for cmd, v := range map[ucm.Command]any{
 		ucm.CmdDestroyID: ucm.DestroyID{}, ucm.CmdBindIP: ucm.BindIP{}, ucm.CmdResolveIP: ucm.ResolveIP{},
 		ucm.CmdResolveRoute: ucm.ResolveRoute{}, ucm.CmdQueryRoute: ucm.Query{}, ucm.CmdConnect: ucm.Connect{},
@@ -244,24 +245,24 @@ func TestOffsets(t *testing.T) {
 // TestConnection connects two programs. It checks that each ID receives its events, and that events are counted
 // when they are delivered.
 func TestConnection(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
-		l := b.create(msg.PortSpaceTCP, 0xb0)
-		b.must(b.bind(l, "0.0.0.0:7471"))
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		l := b.createID(msg.PortSpaceTCP, 0xb0)
+		b.must(b.bindID(l, "0.0.0.0:7471"))
 		b.must(issue(b, ucm.CmdListen, ucm.Listen{ID: l, Backlog: 4}, 0))
-		c := a.create(msg.PortSpaceTCP, 0xa0)
+		c := a.createID(msg.PortSpaceTCP, 0xa0)
 		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, ErrNoEvent) {
 			t.Errorf("GET_EVENT without an event: got %v, want ErrNoEvent", err)
 		}
 		dst := sockaddrOf(netip.MustParseAddrPort("10.0.0.1:7471"))
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet, DstAddr: dst}, 0))
-		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.UID != 0xa0 || e.ID != c {
+		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.UID != 0xa0 || e.ID != c {
 			t.Fatalf("event: got %+v, want address resolved with UID 0xa0", e)
 		}
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
-		a.event()
+		a.nextEvent()
 		a.must(issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, 400))
-		if r := get[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 ||
-			parse(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
+		if r := decodeResponse[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 ||
+			parseSockaddr(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
 			t.Errorf("address: got %+v, want 10.0.0.1:7471 as the destination", r)
 		}
 		// The buffers have the current library's size, and the size of a library without a device index.
@@ -271,13 +272,13 @@ func TestConnection(t *testing.T) {
 			}
 		}
 		a.must(issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: c, Option: ucm.QueryPath}, 400))
-		if r := get[ucm.QueryPathResp](a); r.NumPaths != 1 {
+		if r := decodeResponse[ucm.QueryPathResp](a); r.NumPaths != 1 {
 			t.Errorf("paths: got %+v, want 1", r)
 		}
 		cp := ucm.ConnParam{QPNum: 7, ResponderResources: 1, InitiatorDepth: 1, Valid: 1, PrivateDataLen: 2,
 			PrivateData: [256]uint8{1, 2}}
 		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: cp, ID: c}, 0))
-		e := b.event()
+		e := b.nextEvent()
 		if rdmacm.EventType(e.Event) != rdmacm.ConnectRequest || e.UID != 0xb0 || e.ID == l {
 			t.Fatalf("event: got %+v, want connect request with UID 0xb0", e)
 		}
@@ -286,15 +287,15 @@ func TestConnection(t *testing.T) {
 			t.Errorf("parameters: got %+v, want QP 7 and 56 bytes of private data", p)
 		}
 		b.must(issue(b, ucm.CmdAccept, ucm.Accept{UID: 0xb1, ConnParam: ucm.ConnParam{QPNum: 8, Valid: 1}, ID: e.ID}, 0))
-		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.ConnectResponse {
+		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.ConnectResponse {
 			t.Fatalf("event: got %+v, want connect response", e)
 		}
 		a.must(issue(a, ucm.CmdAccept, ucm.Accept{ID: c}, 0))
-		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 0xb1 {
+		if e := b.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 0xb1 {
 			t.Fatalf("event: got %+v, want established with UID 0xb1", e)
 		}
 		a.must(issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: c}, 0))
-		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.Disconnected {
+		if e := b.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.Disconnected {
 			t.Fatalf("event: got %+v, want disconnected", e)
 		}
 		b.must(issue(b, ucm.CmdDisconnect, ucm.Disconnect{ID: e.ID}, 0))
@@ -302,31 +303,31 @@ func TestConnection(t *testing.T) {
 		if !a.ready {
 			t.Error("ready with an event: got false, want true")
 		}
-		if n := a.destroy(c); n != 3 || a.ready {
+		if n := a.destroyID(c); n != 3 || a.ready {
 			t.Errorf("reported events: got %d with ready %v, want 3 and false", n, a.ready)
 		}
-		if n := b.destroy(e.ID); n != 2 {
+		if n := b.destroyID(e.ID); n != 2 {
 			t.Errorf("reported events of the connection: got %d, want 2", n)
 		}
-		if n := b.destroy(l); n != 1 {
+		if n := b.destroyID(l); n != 1 {
 			t.Errorf("reported events of the listener: got %d, want 1", n)
 		}
 	})
 }
 
-// TestRefusals compares the errors with those of the kernel.
-func TestRefusals(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
-		id := a.create(msg.PortSpaceTCP, 1)
-		other := b.create(msg.PortSpaceTCP, 1)
+// TestErrorsMatchKernel compares the errors with those of the kernel.
+func TestErrorsMatchKernel(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		id := a.createID(msg.PortSpaceTCP, 1)
+		other := b.createID(msg.PortSpaceTCP, 1)
 		v6 := sockaddrOf(netip.MustParseAddrPort("[fd00::1]:1"))
 		for _, c := range []struct {
 			what string
 			err  error
 			want syscall.Errno
 		}{
-			{"a command number that is too large", a.raw(a.files[0], ucm.NumCommands, nil, 0), syscall.EINVAL},
-			{"GET_OPTION", a.raw(a.files[0], ucm.CmdGetOption, make([]byte, 24), 0), syscall.ENOSYS},
+			{"a command number that is too large", a.issueRaw(a.files[0], ucm.NumCommands, nil, 0), syscall.EINVAL},
+			{"GET_OPTION", a.issueRaw(a.files[0], ucm.CmdGetOption, make([]byte, 24), 0), syscall.ENOSYS},
 			{"an unknown ID", issue(a, ucm.CmdListen, ucm.Listen{ID: 99}, 0), syscall.ENOENT},
 			{"another file's ID", issue(a, ucm.CmdListen, ucm.Listen{ID: other}, 0), syscall.EINVAL},
 			{"no space for the response", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3),
@@ -335,8 +336,8 @@ func TestRefusals(t *testing.T) {
 				syscall.ENOSPC},
 			{"an unknown port space", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 7}, 4), syscall.EINVAL},
 			{"an unmapped response", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: 1, PS: 0x106}, 4), syscall.EFAULT},
-			{"a low port", a.bind(id, "0.0.0.0:80"), syscall.EACCES},
-			{"an address without a device", a.bind(id, "10.0.0.9:0"), syscall.EADDRNOTAVAIL},
+			{"a low port", a.bindID(id, "0.0.0.0:80"), syscall.EACCES},
+			{"an address without a device", a.bindID(id, "10.0.0.9:0"), syscall.EADDRNOTAVAIL},
 			{"an address of a wrong size", issue(a, ucm.CmdBind,
 				ucm.Bind{ID: id, AddrSize: 28, Addr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}, 0), syscall.EINVAL},
 			{"an unknown family", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: id, Addr: ucm.SockaddrIn6{1}}, 0), syscall.EINVAL},
@@ -387,18 +388,19 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestPorts checks which IDs can share a port. (cma_check_port)
-func TestPorts(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+// TestPortSharing checks which IDs can share a port. (cma_check_port)
+func TestPortSharing(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		b.low = true
 		bound := func(p *program, addr string, reuse bool) (uint32, error) {
-			id := p.create(msg.PortSpaceTCP, 1)
+			id := p.createID(msg.PortSpaceTCP, 1)
 			if reuse {
 				binary.NativeEndian.PutUint32(p.mem.b[1024:], 1)
-				p.must(issue(p, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: ucm.OptionIDReuseAddr, OptLen: 4, OptVal: base +
-					1024}, 0))
+				p.must(issue(p, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: ucm.OptionIDReuseAddr, OptLen: 4,
+					OptVal: memoryBase +
+						1024}, 0))
 			}
-			return id, p.bind(id, addr)
+			return id, p.bindID(id, addr)
 		}
 		for _, c := range []struct {
 			first, second  string
@@ -418,27 +420,27 @@ func TestPorts(t *testing.T) {
 			if err1 != nil || !errors.Is(err2, c.want) || (c.want == nil) != (err2 == nil) {
 				t.Errorf("bind %s then %s: got %v and %v, want %v", c.first, c.second, err1, err2, c.want)
 			}
-			a.destroy(x)
-			b.destroy(y)
+			a.destroyID(x)
+			b.destroyID(y)
 		}
 		if id, err := bound(b, "0.0.0.0:80", false); err != nil {
 			t.Errorf("low port with the capability: got %v, want no error", err)
 		} else {
-			b.destroy(id)
+			b.destroyID(id)
 		}
 	})
 }
 
-// TestRemoval checks that the removal of a device is reported to its IDs, which can then only be destroyed.
-func TestRemoval(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program) {
-		id, wild := a.create(msg.PortSpaceTCP, 5), b.create(msg.PortSpaceTCP, 6)
-		a.must(a.bind(id, "10.0.0.1:5000"))
+// TestDeviceRemoval checks that the removal of a device is reported to its IDs, which can then only be destroyed.
+func TestDeviceRemoval(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program) {
+		id, wild := a.createID(msg.PortSpaceTCP, 5), b.createID(msg.PortSpaceTCP, 6)
+		a.must(a.bindID(id, "10.0.0.1:5000"))
 		a.must(issue(a, ucm.CmdListen, ucm.Listen{ID: id}, 0))
-		b.must(b.bind(wild, "0.0.0.0:5001"))
+		b.must(b.bindID(wild, "0.0.0.0:5001"))
 		b.must(issue(b, ucm.CmdListen, ucm.Listen{ID: wild}, 0))
 		a.must(slot.Unplug())
-		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.DeviceRemoval || e.UID != 5 {
+		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.DeviceRemoval || e.UID != 5 {
 			t.Fatalf("event: got %+v, want device removal with UID 5", e)
 		}
 		if err := issue(a, ucm.CmdListen, ucm.Listen{ID: id}, 0); !errors.Is(err, syscall.EIO) {
@@ -449,28 +451,28 @@ func TestRemoval(t *testing.T) {
 			t.Error("ready of a listener at all addresses: got true, want false")
 		}
 		a.must(slot.Plug())
-		c := a.create(msg.PortSpaceTCP, 7)
+		c := a.createID(msg.PortSpaceTCP, 7)
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet,
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
-		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved {
+		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved {
 			t.Fatalf("event of the device after its return: got %+v, want address resolved", e)
 		}
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
-		a.event()
+		a.nextEvent()
 		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1, QPNum: 3}, ID: c}, 0))
-		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.ConnectRequest {
+		if e := b.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.ConnectRequest {
 			t.Fatalf("event of the listener on all addresses: got %+v, want connect request", e)
 		}
-		if n := a.destroy(id); n != 1 {
+		if n := a.destroyID(id); n != 1 {
 			t.Errorf("reported events: got %d, want 1", n)
 		}
 	})
 }
 
-// TestWait checks that an event wakes a waiting call, and that an event is queued again if its response is not
-// delivered.
-func TestWait(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+// TestEventWakesWaiter checks that an event wakes a waiting call, and that an event is queued again if its response is
+// not delivered.
+func TestEventWakesWaiter(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		f := a.files[0]
 		woken := 0
 		w := f.AddWaiter(func() { woken++ })
@@ -478,20 +480,20 @@ func TestWait(t *testing.T) {
 		if !f.Cancel(v) || f.Cancel(v) {
 			t.Error("first and second Cancel: got another result, want true and false")
 		}
-		id := a.create(msg.PortSpaceTCP, 5)
+		id := a.createID(msg.PortSpaceTCP, 5)
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		synctest.Wait()
 		if woken != 1 || f.Cancel(w) || f.AddWaiter(func() {}) != nil {
 			t.Errorf("calls of wake: got %d, want 1", woken)
 		}
-		taken, err := f.take()
+		taken, err := f.takeEvent()
 		a.must(err)
 		if a.ready {
 			t.Error("ready without an event: got true, want false")
 		}
 		taken.Undo()
-		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.ID != id {
+		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.ID != id {
 			t.Errorf("event: got %+v, want address resolved", e)
 		}
 		// An event stays in the queue if its response cannot be stored.
@@ -500,10 +502,10 @@ func TestWait(t *testing.T) {
 		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: 3}, 400); !errors.Is(err, syscall.EFAULT) {
 			t.Error(err)
 		}
-		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
+		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
 			t.Errorf("event: got %+v, want route resolved", e)
 		}
-		if n := a.destroy(id); n != 2 {
+		if n := a.destroyID(id); n != 2 {
 			t.Errorf("reported events: got %d, want 2", n)
 		}
 		w = f.AddWaiter(func() { woken += 100 })
@@ -517,45 +519,45 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// TestMigrate checks that an ID moves with its events, and belongs to one file at a time.
-func TestMigrate(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+// TestMigrateMovesEvents checks that an ID moves with its events, and belongs to one file at a time.
+func TestMigrateMovesEvents(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		a.files = append(a.files, s.Open(Config{User: a.files[0].cfg.User}))
-		id := a.create(msg.PortSpaceTCP, 5)
+		id := a.createID(msg.PortSpaceTCP, 5)
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
-		a.event()
+		a.nextEvent()
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
 		synctest.Wait()
 		mig := ucm.MigrateID{Response: responseAt, ID: id, FD: 0}
-		a.must(a.raw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4))
-		if n := get[ucm.MigrateResp](a).EventsReported; n != 1 || a.ready {
+		a.must(a.issueRaw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4))
+		if n := decodeResponse[ucm.MigrateResp](a).EventsReported; n != 1 || a.ready {
 			t.Errorf("reported events: got %d with ready %v, want 1 and false", n, a.ready)
 		}
 		if err := issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("command on the former file: got %v, want EINVAL", err)
 		}
-		if err := a.raw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4); !errors.Is(err, syscall.EINVAL) {
+		if err := a.issueRaw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("second migration: got %v, want EINVAL", err)
 		}
 		ge := ucm.GetEvent{Response: responseAt}
-		a.must(a.raw(a.files[1], ucm.CmdGetEvent, uapi.AppendTo(nil, &ge), 400))
-		if e := get[ucm.EventResp](a); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
+		a.must(a.issueRaw(a.files[1], ucm.CmdGetEvent, uapi.AppendTo(nil, &ge), 400))
+		if e := decodeResponse[ucm.EventResp](a); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
 			t.Errorf("event: got %+v, want route resolved", e)
 		}
 	})
 }
 
-// TestMulticast checks the data for sending to a group, and that a membership ends with its ID.
-func TestMulticast(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
-		id := a.create(msg.PortSpaceUDP, 5)
-		a.must(a.bind(id, "10.0.0.1:0"))
+// TestMulticastMembership checks the data for sending to a group, and that a membership ends with its ID.
+func TestMulticastMembership(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		id := a.createID(msg.PortSpaceUDP, 5)
+		a.must(a.bindID(id, "10.0.0.1:0"))
 		join := ucm.JoinMcast{Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet,
 			Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0"))}
 		a.must(issue(a, ucm.CmdJoinMcast, join, 4))
-		g := get[ucm.CreateIDResp](a).ID
-		e := a.event()
+		g := decodeResponse[ucm.CreateIDResp](a).ID
+		e := a.nextEvent()
 		p, _ := uapi.Decode[ucm.UDParam](e.Param[:])
 		want := [16]uint8{10: 0xff, 0xff, 239, 1, 2, 3}
 		if rdmacm.EventType(e.Event) != rdmacm.MulticastJoin || e.UID != 77 || e.ID != g || p.QPNum != 0xffffff ||
@@ -568,7 +570,7 @@ func TestMulticast(t *testing.T) {
 			t.Errorf("ID of another file: got %v, want EINVAL", err)
 		}
 		a.must(issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
-		if n := get[ucm.DestroyIDResp](a).EventsReported; n != 1 {
+		if n := decodeResponse[ucm.DestroyIDResp](a).EventsReported; n != 1 {
 			t.Errorf("reported events: got %d, want 1", n)
 		}
 		for range 7 { // together with the ID, these groups reach the user's limit
@@ -577,11 +579,11 @@ func TestMulticast(t *testing.T) {
 		if err := issue(a, ucm.CmdJoinMcast, join, 4); !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("group beyond the limit: got %v, want ENOMEM", err)
 		}
-		other := b.create(msg.PortSpaceUDP, 5)
-		b.must(b.bind(other, "10.0.0.1:0"))
+		other := b.createID(msg.PortSpaceUDP, 5)
+		b.must(b.bindID(other, "10.0.0.1:0"))
 		b.must(issue(b, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: other, AddrSize: sizeofInet,
 			Addr: join.Addr}, 4))
-		a.destroy(id)
+		a.destroyID(id)
 		if a.ready {
 			t.Error("ready after the ID was destroyed: got true, want false")
 		}

@@ -16,28 +16,28 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// script is the input of the fuzz target, read byte by byte. After its end it yields zeros.
-type script []byte
+// fuzzInput is the input of the fuzz target, read byte by byte. After its end it yields zeros.
+type fuzzInput []byte
 
-func (s *script) byte() (b byte) {
+func (s *fuzzInput) nextByte() (b byte) {
 	if len(*s) > 0 {
 		b, *s = (*s)[0], (*s)[1:]
 	}
 	return b
 }
 
-func pick[T any](s *script, list ...T) T { return list[int(s.byte())%len(list)] }
+func pick[T any](s *fuzzInput, list ...T) T { return list[int(s.nextByte())%len(list)] }
 
-// number returns an ID or a membership of any file, or an unknown number.
-func (s *script) number(srv *Server) uint32 {
+// nextID returns an ID or a membership of any file, or an unknown number.
+func (s *fuzzInput) nextID(srv *Server) uint32 {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
 	list := append(slices.Sorted(maps.Keys(srv.ids)), slices.Sorted(maps.Keys(srv.groups))...)
 	return pick(s, append(list, 0, 1000)...)
 }
 
-// addr returns an address, and the size for the command.
-func (s *script) addr() (ucm.Sockaddr, uint16) {
+// nextAddr returns an address, and the size for the command.
+func (s *fuzzInput) nextAddr() (ucm.Sockaddr, uint16) {
 	port := pick(s, uint16(0), 7001, 7002, 80)
 	a := sockaddrOf(netip.AddrPortFrom(netip.MustParseAddr(pick(s, "10.0.0.1", "0.0.0.0", "127.0.0.1", "::", "::1",
 		"239.1.2.3", "10.0.0.9", "fe80::1")), port))
@@ -47,7 +47,7 @@ func (s *script) addr() (ucm.Sockaddr, uint16) {
 		binary.NativeEndian.PutUint16(a[:], afIB)
 		size = sizeofIB
 	case 2:
-		size = uint16(s.byte())
+		size = uint16(s.nextByte())
 	default:
 		if binary.NativeEndian.Uint16(a[:]) != 2 {
 			size = sizeofInet6
@@ -56,66 +56,69 @@ func (s *script) addr() (ucm.Sockaddr, uint16) {
 	return a, size
 }
 
-// command returns the next command, with mostly valid bytes.
-func (s *script) command(srv *Server) (ucm.Command, []byte) {
-	cmd := ucm.Command(s.byte()) % (ucm.NumCommands + 1)
+// nextCommand returns the next command, with mostly valid bytes.
+func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
+	cmd := ucm.Command(s.nextByte()) % (ucm.NumCommands + 1)
 	response := pick(s, uint64(responseAt), responseAt, responseAt, 0)
-	id := s.number(srv)
-	p := ucm.ConnParam{QPNum: pick(s, uint32(1), 2, foreignQP), PrivateDataLen: s.byte(), Valid: pick(s, uint8(1), 1, 0),
-		RetryCount: s.byte(), ResponderResources: 1}
+	id := s.nextID(srv)
+	p := ucm.ConnParam{QPNum: pick(s, uint32(1), 2, foreignQP), PrivateDataLen: s.nextByte(), Valid: pick(s, uint8(1), 1,
+		0),
+		RetryCount: s.nextByte(), ResponderResources: 1}
 	enc := func(v []byte) (ucm.Command, []byte) { return cmd, v }
 	switch cmd {
 	case ucm.CmdCreateID:
 		return enc(uapi.AppendTo(nil, &ucm.CreateID{
-			UID: uint64(s.byte()), Response: response, PS: uint16(pick(s, msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB,
+			UID: uint64(s.nextByte()), Response: response, PS: uint16(pick(s, msg.PortSpaceTCP, msg.PortSpaceUDP,
+				msg.PortSpaceIB,
 				msg.PortSpaceIPoIB)), QPType: pick(s, uint8(2), 3, 4, 9),
 		}))
 	case ucm.CmdDestroyID, ucm.CmdLeaveMcast:
 		return enc(uapi.AppendTo(nil, &ucm.DestroyID{Response: response, ID: id}))
 	case ucm.CmdBindIP:
-		a, _ := s.addr()
+		a, _ := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.BindIP{Addr: ucm.SockaddrIn6(a[:28]), ID: id}))
 	case ucm.CmdBind:
-		a, n := s.addr()
+		a, n := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.Bind{ID: id, AddrSize: n, Addr: a}))
 	case ucm.CmdResolveIP:
-		a, _ := s.addr()
+		a, _ := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.ResolveIP{DstAddr: ucm.SockaddrIn6(a[:28]), ID: id}))
 	case ucm.CmdResolveAddr:
-		a, n := s.addr()
-		b, m := s.addr()
+		a, n := s.nextAddr()
+		b, m := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.ResolveAddr{ID: id, SrcSize: pick(s, 0, m), SrcAddr: b, DstSize: n, DstAddr: a}))
 	case ucm.CmdResolveRoute, ucm.CmdDisconnect:
 		return enc(uapi.AppendTo(nil, &ucm.ResolveRoute{ID: id}))
 	case ucm.CmdQuery, ucm.CmdQueryRoute:
-		return enc(uapi.AppendTo(nil, &ucm.Query{Response: response, ID: id, Option: uint32(s.byte() & 3)}))
+		return enc(uapi.AppendTo(nil, &ucm.Query{Response: response, ID: id, Option: uint32(s.nextByte() & 3)}))
 	case ucm.CmdConnect:
 		return enc(uapi.AppendTo(nil, &ucm.Connect{ConnParam: p, ID: id}))
 	case ucm.CmdListen:
-		return enc(uapi.AppendTo(nil, &ucm.Listen{ID: id, Backlog: uint32(s.byte())}))
+		return enc(uapi.AppendTo(nil, &ucm.Listen{ID: id, Backlog: uint32(s.nextByte())}))
 	case ucm.CmdAccept:
-		return enc(uapi.AppendTo(nil, &ucm.Accept{UID: uint64(s.byte()), ConnParam: p, ID: id}))
+		return enc(uapi.AppendTo(nil, &ucm.Accept{UID: uint64(s.nextByte()), ConnParam: p, ID: id}))
 	case ucm.CmdReject:
-		return enc(uapi.AppendTo(nil, &ucm.Reject{ID: id, PrivateDataLen: s.byte(), Reason: pick(s, uint8(0), 28, 35, 1)}))
+		return enc(uapi.AppendTo(nil, &ucm.Reject{ID: id, PrivateDataLen: s.nextByte(), Reason: pick(s, uint8(0), 28, 35,
+			1)}))
 	case ucm.CmdInitQPAttr:
-		return enc(uapi.AppendTo(nil, &ucm.InitQPAttr{Response: response, ID: id, QPState: uint32(s.byte() & 7)}))
+		return enc(uapi.AppendTo(nil, &ucm.InitQPAttr{Response: response, ID: id, QPState: uint32(s.nextByte() & 7)}))
 	case ucm.CmdGetEvent:
 		return enc(uapi.AppendTo(nil, &ucm.GetEvent{Response: response}))
 	case ucm.CmdSetOption:
-		return enc(uapi.AppendTo(nil, &ucm.SetOption{OptVal: responseAt, ID: id, Level: uint32(s.byte() & 1),
-			OptName: uint32(s.byte() & 7), OptLen: pick(s, uint32(1), 4, 72)}))
+		return enc(uapi.AppendTo(nil, &ucm.SetOption{OptVal: responseAt, ID: id, Level: uint32(s.nextByte() & 1),
+			OptName: uint32(s.nextByte() & 7), OptLen: pick(s, uint32(1), 4, 72)}))
 	case ucm.CmdNotify:
 		return enc(uapi.AppendTo(nil, &ucm.Notify{ID: id, Event: pick(s, uint32(uapi.EventCommEst), 0)}))
 	case ucm.CmdJoinIPMcast:
-		a, _ := s.addr()
+		a, _ := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.JoinIPMcast{Response: response, UID: 9, Addr: ucm.SockaddrIn6(a[:28]), ID: id}))
 	case ucm.CmdJoinMcast:
-		a, n := s.addr()
+		a, n := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.JoinMcast{Response: response, UID: 9, ID: id, AddrSize: n, Addr: a}))
 	case ucm.CmdMigrateID:
 		return enc(uapi.AppendTo(nil, &ucm.MigrateID{Response: response, ID: id, FD: uint32(pick(s, 0, 1, 2, 3))}))
 	}
-	return cmd, make([]byte, s.byte())
+	return cmd, make([]byte, s.nextByte())
 }
 
 // FuzzSession runs two users with three files, one of which both share. For any commands, the server must not
@@ -129,8 +132,8 @@ func FuzzSession(f *testing.F) {
 		if len(b) > 1<<12 {
 			return
 		}
-		fuzzWorld(t, false, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
-			in := script(b)
+		withFuzzPrograms(t, false, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+			in := fuzzInput(b)
 			shared := s.Open(Config{User: p.files[0].cfg.User})
 			p.files = append(p.files, shared)
 			q.files = append(q.files, shared, p.files[0]) // a file to migrate from, passed as with SCM_RIGHTS
@@ -138,14 +141,14 @@ func FuzzSession(f *testing.F) {
 				if len(in) == 0 {
 					break
 				}
-				how := in.byte()
+				how := in.nextByte()
 				who := []*program{p, q}[how&1]
 				file := who.files[how>>1&1]
-				cmd, body := in.command(s)
+				cmd, body := in.nextCommand(s)
 				if how&4 != 0 { // changed bytes
-					for range in.byte() >> 6 {
-						if at := int(in.byte()); at < len(body) {
-							body[at] ^= in.byte()
+					for range in.nextByte() >> 6 {
+						if at := int(in.nextByte()); at < len(body) {
+							body[at] ^= in.nextByte()
 						}
 					}
 				}
@@ -159,9 +162,9 @@ func FuzzSession(f *testing.F) {
 				}
 				out := 400
 				if how&8 != 0 {
-					out = int(in.byte())
+					out = int(in.nextByte())
 				}
-				if err := who.raw(file, cmd, body, out); err == nil && foreign {
+				if err := who.issueRaw(file, cmd, body, out); err == nil && foreign {
 					t.Errorf("%v with an ID of another file: got success, want an error", cmd)
 				}
 				switch how >> 4 & 7 {
@@ -183,7 +186,7 @@ func FuzzSession(f *testing.F) {
 				}
 				s.mu.Lock()
 				for _, f := range []*File{p.files[0], q.files[0], shared} {
-					if most := (len(f.ids)+1)*maxUnread + len(s.groups) + MaxBacklog; len(f.events) > most {
+					if most := (len(f.ids)+1)*maxUnreadEvents + len(s.groups) + MaxBacklog; len(f.events) > most {
 						t.Errorf("pending events: got %d, want at most %d", len(f.events), most)
 					}
 					unread := 0

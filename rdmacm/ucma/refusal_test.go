@@ -16,10 +16,10 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// TestMalformed checks the rejection of invalid commands on a resolved ID. Only package ucma itself checks these
-// commands.
-func TestMalformed(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+// TestMalformedCommands checks the rejection of invalid commands on a resolved ID. Only package ucma itself checks
+// these commands.
+func TestMalformedCommands(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		const gid, route = uint8(afIB), 400
 		v4 := sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))
 		group := sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0"))
@@ -27,12 +27,12 @@ func TestMalformed(t *testing.T) {
 		var v4Short, ibShort, odd ucm.SockaddrIn6
 		copy(v4Short[:], v4[:])
 		ibShort[0], odd[0] = gid, 1
-		id := a.create(msg.PortSpaceTCP, 1)
+		id := a.createID(msg.PortSpaceTCP, 1)
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: v4}, 0))
-		a.event()
-		udp := a.create(msg.PortSpaceUDP, 2)
-		a.must(a.bind(udp, "10.0.0.1:0"))
-		fresh := a.create(msg.PortSpaceTCP, 3)
+		a.nextEvent()
+		udp := a.createID(msg.PortSpaceUDP, 2)
+		a.must(a.bindID(udp, "10.0.0.1:0"))
+		fresh := a.createID(msg.PortSpaceTCP, 3)
 		foreign := newProgram(t, NewServer(s.m), nil)
 		defer foreign.files[0].Close()
 		a.files = append(a.files, foreign.files[0])
@@ -72,7 +72,7 @@ func TestMalformed(t *testing.T) {
 			{"resolve a destination of a wrong size", issue(a, ucm.CmdResolveAddr,
 				ucm.ResolveAddr{ID: fresh, DstSize: 28, DstAddr: v4}, 0), syscall.EINVAL},
 			{"resolve an InfiniBand destination", issue(a, ucm.CmdResolveAddr,
-				ucm.ResolveAddr{ID: fresh, DstSize: uint16(parse(ib[:]).size), DstAddr: ib}, 0), syscall.ENODEV},
+				ucm.ResolveAddr{ID: fresh, DstSize: uint16(parseSockaddr(ib[:]).size), DstAddr: ib}, 0), syscall.ENODEV},
 			{"another event than IBV_EVENT_COMM_EST", issue(a, ucm.CmdNotify, ucm.Notify{ID: id, Event: 1}, 0), syscall.EINVAL},
 			{"no path", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, Level: ucm.OptionIB, OptName: ucm.OptionIBPath,
 				OptVal: responseAt}, 0), syscall.EINVAL},
@@ -92,17 +92,17 @@ func TestMalformed(t *testing.T) {
 			}
 		}
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
-		a.event()
+		a.nextEvent()
 		if err := issue(a, ucm.CmdConnect, ucm.Connect{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("connect without parameters: got %v, want EINVAL", err)
 		}
-		a.destroy(fresh) // exists after all failing commands
+		a.destroyID(fresh) // exists after all failing commands
 	})
 }
 
 // TestClosedFile checks that no ID is created for a closed file, because such an ID would never be destroyed.
 func TestClosedFile(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		user := quota.New(quota.Limits{}).User(3)
 		p := newProgram(t, s, user)
 		p.files[0].Close()
@@ -115,23 +115,23 @@ func TestClosedFile(t *testing.T) {
 	})
 }
 
-// TestBacklog checks the backlog of listeners, which net.rdma_ucm.max_backlog limits.
-func TestBacklog(t *testing.T) {
+// TestBacklogLimit checks the backlog of listeners, which net.rdma_ucm.max_backlog limits.
+func TestBacklogLimit(t *testing.T) {
 	for _, tt := range []struct {
 		n    uint32
 		want int
 	}{{0, 1024}, {1, 1}, {1023, 1023}, {1024, 1024}, {1025, 1024}, {1 << 31, 1024}, {1<<32 - 1, 1024}} {
-		if got := backlog(tt.n); got != tt.want {
+		if got := limitBacklog(tt.n); got != tt.want {
 			t.Errorf("backlog(%d): got %d, want %d", tt.n, got, tt.want)
 		}
 	}
 }
 
-// TestNotify checks that IBV_EVENT_COMM_EST is the only event by which a program can establish a connection.
-func TestNotify(t *testing.T) {
-	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
-		_, r := requested(s, p, q)
-		p.event()
+// TestNotifyEvents checks that IBV_EVENT_COMM_EST is the only event by which a program can establish a connection.
+func TestNotifyEvents(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+		_, r := listenerWithRequest(s, p, q)
+		p.nextEvent()
 		p.must(issue(p, ucm.CmdAccept, ucm.Accept{UID: 8, ID: r, ConnParam: ucm.ConnParam{QPNum: 3, Valid: 1}}, 0))
 		for _, e := range []uapi.EventType{0, uapi.EventCommEst - 1, uapi.EventCommEst + 1} {
 			err := issue(p, ucm.CmdNotify, ucm.Notify{ID: r, Event: uint32(e)}, 0)
@@ -143,30 +143,30 @@ func TestNotify(t *testing.T) {
 			}
 		}
 		p.must(issue(p, ucm.CmdNotify, ucm.Notify{ID: r, Event: uint32(uapi.EventCommEst)}, 0))
-		if e := p.event(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 8 {
+		if e := p.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 8 {
 			t.Errorf("event: got %+v, want Established of UID 8", e)
 		}
 	})
 }
 
-// traced is a program with a trace of its commands.
-type traced struct {
+// tracedProgram is a program with a trace of its commands.
+type tracedProgram struct {
 	*program
 	request string
 }
 
-func (p *traced) TraceCM(request, _ string) { p.request = request }
+func (p *tracedProgram) TraceCM(request, _ string) { p.request = request }
 
 // TestShortCommands checks that truncated commands fail or have zeros at their end. The trace of a command must
 // contain an ID only if the command does.
 func TestShortCommands(t *testing.T) {
-	inWorld(t, func(t *testing.T, _ *Server, _ *ibslot.Slot, a, _ *program) {
+	withPrograms(t, func(t *testing.T, _ *Server, _ *ibslot.Slot, a, _ *program) {
 		for cmd := range ucm.NumCommands {
 			if commands[cmd] == nil || cmd == ucm.CmdCreateID || cmd == ucm.CmdGetEvent {
 				continue
 			}
 			for _, in := range []int{0, idOffsets[cmd], idOffsets[cmd] + 3, idOffsets[cmd] + 4} {
-				p := &traced{program: a}
+				p := &tracedProgram{program: a}
 				h := ucm.Hdr{Cmd: cmd, In: uint16(in)}
 				b := append(uapi.AppendTo(nil, &h), make([]byte, in)...)
 				if in > idOffsets[cmd] {

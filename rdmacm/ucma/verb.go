@@ -24,8 +24,8 @@ func (s *Server) OnVerb(f func(VerbCall) error) {
 	s.onVerb.Store(&f)
 }
 
-// verbs maps commands to names. GET_EVENT is not a verb, because it waits and is a read of the file.
-var verbs = map[ucm.Command]string{
+// verbNames maps commands to names. GET_EVENT is not a verb, because it waits and is a read of the file.
+var verbNames = map[ucm.Command]string{
 	ucm.CmdCreateID: "rdma_create_id", ucm.CmdDestroyID: "rdma_destroy_id", ucm.CmdBindIP: "rdma_bind_addr",
 	ucm.CmdBind:      "rdma_bind_addr",
 	ucm.CmdResolveIP: "rdma_resolve_addr", ucm.CmdResolveAddr: "rdma_resolve_addr",
@@ -40,12 +40,12 @@ var verbs = map[ucm.Command]string{
 }
 
 // Verbs returns the sorted names of the verbs for which OnVerb is called.
-func Verbs() []string { return slices.Compact(slices.Sorted(maps.Values(verbs))) }
+func Verbs() []string { return slices.Compact(slices.Sorted(maps.Values(verbNames))) }
 
-func (f *File) announce(c ucm.Command) error {
+func (f *File) announceVerb(c ucm.Command) error {
 	h := f.srv.onVerb.Load()
-	if h == nil || verbs[c] == "" {
+	if h == nil || verbNames[c] == "" {
 		return nil
 	}
-	return (*h)(VerbCall{Verb: verbs[c], PID: f.cfg.PID})
+	return (*h)(VerbCall{Verb: verbNames[c], PID: f.cfg.PID})
 }

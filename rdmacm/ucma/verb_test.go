@@ -9,8 +9,8 @@ import (
 // TestEveryCommandIsVerb checks that every command except GET_EVENT, which waits, can be made to fail.
 func TestEveryCommandIsVerb(t *testing.T) {
 	for c, f := range commands {
-		if id := ucm.Command(c); (verbs[id] != "") != (f != nil && id != ucm.CmdGetEvent) {
-			t.Errorf("%v: got verb %q, want one exactly for each function", id, verbs[id])
+		if id := ucm.Command(c); (verbNames[id] != "") != (f != nil && id != ucm.CmdGetEvent) {
+			t.Errorf("%v: got verb %q, want one exactly for each function", id, verbNames[id])
 		}
 	}
 }

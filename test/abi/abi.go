@@ -58,8 +58,8 @@ func Parse(text string) map[string]string {
 	return answers
 }
 
-// Complaints returns the answers that are neither the kernel's answers nor known deviations.
-func (a Answers) Complaints(got map[string]string) (complaints []string) {
+// Mismatches returns the answers that are neither the kernel's answers nor known deviations.
+func (a Answers) Mismatches(got map[string]string) (complaints []string) {
 	want, _ := a.Kernel()
 	for line := range strings.Lines(a.differs) {
 		line = strings.TrimSpace(line)

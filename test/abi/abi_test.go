@@ -2,7 +2,7 @@ package abi
 
 import "testing"
 
-func TestComplaints(t *testing.T) {
+func TestMismatches(t *testing.T) {
 	for _, tt := range []struct {
 		answers Answers
 		least   int
@@ -15,12 +15,12 @@ func TestComplaints(t *testing.T) {
 		for question, answer := range Parse(tt.answers.differs) {
 			got[question] = answer
 		}
-		if c := tt.answers.Complaints(got); len(c) != 0 {
+		if c := tt.answers.Mismatches(got); len(c) != 0 {
 			t.Errorf("Complaints of the kernel's answers: got %q, want none", c)
 		}
 		got["QP"], got["something new"] = "EINVAL", "OK"
 		delete(got, tt.one)
-		if c := tt.answers.Complaints(got); len(c) != 3 {
+		if c := tt.answers.Mismatches(got); len(c) != 3 {
 			t.Errorf("Complaints of changed answers: got %q, want 3", c)
 		}
 	}

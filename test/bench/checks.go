@@ -5,9 +5,9 @@ import (
 	"io"
 )
 
-// Check is an expected ratio of two floors, measured on an idle machine, with a tolerance. A floor that was badly
+// FloorCheck is an expected ratio of two floors, measured on an idle machine, with a tolerance. A floor that was badly
 // compiled, or disturbed by other programs, would make Verbena's figures look too good.
-type Check struct {
+type FloorCheck struct {
 	Name   string
 	A, B   string // names of measurements in the section "floors"
 	Want   float64
@@ -42,7 +42,7 @@ const (
 )
 
 // floorChecks lists the ratios measured on an idle machine with Linux 6.18 and two cores.
-var floorChecks = []Check{
+var floorChecks = []FloorCheck{
 	{"trapped call / process_vm 64 B", trapCall, vm64, 3, 4},
 	{"process_vm 64 KB / process_vm 64 B", vm64K, vm64, 4, 4},
 	{"process_vm 1 MB / memcpy 1 MB", vm1M, copy1M, 3, 3},
@@ -54,9 +54,9 @@ var floorChecks = []Check{
 	{"UDP stream GSO and GRO / TCP stream", udpOffload, tcpFlat, 0.5, 3},
 }
 
-// judge compares the ratios of the floors with the expected ratios, and omits checks of floors that were not
+// judgeChecks compares the ratios of the floors with the expected ratios, and omits checks of floors that were not
 // selected.
-func judge(checks []Check, results []*SectionResult) []Verdict {
+func judgeChecks(checks []FloorCheck, results []*SectionResult) []Verdict {
 	var verdicts []Verdict
 	for _, s := range results {
 		if s.Name != "floors" {
@@ -64,7 +64,7 @@ func judge(checks []Check, results []*SectionResult) []Verdict {
 		}
 		for _, g := range s.Groups {
 			for _, c := range checks {
-				a, b := g.find(c.A), g.find(c.B)
+				a, b := g.findSeries(c.A), g.findSeries(c.B)
 				if a == nil || b == nil {
 					continue
 				}
@@ -82,7 +82,7 @@ func judge(checks []Check, results []*SectionResult) []Verdict {
 	return verdicts
 }
 
-func doubtful(verdicts []Verdict) int {
+func countDoubtful(verdicts []Verdict) int {
 	n := 0
 	for _, v := range verdicts {
 		if !v.OK {
@@ -92,12 +92,12 @@ func doubtful(verdicts []Verdict) int {
 	return n
 }
 
-func markdownChecks(w io.Writer, verdicts []Verdict) {
+func writeChecks(w io.Writer, verdicts []Verdict) {
 	if len(verdicts) == 0 {
 		return
 	}
 	fmt.Fprintf(w, "\n### Are the floors sound?\n\n")
-	if n := doubtful(verdicts); n > 0 {
+	if n := countDoubtful(verdicts); n > 0 {
 		fmt.Fprintf(w,
 			"**DOUBTFUL: %d of %d ratios between floors are not as on an idle machine. Do not trust the ratios to floors below.**\n\n",
 			n, len(verdicts))
@@ -110,7 +110,8 @@ func markdownChecks(w io.Writer, verdicts []Verdict) {
 		} else if !v.OK {
 			verdict = "**doubtful**"
 		}
-		fmt.Fprintf(w, "| %s | %s | %s to %s | %s |\n", v.Name, short(v.Got), short(v.Want/v.Within), short(v.Want*v.Within),
+		fmt.Fprintf(w, "| %s | %s | %s to %s | %s |\n", v.Name, formatFigure(v.Got), formatFigure(v.Want/v.Within),
+			formatFigure(v.Want*v.Within),
 			verdict)
 	}
 }

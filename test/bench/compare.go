@@ -28,11 +28,11 @@ type Comparison struct {
 // runs find no difference in any exchange.
 const confidence = 0.99
 
-// judge computes the results from the figures.
-func (c *Comparison) judge() {
+// computeResults computes the results from the figures.
+func (c *Comparison) computeResults() {
 	q := ratios(c.New, c.Base)
 	c.Ratios = summarise(q)
-	low, high, ok := interval(q, confidence)
+	low, high, ok := medianInterval(q, confidence)
 	c.Low, c.High = low, high
 	switch {
 	case len(q) == 0:
@@ -48,15 +48,16 @@ func (c *Comparison) judge() {
 	}
 }
 
-// Compared is an exchange of make bench-compare.
-type Compared struct {
+// ComparedExchange is an exchange of make bench-compare.
+type ComparedExchange struct {
 	Name, Unit string
 	Higher     bool // a higher figure is better
 	Take       func(context.Context, *Env) (Sample, error)
 }
 
-// compare measures both binaries alternately. The order changes in each round.
-func compare(ctx context.Context, base, changed *Env, list []Compared, rounds int, progress io.Writer) ([]*Comparison,
+// compareBinaries measures both binaries alternately. The order changes in each round.
+func compareBinaries(ctx context.Context, base, changed *Env, list []ComparedExchange, rounds int,
+	progress io.Writer) ([]*Comparison,
 	error) {
 	var all []*Comparison
 	for _, x := range list {
@@ -66,13 +67,13 @@ pairs:
 	for round := range rounds {
 		fmt.Fprintf(progress, "pair %d of %d\n", round+1, rounds)
 		for i, x := range list {
-			if len(all[i].Failures) >= attempts {
+			if len(all[i].Failures) >= maxFailures {
 				continue
 			}
 			pair := [2]float64{math.NaN(), math.NaN()}
 			for k := range pair {
 				k = (k + round) % 2
-				s, err := []*Env{base, changed}[k].limited(ctx, x.Take)
+				s, err := []*Env{base, changed}[k].measureLimited(ctx, x.Take)
 				if ctx.Err() != nil {
 					break pairs
 				}
@@ -89,7 +90,7 @@ pairs:
 	}
 	err := ctx.Err()
 	for _, c := range all {
-		c.judge()
+		c.computeResults()
 		for _, f := range c.Failures {
 			err = errors.Join(err, fmt.Errorf("%s: %s", c.Name, f))
 		}
@@ -113,9 +114,10 @@ func (r *CompareReport) Markdown(w io.Writer) {
 	fmt.Fprintf(w,
 		"| | base | new | new / base | 99 %% of the median | quartiles | range | |\n|---|---:|---:|---:|---:|---:|---:|---|\n")
 	for _, c := range r.Comparisons {
-		fmt.Fprintf(w, "| %s, %s | %s | %s | %s | %s | %s–%s | %s | %s |\n", c.Name, c.Unit, short(summarise(c.Base).Median),
-			short(summarise(c.New).Median), short(c.Ratios.Median), c.bounds(), short(c.Ratios.Q1), short(c.Ratios.Q3),
-			c.Ratios.between(), c.Verdict)
+		fmt.Fprintf(w, "| %s, %s | %s | %s | %s | %s | %s–%s | %s | %s |\n", c.Name, c.Unit,
+			formatFigure(summarise(c.Base).Median),
+			formatFigure(summarise(c.New).Median), formatFigure(c.Ratios.Median), c.formatBounds(), formatFigure(c.Ratios.Q1), formatFigure(c.Ratios.Q3),
+			c.Ratios.formatRange(), c.Verdict)
 	}
 	for _, c := range r.Comparisons {
 		for _, f := range c.Failures {
@@ -124,9 +126,9 @@ func (r *CompareReport) Markdown(w io.Writer) {
 	}
 }
 
-func (c *Comparison) bounds() string {
+func (c *Comparison) formatBounds() string {
 	if c.Low == 0 {
 		return ""
 	}
-	return short(c.Low) + "–" + short(c.High)
+	return formatFigure(c.Low) + "–" + formatFigure(c.High)
 }

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// scripted returns figures of two binaries in order, and records the order of calls.
-func scripted(turns *[]string, names map[*Env]string, figures map[string][]float64) func(context.Context, *Env) (Sample,
+// scriptedFigures returns figures of two binaries in order, and records the order of calls.
+func scriptedFigures(turns *[]string, names map[*Env]string, figures map[string][]float64) func(context.Context,
+	*Env) (Sample,
 	error) {
 	return func(_ context.Context, e *Env) (Sample, error) {
 		name := names[e]
@@ -38,14 +39,16 @@ func TestCompare(t *testing.T) {
 		}
 		return v
 	}
-	list := []Compared{
-		{"latency", "µs", false, scripted(&turns, names, map[string][]float64{"base": times(1), "new": times(0.9, 0.92)})},
-		{"bandwidth", "MB/s", true, scripted(&ignored, names,
+	list := []ComparedExchange{
+		{"latency", "µs", false, scriptedFigures(&turns, names, map[string][]float64{"base": times(1), "new": times(0.9,
+			0.92)})},
+		{"bandwidth", "MB/s", true, scriptedFigures(&ignored, names,
 			map[string][]float64{"base": times(1), "new": times(0.8, 0.85)})},
-		{"noise", "µs", false, scripted(&ignored, names, map[string][]float64{"base": times(1), "new": times(0.7, 1.4)})},
-		{"broken", "µs", false, scripted(&ignored, names, map[string][]float64{"base": times(1), "new": {9}})},
+		{"noise", "µs", false, scriptedFigures(&ignored, names, map[string][]float64{"base": times(1), "new": times(0.7,
+			1.4)})},
+		{"broken", "µs", false, scriptedFigures(&ignored, names, map[string][]float64{"base": times(1), "new": {9}})},
 	}
-	all, err := compare(context.Background(), base, changed, list, len(machine), io.Discard)
+	all, err := compareBinaries(context.Background(), base, changed, list, len(machine), io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "broken: pair 2, new: broken") {
 		t.Errorf("error: got %v, want the error of the broken exchange", err)
 	}
@@ -62,5 +65,5 @@ func TestCompare(t *testing.T) {
 		Rounds: 8, LoadFrom: "0.10 0.20 0.30", LoadTo: "1.00 0.80 0.50"}, "main (ec58c10)", all}
 	var md bytes.Buffer
 	r.Markdown(&md)
-	golden(t, "compare.md", md.Bytes())
+	compareGolden(t, "compare.md", md.Bytes())
 }

@@ -24,7 +24,7 @@ func connectionSection(title, kernel string, paths ...string) Section {
 			g.Name = fmt.Sprintf("%d at once", n)
 		}
 		for _, path := range paths {
-			m := Measurement{Name: path, Kind: Ours, Peer: kernel, Take: connections(path, n)}
+			m := Measurement{Name: path, Kind: Ours, Peer: kernel, Take: measureConnections(path, n)}
 			if path == "" {
 				m.Name, m.Kind, m.Peer = kernel, Peer, ""
 			}
@@ -35,8 +35,8 @@ func connectionSection(title, kernel string, paths ...string) Section {
 	return s
 }
 
-// connections runs cmtime once with n connections.
-func connections(path string, n int) func(context.Context, *Env) (Sample, error) {
+// measureConnections runs cmtime once with n connections.
+func measureConnections(path string, n int) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		var serverRun, clientRun []string
 		addr := ""
@@ -46,11 +46,11 @@ func connections(path string, n int) func(context.Context, *Env) (Sample, error)
 				return Sample{}, err
 			}
 		} else {
-			at, from, err := e.sides(ctx, path)
+			at, from, err := e.sideEnvs(ctx, path)
 			if err != nil {
 				return Sample{}, err
 			}
-			addr, serverRun, clientRun = at.addr, e.run(at), e.run(from)
+			addr, serverRun, clientRun = at.addr, e.runPrefix(at), e.runPrefix(from)
 		}
 		number, err := e.freePort()
 		if err != nil {
@@ -59,7 +59,7 @@ func connections(path string, n int) func(context.Context, *Env) (Sample, error)
 		port := strconv.Itoa(number)
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		server := e.command(ctx, join(serverRun, []string{"cmtime", "-p", port})...)
+		server := e.command(ctx, concat(serverRun, []string{"cmtime", "-p", port})...)
 		var said bytes.Buffer
 		server.Stdout, server.Stderr = &said, &said
 		if err := server.Start(); err != nil {
@@ -71,9 +71,9 @@ func connections(path string, n int) func(context.Context, *Env) (Sample, error)
 		}()
 		// A server supports only one client. The server creates queue pairs with the completion queue of its first
 		// connection, and destroys that queue with the connection.
-		client := join(clientRun, []string{"cmtime", "-p", port, "-c", strconv.Itoa(n), "-s", addr})
+		client := concat(clientRun, []string{"cmtime", "-p", port, "-c", strconv.Itoa(n), "-s", addr})
 		for {
-			out, err := e.output(ctx, client...)
+			out, err := e.commandOutput(ctx, client...)
 			// The server is not listening yet, and does not report when it listens.
 			if err == nil && strings.Contains(out, "REJECTED, error: 8") {
 				pause(ctx)
@@ -98,7 +98,7 @@ func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 		{"modprobe", "dummy"}, {"ip", "link", "add", dev, "type", "dummy"}, {"ip", "addr", "add", addr + "/24", "dev", dev},
 		{"ip", "link", "set", dev, "mtu", "4200", "up"}, {"rdma", "link", "add", link, "type", "rxe", "netdev", dev},
 	} {
-		if _, err := e.output(ctx, argv...); err != nil {
+		if _, err := e.commandOutput(ctx, argv...); err != nil {
 			return "", err
 		}
 	}
@@ -116,9 +116,9 @@ func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 	return "", context.Cause(ctx)
 }
 
-// stepLine matches a line of cmtime. The line contains the total time of a step in ms, then its longest, shortest
-// and mean time for one connection.
-var stepLine = regexp.MustCompile(`(?m)^([a-z]+ [a-z]+|[a-z]+) *: +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$`)
+// stepLinePattern matches a line of cmtime. The line contains the total time of a step in ms, then its longest,
+// shortest and mean time for one connection.
+var stepLinePattern = regexp.MustCompile(`(?m)^([a-z]+ [a-z]+|[a-z]+) *: +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$`)
 
 // parseConnections parses the table of cmtime. It returns an error if a connection was not established.
 func parseConnections(out string) (Sample, error) {
@@ -127,7 +127,7 @@ func parseConnections(out string) (Sample, error) {
 		return Sample{}, fmt.Errorf("cmtime: a connection failed: %s", line)
 	}
 	steps := map[string]float64{}
-	for _, m := range stepLine.FindAllStringSubmatch(out, -1) {
+	for _, m := range stepLinePattern.FindAllStringSubmatch(out, -1) {
 		v, err := strconv.ParseFloat(m[3], 64)
 		if err != nil {
 			return Sample{}, err
@@ -136,7 +136,7 @@ func parseConnections(out string) (Sample, error) {
 	}
 	for _, name := range []string{"resolve addr", "resolve route", "create qp", "connect", "disconnect"} {
 		if steps[name] <= 0 {
-			return Sample{}, fmt.Errorf("no time of %q in the output: %s", name, tail(out))
+			return Sample{}, fmt.Errorf("no time of %q in the output: %s", name, lastLines(out))
 		}
 	}
 	resolve := steps["resolve addr"] + steps["resolve route"]

@@ -29,8 +29,8 @@ type Env struct {
 	Subnet  int           // part of the services' addresses, 127.9.Subnet.0
 
 	services  map[string]*service
-	link      *veth // nil until created
-	base      map[exchange]cost
+	link      *vethPair // nil until created
+	base      map[exchange]cpuCost
 	port      int
 	kernelDev bool // kernelAddr has created a device
 }
@@ -65,7 +65,7 @@ func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string,
 	if s := e.services[name]; s != nil {
 		select {
 		case <-s.ended:
-			return nil, fmt.Errorf("service %s has ended: %s", name, tail(s.log.String()))
+			return nil, fmt.Errorf("service %s has ended: %s", name, lastLines(s.log.String()))
 		default:
 			return s, nil
 		}
@@ -85,7 +85,7 @@ func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string,
 			flags = append(flags, "--link", fmt.Sprintf("rxe%d=127.9.%d.%d", i, e.Subnet, number+i))
 		}
 	}
-	s, err := e.serve(ctx, inside, filepath.Join(e.Dir, fmt.Sprintf("%d-%d", e.Subnet, number)), flags)
+	s, err := e.startService(ctx, inside, filepath.Join(e.Dir, fmt.Sprintf("%d-%d", e.Subnet, number)), flags)
 	if err != nil {
 		return nil, err
 	}
@@ -96,14 +96,14 @@ func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string,
 	return s, nil
 }
 
-// side is the environment of one of the two programs of a measurement.
-type side struct {
+// sideEnv is the environment of one of the two programs of a measurement.
+type sideEnv struct {
 	*service
 	addr string // address to connect to
 }
 
-// sides returns the sides of the server and the client.
-func (e *Env) sides(ctx context.Context, path string) (server, client side, err error) {
+// sideEnvs returns the sides of the server and the client.
+func (e *Env) sideEnvs(ctx context.Context, path string) (server, client sideEnv, err error) {
 	switch path {
 	case between:
 		server.addr, client.addr = "127.0.0.1", "127.0.0.1"
@@ -112,8 +112,8 @@ func (e *Env) sides(ctx context.Context, path string) (server, client side, err 
 		}
 	case betweenVeth:
 		if e.link == nil {
-			if e.link, err = e.newVeth(ctx); err != nil {
-				return side{}, side{}, fmt.Errorf("make a veth pair (are user namespaces allowed?): %w", err)
+			if e.link, err = e.newVethPair(ctx); err != nil {
+				return sideEnv{}, sideEnv{}, fmt.Errorf("make a veth pair (are user namespaces allowed?): %w", err)
 			}
 		}
 		server.addr, client.addr = vethAddrs[0], vethAddrs[1]
@@ -128,17 +128,17 @@ func (e *Env) sides(ctx context.Context, path string) (server, client side, err 
 	return server, client, err
 }
 
-// veth is a pair of network namespaces connected by a veth pair, in a separate user namespace. The namespaces exist
+// vethPair is a pair of network namespaces connected by a veth pair, in a separate user namespace. The namespaces exist
 // as long as the processes that hold them.
-type veth struct {
+type vethPair struct {
 	holders [2]*exec.Cmd
 	inside  [2][]string // prefixes of commands for the namespaces
 }
 
 var vethAddrs = [2]string{"10.99.0.1", "10.99.0.2"}
 
-func (e *Env) newVeth(ctx context.Context) (v *veth, err error) {
-	v = new(veth)
+func (e *Env) newVethPair(ctx context.Context) (v *vethPair, err error) {
+	v = new(vethPair)
 	defer func() {
 		if err != nil {
 			v.close()
@@ -165,17 +165,17 @@ func (e *Env) newVeth(ctx context.Context) (v *veth, err error) {
 	}
 	there := fmt.Sprint(v.holders[1].Process.Pid)
 	up := func(i int, name string) bool {
-		out, err := e.output(ctx, join(v.inside[i], []string{"ip", "link", "show", "dev", name})...)
+		out, err := e.commandOutput(ctx, concat(v.inside[i], []string{"ip", "link", "show", "dev", name})...)
 		return err == nil && strings.Contains(out, "state UP")
 	}
 	for _, argv := range [][]string{
-		join(v.inside[0], []string{"ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", there}),
-		join(v.inside[0], []string{"ip", "addr", "add", vethAddrs[0] + "/24", "dev", "v0"}),
-		join(v.inside[0], []string{"ip", "link", "set", "v0", "mtu", "4200", "up"}),
-		join(v.inside[1], []string{"ip", "addr", "add", vethAddrs[1] + "/24", "dev", "v1"}),
-		join(v.inside[1], []string{"ip", "link", "set", "v1", "mtu", "4200", "up"}),
+		concat(v.inside[0], []string{"ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", there}),
+		concat(v.inside[0], []string{"ip", "addr", "add", vethAddrs[0] + "/24", "dev", "v0"}),
+		concat(v.inside[0], []string{"ip", "link", "set", "v0", "mtu", "4200", "up"}),
+		concat(v.inside[1], []string{"ip", "addr", "add", vethAddrs[1] + "/24", "dev", "v1"}),
+		concat(v.inside[1], []string{"ip", "link", "set", "v1", "mtu", "4200", "up"}),
 	} {
-		if _, err := e.output(ctx, argv...); err != nil {
+		if _, err := e.commandOutput(ctx, argv...); err != nil {
 			return v, err
 		}
 	}
@@ -185,7 +185,7 @@ func (e *Env) newVeth(ctx context.Context) (v *veth, err error) {
 	return v, context.Cause(ctx)
 }
 
-func (v *veth) close() {
+func (v *vethPair) close() {
 	for _, c := range v.holders {
 		if c != nil {
 			c.Process.Kill()
@@ -194,12 +194,12 @@ func (v *veth) close() {
 	}
 }
 
-// serve starts a separate service, which the caller ends with stop.
-func (e *Env) serve(ctx context.Context, inside []string, socket string, flags []string) (*service, error) {
+// startService starts a separate service, which the caller ends with stop.
+func (e *Env) startService(ctx context.Context, inside []string, socket string, flags []string) (*service, error) {
 	argv := append([]string{e.Verbena, "serve", "--socket", socket}, flags...)
 	s := &service{socket: socket, inside: inside, ended: make(chan struct{})}
 	// The service is not bound to the context of the measurement, because it outlives the measurement.
-	s.cmd = e.command(context.WithoutCancel(ctx), join(inside, argv)...)
+	s.cmd = e.command(context.WithoutCancel(ctx), concat(inside, argv)...)
 	s.cmd.Stderr = &s.log
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the service: %w", err)
@@ -209,12 +209,12 @@ func (e *Env) serve(ctx context.Context, inside []string, socket string, flags [
 		close(s.ended)
 	}()
 	for ctx.Err() == nil {
-		if e.command(ctx, join(inside, []string{e.Verbena, "link", "show", "--socket", socket})...).Run() == nil {
+		if e.command(ctx, concat(inside, []string{e.Verbena, "link", "show", "--socket", socket})...).Run() == nil {
 			return s, nil
 		}
 		select {
 		case <-s.ended:
-			return nil, fmt.Errorf("the service does not start: %s", tail(s.log.String()))
+			return nil, fmt.Errorf("the service does not start: %s", lastLines(s.log.String()))
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -247,8 +247,8 @@ func (e *Env) Close() {
 	}
 }
 
-// count returns the number of operations to measure, if each operation takes about `each` microseconds.
-func (e *Env) count(each float64) int {
+// operationCount returns the number of operations to measure, if each operation takes about `each` microseconds.
+func (e *Env) operationCount(each float64) int {
 	const exchange = 200_000 // in microseconds
 	return max(20, int(exchange/each*e.Scale))
 }
@@ -262,47 +262,48 @@ func (e *Env) command(ctx context.Context, argv ...string) *exec.Cmd {
 	return c
 }
 
-// output runs a command to its end and returns its standard output.
-func (e *Env) output(ctx context.Context, argv ...string) (string, error) {
+// commandOutput runs a command to its end and returns its standard output.
+func (e *Env) commandOutput(ctx context.Context, argv ...string) (string, error) {
 	c := e.command(ctx, argv...)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
 	out, err := c.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, tail(string(out)+stderr.String()))
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastLines(string(out)+stderr.String()))
 	}
 	return string(out), nil
 }
 
-// cost is the processor time of an exchange.
-type cost struct {
+// cpuCost is the processor time of an exchange.
+type cpuCost struct {
 	service, client, server time.Duration
 	sent, short             float64 // packets of all devices, and how many of them took the shortcut
 }
 
-// pair runs server and client of a program, each under a separate `verbena run`, or both on the kernel's devices if
+// runPair runs server and client of a program, each under a separate `verbena run`, or both on the kernel's devices if
 // path is "". It returns the output of the client. The program expects its port after portFlag, and the client also
 // expects the address.
-func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
-	return e.pairBy(ctx, path, e.run, portFlag, serverArgs, clientArgs)
+func (e *Env) runPair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cpuCost,
+	error) {
+	return e.runPairBy(ctx, path, e.runPrefix, portFlag, serverArgs, clientArgs)
 }
 
-// pairBy is like pair, but for programs that `verbena run` does not start.
-func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, portFlag string, serverArgs,
-	clientArgs []string) (string, cost, error) {
-	var c cost
-	var at, from side
+// runPairBy is like pair, but for programs that `verbena run` does not start.
+func (e *Env) runPairBy(ctx context.Context, path string, by func(sideEnv) []string, portFlag string, serverArgs,
+	clientArgs []string) (string, cpuCost, error) {
+	var c cpuCost
+	var at, from sideEnv
 	var serverRun, clientRun []string
-	var before usage
+	var before resourceUsage
 	addr := "127.0.0.1"
 	if path != "" {
 		var err error
-		if at, from, err = e.sides(ctx, path); err != nil {
+		if at, from, err = e.sideEnvs(ctx, path); err != nil {
 			return "", c, err
 		}
 		addr = at.addr
 		serverRun, clientRun = by(at), by(from)
-		if before, err = e.usage(ctx, at, from); err != nil {
+		if before, err = e.readUsage(ctx, at, from); err != nil {
 			return "", c, err
 		}
 	}
@@ -313,8 +314,8 @@ func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, p
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	where := []string{portFlag, fmt.Sprint(port)}
-	server := e.command(ctx, join(serverRun, serverArgs, where)...)
-	client := e.command(ctx, join(clientRun, clientArgs, where, []string{addr})...)
+	server := e.command(ctx, concat(serverRun, serverArgs, where)...)
+	client := e.command(ctx, concat(clientRun, clientArgs, where, []string{addr})...)
 	var sout, cout, cerr bytes.Buffer
 	server.Stdout, server.Stderr = &sout, &sout
 	client.Stdout, client.Stderr = &cout, &cerr
@@ -323,7 +324,7 @@ func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, p
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Wait() }()
-	for !listening(server.Process.Pid, port) && len(ended) == 0 && ctx.Err() == nil {
+	for !isListening(server.Process.Pid, port) && len(ended) == 0 && ctx.Err() == nil {
 		pause(ctx)
 	}
 	err = client.Run()
@@ -340,48 +341,49 @@ func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, p
 		err = fmt.Errorf("server: %w", err)
 	}
 	if err != nil {
-		return "", c, fmt.Errorf("%s: %w\nserver: %s\nclient: %s%s", strings.Join(clientArgs, " "), err, tail(sout.String()),
-			tail(cout.String()), tail(cerr.String()))
+		return "", c, fmt.Errorf("%s: %w\nserver: %s\nclient: %s%s", strings.Join(clientArgs, " "), err,
+			lastLines(sout.String()),
+			lastLines(cout.String()), lastLines(cerr.String()))
 	}
 	if path != "" {
-		after, err := e.usage(ctx, at, from)
+		after, err := e.readUsage(ctx, at, from)
 		if err != nil {
 			return "", c, err
 		}
 		c.service, c.sent, c.short = after.cpu-before.cpu, after.sent-before.sent, after.short-before.short
 	}
-	c.client, c.server = used(client), used(server)
+	c.client, c.server = usedCPUTime(client), usedCPUTime(server)
 	return cout.String(), c, nil
 }
 
-// knowing returns the prefix of a command that accesses a side's service over its socket.
-func (e *Env) knowing(s side) []string {
-	return join(s.inside, []string{"env", "VERBENA_SOCKET=" + s.socket})
+// socketPrefix returns the prefix of a command that accesses a side's service over its socket.
+func (e *Env) socketPrefix(s sideEnv) []string {
+	return concat(s.inside, []string{"env", "VERBENA_SOCKET=" + s.socket})
 }
 
-// run returns the prefix of a command that runs a program on a side's service.
-func (e *Env) run(s side) []string {
-	return join(s.inside, []string{e.Verbena, "run", "--socket", s.socket, "--"})
+// runPrefix returns the prefix of a command that runs a program on a side's service.
+func (e *Env) runPrefix(s sideEnv) []string {
+	return concat(s.inside, []string{e.Verbena, "run", "--socket", s.socket, "--"})
 }
 
-// usage is the resource usage of services since their start.
-type usage struct {
+// resourceUsage is the resource usage of services since their start.
+type resourceUsage struct {
 	cpu         time.Duration
 	sent, short float64 // as described at cost
 }
 
-func (e *Env) usage(ctx context.Context, sides ...side) (u usage, err error) {
+func (e *Env) readUsage(ctx context.Context, sides ...sideEnv) (u resourceUsage, err error) {
 	var seen []*service
 	for _, s := range sides {
 		if slices.Contains(seen, s.service) {
 			continue
 		}
 		seen = append(seen, s.service)
-		sent, short, err := e.packets(ctx, s.service)
+		sent, short, err := e.packetCounts(ctx, s.service)
 		if err != nil {
 			return u, err
 		}
-		cpu, err := cpuTime(s.pid())
+		cpu, err := processCPUTime(s.pid())
 		if err != nil {
 			return u, err
 		}
@@ -390,10 +392,11 @@ func (e *Env) usage(ctx context.Context, sides ...side) (u usage, err error) {
 	return u, nil
 }
 
-// packets returns the number of packets that the devices of a service have sent, and how many of them took the
+// packetCounts returns the number of packets that the devices of a service have sent, and how many of them took the
 // shortcut.
-func (e *Env) packets(ctx context.Context, s *service) (sent, short float64, err error) {
-	out, err := e.output(ctx, join(s.inside, []string{e.Verbena, "stat", "show", "--json", "--socket", s.socket})...)
+func (e *Env) packetCounts(ctx context.Context, s *service) (sent, short float64, err error) {
+	out, err := e.commandOutput(ctx, concat(s.inside, []string{e.Verbena, "stat", "show", "--json", "--socket",
+		s.socket})...)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -408,7 +411,7 @@ func (e *Env) packets(ctx context.Context, s *service) (sent, short float64, err
 	return sent, short, nil
 }
 
-func join(parts ...[]string) []string {
+func concat(parts ...[]string) []string {
 	var all []string
 	for _, p := range parts {
 		all = append(all, p...)
@@ -416,11 +419,13 @@ func join(parts ...[]string) []string {
 	return all
 }
 
-// used returns the processor time of an ended command and its children.
-func used(c *exec.Cmd) time.Duration { return c.ProcessState.UserTime() + c.ProcessState.SystemTime() }
+// usedCPUTime returns the processor time of an ended command and its children.
+func usedCPUTime(c *exec.Cmd) time.Duration {
+	return c.ProcessState.UserTime() + c.ProcessState.SystemTime()
+}
 
-// cpuTime returns the processor time of a process so far, including its ended threads.
-func cpuTime(pid int) (time.Duration, error) {
+// processCPUTime returns the processor time of a process so far, including its ended threads.
+func processCPUTime(pid int) (time.Duration, error) {
 	const scheduler = 2 // CPUCLOCK_SCHED; the clock of a process is ^pid<<3 | CPUCLOCK_SCHED
 	var ts unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &ts); err != nil {
@@ -445,8 +450,8 @@ func (e *Env) freePort() (int, error) {
 	return 0, fmt.Errorf("no free port up to %d", e.port)
 }
 
-// listening reports whether a port has a listener in the network namespace of the process.
-func listening(pid, port int) bool {
+// isListening reports whether a port has a listener in the network namespace of the process.
+func isListening(pid, port int) bool {
 	for _, f := range []string{"tcp", "tcp6"} {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, f))
 		for l := range strings.Lines(string(b)) {
@@ -458,8 +463,8 @@ func listening(pid, port int) bool {
 	return false
 }
 
-// tail returns the last lines of a program's output, for an error message.
-func tail(s string) string {
+// lastLines returns the last lines of a program's output, for an error message.
+func lastLines(s string) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-6):], "\n")
 }

@@ -14,26 +14,26 @@ import (
 var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil,
 	"verbs": {"-libverbs"}, "scale": {"-libverbs"}, "relay": nil, "mix": {"-libverbs"}}
 
-// program returns the path of a program made by build.
-func (e *Env) program(name string) string { return filepath.Join(e.Dir, name) }
+// programPath returns the path of a program made by build.
+func (e *Env) programPath(name string) string { return filepath.Join(e.Dir, name) }
 
-// build compiles the floors and the measured Go programs, from the module at root.
-func (e *Env) build(ctx context.Context, root string) error {
+// buildFloors compiles the floors and the measured Go programs, from the module at root.
+func (e *Env) buildFloors(ctx context.Context, root string) error {
 	for name, libs := range floorPrograms {
 		source := filepath.Join(root, "test/bench/floor", name+".c")
-		argv := append([]string{"cc", "-O2", "-Wall", "-Wextra", "-o", e.program(name), source}, libs...)
+		argv := append([]string{"cc", "-O2", "-Wall", "-Wextra", "-o", e.programPath(name), source}, libs...)
 		if out, err := e.command(ctx, argv...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
 		}
 	}
-	if _, err := e.output(ctx, e.program("udp"), "check"); err != nil {
+	if _, err := e.commandOutput(ctx, e.programPath("udp"), "check"); err != nil {
 		return err
 	}
 	for name, argv := range map[string][]string{
-		"gotcp":    {"go", "build", "-o", e.program("gotcp"), "./test/bench/floor/gotcp"},
-		"goudp":    {"go", "build", "-o", e.program("goudp"), "./test/bench/floor/goudp"},
-		"pingpong": {"go", "build", "-o", e.program("pingpong"), "./test/bench/ibpingpong"},
-		"loopback": {"go", "test", "-c", "-o", e.program("loopback"), "./driver/loopback"},
+		"gotcp":    {"go", "build", "-o", e.programPath("gotcp"), "./test/bench/floor/gotcp"},
+		"goudp":    {"go", "build", "-o", e.programPath("goudp"), "./test/bench/floor/goudp"},
+		"pingpong": {"go", "build", "-o", e.programPath("pingpong"), "./test/bench/ibpingpong"},
+		"loopback": {"go", "test", "-c", "-o", e.programPath("loopback"), "./driver/loopback"},
 	} {
 		c := e.command(ctx, argv...)
 		c.Dir = root
@@ -45,12 +45,13 @@ func (e *Env) build(ctx context.Context, root string) error {
 	return nil
 }
 
-// floor runs a floor program. The last argument of the program is the number of operations, each of which takes
+// measureFloor runs a floor program. The last argument of the program is the number of operations, each of which takes
 // about `each` microseconds. The value is the typical time if the program timed operations individually, and
 // otherwise the mean. It is in microseconds, times factor.
-func floor(factor, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
+func measureFloor(factor, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
-		out, err := e.output(ctx, join([]string{e.program(argv[0])}, argv[1:], []string{strconv.Itoa(e.count(each))})...)
+		out, err := e.commandOutput(ctx, concat([]string{e.programPath(argv[0])}, argv[1:],
+			[]string{strconv.Itoa(e.operationCount(each))})...)
 		if err != nil {
 			return Sample{}, err
 		}
@@ -63,9 +64,9 @@ func floor(factor, each float64, argv ...string) func(context.Context, *Env) (Sa
 	}
 }
 
-// stream runs a floor program like floor, and returns the bandwidth in MB/s.
-func stream(size int, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
-	take := floor(1, each, argv...)
+// measureStream runs a floor program like floor, and returns the bandwidth in MB/s.
+func measureStream(size int, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
+	take := measureFloor(1, each, argv...)
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		s, err := take(ctx, e)
 		if err != nil {

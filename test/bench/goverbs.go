@@ -20,14 +20,14 @@ type goTransport struct {
 // goTransports lists the transports to measure side by side.
 var goTransports = []goTransport{
 	{"embedded", func(ctx context.Context, e *Env, command string, args []string) (string, error) {
-		return e.output(ctx, join([]string{e.Verbena, command, "--embedded"}, args)...)
+		return e.commandOutput(ctx, concat([]string{e.Verbena, command, "--embedded"}, args)...)
 	}},
 	{"verbena run", func(ctx context.Context, e *Env, command string, args []string) (string, error) {
 		server := []string{e.Verbena, command}
 		if slices.Contains(args, "--events") { // each end selects its wait mode
 			server = append(server, "--events")
 		}
-		out, _, err := e.pair(ctx, shortcut, "-p", server, join([]string{e.Verbena, command}, args))
+		out, _, err := e.runPair(ctx, shortcut, "-p", server, concat([]string{e.Verbena, command}, args))
 		return out, err
 	}},
 	{"socket", func(ctx context.Context, e *Env, command string, args []string) (string, error) {
@@ -35,7 +35,8 @@ var goTransports = []goTransport{
 		if slices.Contains(args, "--events") {
 			server = append(server, "--events")
 		}
-		out, _, err := e.pairBy(ctx, shortcut, e.knowing, "-p", server, join([]string{e.Verbena, command, "--service"}, args))
+		out, _, err := e.runPairBy(ctx, shortcut, e.socketPrefix, "-p", server, concat([]string{e.Verbena, command,
+			"--service"}, args))
 		return out, err
 	}},
 }
@@ -56,26 +57,26 @@ type goResult struct {
 	Bandwidth goPhase
 }
 
-// take runs a command, and returns the sample that the function of extracts from its result.
-func (t goTransport) take(of func(*goResult) Sample, command string, args ...string) func(context.Context,
+// measure runs a command, and returns the sample that the function of extracts from its result.
+func (t goTransport) measure(of func(*goResult) Sample, command string, args ...string) func(context.Context,
 	*Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		out, err := t.run(ctx, e, command, append(args, "--json"))
 		if err != nil {
 			return Sample{}, err
 		}
-		return parseGo(out, of)
+		return parseGoResult(out, of)
 	}
 }
 
-func parseGo(out string, of func(*goResult) Sample) (Sample, error) {
+func parseGoResult(out string, of func(*goResult) Sample) (Sample, error) {
 	var r goResult
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		return Sample{}, fmt.Errorf("parse %q: %w", tail(out), err)
+		return Sample{}, fmt.Errorf("parse %q: %w", lastLines(out), err)
 	}
 	s := of(&r)
 	if s.Value <= 0 {
-		return Sample{}, fmt.Errorf("no figure in the output: %s", tail(out))
+		return Sample{}, fmt.Errorf("no figure in the output: %s", lastLines(out))
 	}
 	return s, nil
 }
@@ -89,8 +90,8 @@ func goRate(r *goResult) Sample { return Sample{Value: r.Bandwidth.Messages / 1e
 
 func goBandwidth(r *goResult) Sample { return Sample{Value: r.Bandwidth.Bytes / 1e6} }
 
-// rateOf converts a sample of bandwidth to its message rate, in thousand messages a second.
-func rateOf(take func(context.Context, *Env) (Sample, error)) func(context.Context, *Env) (Sample, error) {
+// toMessageRate converts a sample of bandwidth to its message rate, in thousand messages a second.
+func toMessageRate(take func(context.Context, *Env) (Sample, error)) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		s, err := take(ctx, e)
 		return Sample{Value: s.Extras[exRate]}, err
@@ -99,17 +100,19 @@ func rateOf(take func(context.Context, *Env) (Sample, error)) func(context.Conte
 
 var ucxLine = regexp.MustCompile(`(?m)^Final:\s+\d+((?:\s+[\d.]+){7})\s*$`)
 
-// ucx runs ucx_perftest over shared memory. The function of extracts the sample from the columns of the last line.
-func ucx(test string, size int, each float64, of func(columns []float64) Sample) func(context.Context, *Env) (Sample,
+// measureUCX runs ucx_perftest over shared memory. The function of extracts the sample from the columns of the last
+// line.
+func measureUCX(test string, size int, each float64, of func(columns []float64) Sample) func(context.Context,
+	*Env) (Sample,
 	error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		args := []string{"env", "UCX_TLS=sm,self", "ucx_perftest", "-t", test, "-s", strconv.Itoa(size), "-n",
-			strconv.Itoa(e.count(each)), "-w", "100"}
-		out, _, err := e.pair(ctx, "", "-p", args, args)
+			strconv.Itoa(e.operationCount(each)), "-w", "100"}
+		out, _, err := e.runPair(ctx, "", "-p", args, args)
 		if err != nil {
 			return Sample{}, err
 		}
-		v, err := columns(out, ucxLine)
+		v, err := parseColumns(out, ucxLine)
 		if err != nil {
 			return Sample{}, err
 		}
@@ -145,29 +148,32 @@ func goSections() []Section {
 		Note: "One queue pair; more is better. The floor is memcpy between buffers of 256 MB, a part of 1 MB at a time."}
 
 	l := Group{Name: "64 B", Short: true, Measurements: []Measurement{
-		{Name: relay, Kind: Floor, Take: floor(1, 8, "relay", "pingpong", "64")},
-		{Name: tcp, Kind: Peer, Take: floor(1, tcpCosts[64], "gotcp", "pingpong", "64")},
+		{Name: relay, Kind: Floor, Take: measureFloor(1, 8, "relay", "pingpong", "64")},
+		{Name: tcp, Kind: Peer, Take: measureFloor(1, tcpCosts[64], "gotcp", "pingpong", "64")},
 		{Name: client, Kind: Ours, Floor: relay, Peer: tcp,
-			Take: exchange{path: shortcut, tool: "ib_send_lat", size: 64, each: shortcutCosts[64]}.figure},
+			Take: exchange{path: shortcut, tool: "ib_send_lat", size: 64, each: shortcutCosts[64]}.measureOnce},
 	}}
 	r := Group{Name: "64 B", Measurements: []Measurement{
-		{Name: relayed, Kind: Floor, Take: rateOf(stream(64, 1, "relay", "stream", "64"))},
-		{Name: tcp, Kind: Peer, Take: rateOf(stream(64, tcpStreamCosts[64], "gotcp", "stream", "64"))},
+		{Name: relayed, Kind: Floor, Take: toMessageRate(measureStream(64, 1, "relay", "stream", "64"))},
+		{Name: tcp, Kind: Peer, Take: toMessageRate(measureStream(64, tcpStreamCosts[64], "gotcp", "stream", "64"))},
 		{Name: "WRITE, " + client, Kind: Ours, Floor: relayed, Peer: tcp,
-			Take: rateOf(exchange{path: shortcut, tool: "ib_write_bw", size: 64, each: streamCosts[shortcut][64]}.figure)},
+			Take: toMessageRate(exchange{path: shortcut, tool: "ib_write_bw", size: 64,
+				each: streamCosts[shortcut][64]}.measureOnce)},
 	}}
 	b := Group{Name: "1 MB", Measurements: []Measurement{
-		{Name: memory, Kind: Floor, Take: stream(1<<20, 120, "copy", "far", strconv.Itoa(1<<20))},
-		{Name: tcp, Kind: Peer, Take: stream(1<<20, tcpStreamCosts[1<<20], "gotcp", "stream", strconv.Itoa(1<<20))},
+		{Name: memory, Kind: Floor, Take: measureStream(1<<20, 120, "copy", "far", strconv.Itoa(1<<20))},
+		{Name: tcp, Kind: Peer, Take: measureStream(1<<20, tcpStreamCosts[1<<20], "gotcp", "stream", strconv.Itoa(1<<20))},
 		{Name: client, Kind: Ours, Floor: memory, Peer: tcp,
-			Take: exchange{path: shortcut, tool: "ib_write_bw", size: 1 << 20, each: streamCosts[shortcut][1<<20]}.figure},
+			Take: exchange{path: shortcut, tool: "ib_write_bw", size: 1 << 20, each: streamCosts[shortcut][1<<20]}.measureOnce},
 	}}
 	if _, err := exec.LookPath("ucx_perftest"); err == nil {
 		const name = "UCX, shared memory"
-		l.Measurements = append(l.Measurements, Measurement{Name: name, Kind: Peer, Take: ucx("tag_lat", 64, 5, ucxLatency)})
-		r.Measurements = append(r.Measurements, Measurement{Name: name, Kind: Peer, Take: ucx("tag_bw", 64, 1, ucxRate)})
+		l.Measurements = append(l.Measurements, Measurement{Name: name, Kind: Peer, Take: measureUCX("tag_lat", 64, 5,
+			ucxLatency)})
+		r.Measurements = append(r.Measurements, Measurement{Name: name, Kind: Peer, Take: measureUCX("tag_bw", 64, 1,
+			ucxRate)})
 		b.Measurements = append(b.Measurements, Measurement{Name: name, Kind: Peer,
-			Take: ucx("ucp_put_bw", 1<<20, 100, ucxBandwidth)})
+			Take: measureUCX("ucp_put_bw", 1<<20, 100, ucxBandwidth)})
 	} else {
 		const missing = " UCX is not among the rows: ucx_perftest (Debian's package ucx-utils) is not installed."
 		latency.Note, rate.Note, bandwidth.Note = latency.Note+missing, rate.Note+missing, bandwidth.Note+missing
@@ -177,14 +183,14 @@ func goSections() []Section {
 			return Measurement{Name: name + ", " + t.name, Kind: Ours, Floor: floor, Peer: tcp, Take: take}
 		}
 		l.Measurements = append(l.Measurements,
-			ours("SEND", relay, t.take(halfRoundTrip, "pingpong", "-s", "64", "-n", "4000")),
-			ours("SEND, events", relay, t.take(halfRoundTrip, "pingpong", "-s", "64", "-n", "2000", "--events")))
+			ours("SEND", relay, t.measure(halfRoundTrip, "pingpong", "-s", "64", "-n", "4000")),
+			ours("SEND, events", relay, t.measure(halfRoundTrip, "pingpong", "-s", "64", "-n", "2000", "--events")))
 		for _, op := range []string{"send", "write"} {
 			r.Measurements = append(r.Measurements, ours(map[string]string{"send": "SEND", "write": "WRITE"}[op], relayed,
-				t.take(goRate, "perf", "--test", "bandwidth", "--op", op, "-s", "64", "-D", "200ms")))
+				t.measure(goRate, "perf", "--test", "bandwidth", "--op", op, "-s", "64", "-D", "200ms")))
 		}
 		b.Measurements = append(b.Measurements, ours("WRITE", memory,
-			t.take(goBandwidth, "perf", "--test", "bandwidth", "-s", "1M", "--depth", "16", "-D", "200ms")))
+			t.measure(goBandwidth, "perf", "--test", "bandwidth", "-s", "1M", "--depth", "16", "-D", "200ms")))
 	}
 	latency.Groups, rate.Groups, bandwidth.Groups = []Group{l}, []Group{r}, []Group{b}
 	return []Section{latency, rate, bandwidth}

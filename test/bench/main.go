@@ -42,8 +42,8 @@ type options struct {
 	list                    bool
 }
 
-// limitOfOne limits the time of a measurement.
-const limitOfOne = 30 * time.Second
+// measurementTimeout limits the time of a measurement.
+const measurementTimeout = 30 * time.Second
 
 func main() {
 	log.SetFlags(0)
@@ -58,7 +58,7 @@ func main() {
 		"take only measurements with a section/group/name that matches this `regexp`, and their floors")
 	flag.IntVar(&o.rounds, "rounds", 0, "number of rounds (default 5; with -short or -check 3, with -base 15)")
 	flag.Float64Var(&o.scale, "scale", 1, "multiply the number of messages by this factor")
-	flag.DurationVar(&o.limit, "limit", limitOfOne, "limit the time of a single measurement")
+	flag.DurationVar(&o.limit, "limit", measurementTimeout, "limit the time of a single measurement")
 	flag.BoolVar(&o.short, "short", false, "take only the short list: floors, some latencies and bandwidths, idle cost")
 	flag.BoolVar(&o.check, "check", false, "only check the floors against each other")
 	flag.BoolVar(&o.guest, "in-guest", false,
@@ -71,12 +71,12 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := o.do(ctx); err != nil {
+	if err := o.runBench(ctx); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func (o options) do(ctx context.Context) error {
+func (o options) runBench(ctx context.Context) error {
 	pattern, err := regexp.Compile(o.run)
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
@@ -88,12 +88,12 @@ func (o options) do(ctx context.Context) error {
 	if o.check {
 		sections = []Section{floorSection()}
 	}
-	sections = choose(sections, pattern, o.short)
+	sections = filterSections(sections, pattern, o.short)
 	if o.list {
-		list(os.Stdout, sections)
+		printSections(os.Stdout, sections)
 		return nil
 	}
-	compared := slices.DeleteFunc(comparedTable(), func(c Compared) bool { return !pattern.MatchString(c.Name) })
+	compared := slices.DeleteFunc(comparedTable(), func(c ComparedExchange) bool { return !pattern.MatchString(c.Name) })
 	if o.base != "" && len(compared) == 0 || o.base == "" && len(sections) == 0 {
 		return fmt.Errorf("-run %q matches no measurement: see -list", o.run)
 	}
@@ -106,34 +106,34 @@ func (o options) do(ctx context.Context) error {
 			o.rounds = 15
 		}
 	}
-	env, done, err := o.environment(ctx)
+	env, done, err := o.makeEnv(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	header := newHeader(version(ctx, env, o.root), o.rounds)
+	header := newHeader(sourceRevision(ctx, env, o.root), o.rounds)
 	if o.base != "" {
-		return o.compare(ctx, env, compared, header)
+		return o.runCompare(ctx, env, compared, header)
 	}
 	runner := Runner{Env: env, Rounds: o.rounds, Log: os.Stderr}
 	if o.guest {
 		runner.Log = io.Discard // the guest's only console is for the figures
 	}
 	results, err := runner.Run(ctx, sections)
-	header.LoadTo = load()
+	header.LoadTo = loadAverage()
 	if err != nil {
 		header.Remark = fmt.Sprintf("**The run was ended after %d complete rounds.**", runner.Complete)
 	}
 	if o.guest {
 		header.Remark += "Emulated processors (no KVM), and a kernel before 6.6, without SYNC_WAKE_UP: only ratios say something."
 	}
-	r := Report{Header: header, Checks: judge(floorChecks, results), Sections: results}
+	r := Report{Header: header, Checks: judgeChecks(floorChecks, results), Sections: results}
 	r.Markdown(os.Stdout)
-	err = errors.Join(err, write(o.json, r.JSON))
-	if n := len(failures(results)); n > 0 {
+	err = errors.Join(err, writeFile(o.json, r.JSON))
+	if n := len(listFailures(results)); n > 0 {
 		err = errors.Join(err, fmt.Errorf("%d measurements failed; see the end of the output", n))
 	}
-	if n := doubtful(r.Checks); n > 0 {
+	if n := countDoubtful(r.Checks); n > 0 {
 		doubt := fmt.Errorf("%d of %d ratios between floors are doubtful: is the machine busy?", n, len(r.Checks))
 		if o.check {
 			return errors.Join(err, doubt)
@@ -143,8 +143,8 @@ func (o options) do(ctx context.Context) error {
 	return err
 }
 
-// environment makes the Env of the binary, with built floors. done ends its processes and removes its files.
-func (o options) environment(ctx context.Context) (env *Env, done func(), err error) {
+// makeEnv makes the Env of the binary, with built floors. done ends its processes and removes its files.
+func (o options) makeEnv(ctx context.Context) (env *Env, done func(), err error) {
 	dir, err := os.MkdirTemp("", "vbench")
 	if err != nil {
 		return nil, nil, err
@@ -156,9 +156,9 @@ func (o options) environment(ctx context.Context) (env *Env, done func(), err er
 	env = &Env{Verbena: binary, Dir: dir, Scale: o.scale, Limit: o.limit}
 	if err == nil {
 		if o.guest {
-			err = env.separate(ctx)
+			err = env.enterNetNS(ctx)
 		} else {
-			err = env.build(ctx, o.root)
+			err = env.buildFloors(ctx, o.root)
 		}
 	}
 	if err != nil {
@@ -171,12 +171,12 @@ func (o options) environment(ctx context.Context) (env *Env, done func(), err er
 	}, nil
 }
 
-// separate makes a network namespace for Verbena, because the kernel's rxe uses port 4791 on all addresses of its
+// enterNetNS makes a network namespace for Verbena, because the kernel's rxe uses port 4791 on all addresses of its
 // own namespace.
-func (e *Env) separate(ctx context.Context) error {
+func (e *Env) enterNetNS(ctx context.Context) error {
 	const name = "vbench"
 	for _, argv := range [][]string{{"ip", "netns", "add", name}, {"ip", "-n", name, "link", "set", "lo", "up"}} {
-		if _, err := e.output(ctx, argv...); err != nil {
+		if _, err := e.commandOutput(ctx, argv...); err != nil {
 			return err
 		}
 	}
@@ -184,25 +184,25 @@ func (e *Env) separate(ctx context.Context) error {
 	return nil
 }
 
-func (o options) compare(ctx context.Context, changed *Env, list []Compared, header Header) error {
+func (o options) runCompare(ctx context.Context, changed *Env, list []ComparedExchange, header Header) error {
 	binary, err := filepath.Abs(o.base)
 	if err != nil {
 		return err
 	}
 	base := &Env{Verbena: binary, Dir: changed.Dir, Scale: o.scale, Limit: o.limit, Subnet: 1}
 	defer base.Close()
-	all, err := compare(ctx, base, changed, list, o.rounds, os.Stderr)
-	header.LoadTo = load()
+	all, err := compareBinaries(ctx, base, changed, list, o.rounds, os.Stderr)
+	header.LoadTo = loadAverage()
 	r := CompareReport{header, o.baseName, all}
 	r.Markdown(os.Stdout)
-	return errors.Join(err, write(o.json, func(w io.Writer) error {
+	return errors.Join(err, writeFile(o.json, func(w io.Writer) error {
 		e := json.NewEncoder(w)
 		e.SetIndent("", " ")
 		return e.Encode(r)
 	}))
 }
 
-func list(w io.Writer, sections []Section) {
+func printSections(w io.Writer, sections []Section) {
 	for _, s := range sections {
 		for _, g := range s.Groups {
 			for _, m := range g.Measurements {
@@ -212,8 +212,8 @@ func list(w io.Writer, sections []Section) {
 	}
 }
 
-// write writes a file, unless its name is empty.
-func write(name string, content func(io.Writer) error) error {
+// writeFile writes a file, unless its name is empty.
+func writeFile(name string, content func(io.Writer) error) error {
 	if name == "" {
 		return nil
 	}
@@ -224,9 +224,9 @@ func write(name string, content func(io.Writer) error) error {
 	return errors.Join(content(f), f.Close())
 }
 
-// version returns the revision of the source, as reported by git.
-func version(ctx context.Context, e *Env, root string) string {
-	out, err := e.output(ctx, "git", "-C", root, "describe", "--always", "--dirty", "--tags")
+// sourceRevision returns the revision of the source, as reported by git.
+func sourceRevision(ctx context.Context, e *Env, root string) string {
+	out, err := e.commandOutput(ctx, "git", "-C", root, "describe", "--always", "--dirty", "--tags")
 	if err != nil {
 		return "an unknown revision"
 	}

@@ -19,44 +19,46 @@ var (
 	perOperation = regexp.MustCompile(`\s([\d.]+) ns/op`)
 )
 
-// embedded runs ibpingpong, with both ends in one process. The value of embedded is half a round trip.
-func embedded(size int, overWire bool, each float64) func(context.Context, *Env) (Sample, error) {
+// measureEmbedded runs ibpingpong, with both ends in one process. The value of embedded is half a round trip.
+func measureEmbedded(size int, overWire bool, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		addr := "127.9.200.1"
-		argv := []string{e.program("pingpong"), "-addr", addr, "-size", strconv.Itoa(size), "-n", strconv.Itoa(e.count(each))}
+		argv := []string{e.programPath("pingpong"), "-addr", addr, "-size", strconv.Itoa(size), "-n",
+			strconv.Itoa(e.operationCount(each))}
 		if overWire {
 			argv = append(argv, "-wire")
 		}
-		out, err := e.output(ctx, argv...)
+		out, err := e.commandOutput(ctx, argv...)
 		if err != nil {
 			return Sample{}, err
 		}
-		return single(out, roundTrip, 0.5)
+		return parseSingleFigure(out, roundTrip, 0.5)
 	}
 }
 
-// loopback runs the benchmark of driver/loopback, which sends one message of 64 bytes and polls its completions.
-func loopback(ctx context.Context, e *Env) (Sample, error) {
-	out, err := e.output(ctx, e.program("loopback"), "-test.run", "^$", "-test.bench", "^BenchmarkMessage$/^plain$",
-		"-test.benchtime", strconv.Itoa(e.count(0.2))+"x")
+// measureLoopback runs the benchmark of driver/loopback, which sends one message of 64 bytes and polls its completions.
+func measureLoopback(ctx context.Context, e *Env) (Sample, error) {
+	out, err := e.commandOutput(ctx, e.programPath("loopback"), "-test.run", "^$", "-test.bench",
+		"^BenchmarkMessage$/^plain$",
+		"-test.benchtime", strconv.Itoa(e.operationCount(0.2))+"x")
 	if err != nil {
 		return Sample{}, err
 	}
-	return single(out, perOperation, 1e-3)
+	return parseSingleFigure(out, perOperation, 1e-3)
 }
 
-// single returns the only figure of the matching output, times factor.
-func single(out string, pattern *regexp.Regexp, factor float64) (Sample, error) {
-	v, err := columns(out, pattern)
+// parseSingleFigure returns the only figure of the matching output, times factor.
+func parseSingleFigure(out string, pattern *regexp.Regexp, factor float64) (Sample, error) {
+	v, err := parseColumns(out, pattern)
 	if err != nil {
 		return Sample{}, err
 	}
 	return Sample{Value: v[0] * factor}, nil
 }
 
-// startUp measures the time of a program from start to end in milliseconds. If path is "", the program runs without
-// Verbena.
-func startUp(path string, program ...string) func(context.Context, *Env) (Sample, error) {
+// measureStartUp measures the time of a program from start to end in milliseconds. If path is "", the program runs
+// without Verbena.
+func measureStartUp(path string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		argv := program
 		if path != "" {
@@ -64,13 +66,13 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 			if err != nil {
 				return Sample{}, err
 			}
-			argv = join([]string{e.Verbena, "run", "--socket", s.socket, "--"}, program)
+			argv = concat([]string{e.Verbena, "run", "--socket", s.socket, "--"}, program)
 		}
 		var times []float64
 		for range max(2, int(10*e.Scale)) {
 			began := time.Now()
 			// ibv_devices fails without a device, which is the case without Verbena.
-			if _, err := e.output(ctx, argv...); err != nil && (path != "" || program[0] != "ibv_devices") {
+			if _, err := e.commandOutput(ctx, argv...); err != nil && (path != "" || program[0] != "ibv_devices") {
 				return Sample{}, err
 			}
 			times = append(times, float64(time.Since(began).Microseconds())/1e3)
@@ -80,34 +82,35 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 	}
 }
 
-// idle measures the cost of an idle service: the processor time of two seconds in milliseconds, the memory and the
-// threads. During the measurement a program runs. A line of output that begins with `ready` shows that the program
+// measureIdle measures the cost of an idle service: the processor time of two seconds in milliseconds, the memory and
+// the threads. During the measurement a program runs. A line of output that begins with `ready` shows that the program
 // waits. A nil program means no program.
-func idle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
+func measureIdle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
-		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "idle"),
+		s, err := e.startService(ctx, e.Inside, filepath.Join(e.Dir, "idle"),
 			[]string{"--link", fmt.Sprintf("rxe0=127.9.%d.200", e.Subnet)})
 		if err != nil {
 			return Sample{}, err
 		}
 		defer s.stop()
 		if len(program) == 0 {
-			return s.resting(ctx)
+			return s.idleCost(ctx)
 		}
-		_, err = e.beside(ctx, s, ready, program, func() error {
-			sample, err = s.resting(ctx)
+		_, err = e.runBeside(ctx, s, ready, program, func() error {
+			sample, err = s.idleCost(ctx)
 			return err
 		})
 		return sample, err
 	}
 }
 
-// beside calls f when a program of the service has printed a line that begins with `ready`, and then ends the
+// runBeside calls f when a program of the service has printed a line that begins with `ready`, and then ends the
 // program. It returns the earlier lines.
-func (e *Env) beside(ctx context.Context, s *service, ready string, program []string, f func() error) (lines []string,
+func (e *Env) runBeside(ctx context.Context, s *service, ready string, program []string,
+	f func() error) (lines []string,
 	err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	c := e.command(ctx, join([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
+	c := e.command(ctx, concat([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
 	stdin, err := c.StdinPipe() // some programs wait for the end of standard input
 	if err == nil {
 		defer stdin.Close()
@@ -127,7 +130,7 @@ func (e *Env) beside(ctx context.Context, s *service, ready string, program []st
 	}()
 	for text := bufio.NewScanner(out); ; lines = append(lines, text.Text()) {
 		if !text.Scan() {
-			return nil, fmt.Errorf("%s ended before it printed %q: %s", program[0], ready, tail(s.log.String()))
+			return nil, fmt.Errorf("%s ended before it printed %q: %s", program[0], ready, lastLines(s.log.String()))
 		}
 		if strings.HasPrefix(strings.TrimSpace(text.Text()), ready) {
 			return lines, f()
@@ -135,13 +138,13 @@ func (e *Env) beside(ctx context.Context, s *service, ready string, program []st
 	}
 }
 
-// resting measures the cost of the idle service from now on.
-func (s *service) resting(ctx context.Context) (Sample, error) {
+// idleCost measures the cost of the idle service from now on.
+func (s *service) idleCost(ctx context.Context) (Sample, error) {
 	const settle, window = 300 * time.Millisecond, 2 * time.Second
 	if err := sleep(ctx, settle); err != nil {
 		return Sample{}, err
 	}
-	before, err := cpuTime(s.pid())
+	before, err := processCPUTime(s.pid())
 	if err != nil {
 		return Sample{}, err
 	}
@@ -150,30 +153,31 @@ func (s *service) resting(ctx context.Context) (Sample, error) {
 		return Sample{}, err
 	}
 	took := time.Since(began)
-	after, err := cpuTime(s.pid())
+	after, err := processCPUTime(s.pid())
 	if err != nil {
 		return Sample{}, err
 	}
-	rss, threads, err := memory(s.pid())
+	rss, threads, err := memoryUsage(s.pid())
 	return Sample{float64((after - before).Microseconds()) / 1e3 * float64(window) / float64(took),
 		map[string]float64{exRSS: rss, exThreads: threads}}, err
 }
 
-// mix measures the bandwidth of WRITEs of all sizes. They are in random order on qps queue pairs, or ordered by
+// measureMix measures the bandwidth of WRITEs of all sizes. They are in random order on qps queue pairs, or ordered by
 // size on one queue pair if qps is 0.
-func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
+func measureMix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	const bytes = (60*64 + 30*4096 + 9*65536 + 1<<20) / 100.0 // mean size of a message
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		s, err := e.Service(ctx, path)
 		if err != nil {
 			return Sample{}, err
 		}
-		argv := join(e.Inside, []string{e.Verbena, "run", "--socket", s.socket, "--", e.program("mix"), "-d", "rxe0", "-g",
+		argv := concat(e.Inside, []string{e.Verbena, "run", "--socket", s.socket, "--", e.programPath("mix"), "-d", "rxe0",
+			"-g",
 			"1"})
 		if qps > 0 {
 			argv = append(argv, "-s", "1", "-q", strconv.Itoa(qps))
 		}
-		out, err := e.output(ctx, append(argv, strconv.Itoa(max(100, e.count(40))))...)
+		out, err := e.commandOutput(ctx, append(argv, strconv.Itoa(max(100, e.operationCount(40))))...)
 		if err != nil {
 			return Sample{}, err
 		}
@@ -182,11 +186,11 @@ func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	}
 }
 
-// many measures the cost of operations next to idle queue pairs in a given state, in a number of contexts. The
-// value is the time of a WRITE.
-func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, error) {
+// measureManyQPs measures the cost of operations next to idle queue pairs in a given state, in a number of contexts.
+// The value is the time of a WRITE.
+func measureManyQPs(contexts, qps int, state string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
-		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "many"),
+		s, err := e.startService(ctx, e.Inside, filepath.Join(e.Dir, "many"),
 			[]string{"--link", fmt.Sprintf("rxe0=127.9.%d.201", e.Subnet),
 				"--limit", "qps=0", "--limit", "contexts=0", "--limit", "descriptors=0", "--limit", "ring-bytes=0", "--limit",
 				"mappings=0"})
@@ -194,10 +198,10 @@ func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, 
 			return Sample{}, err
 		}
 		defer s.stop()
-		lines, err := e.beside(ctx, s, "ready", []string{e.program("scale"), "-d", "rxe0", "-g", "1", "-c",
+		lines, err := e.runBeside(ctx, s, "ready", []string{e.programPath("scale"), "-d", "rxe0", "-g", "1", "-c",
 			strconv.Itoa(contexts),
-			"-q", strconv.Itoa(qps), "-s", state, "-n", strconv.Itoa(e.count(15))}, func() error {
-			sample, err = s.resting(ctx)
+			"-q", strconv.Itoa(qps), "-s", state, "-n", strconv.Itoa(e.operationCount(15))}, func() error {
+			sample, err = s.idleCost(ctx)
 			return err
 		})
 		if err != nil {
@@ -220,8 +224,8 @@ func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, 
 	}
 }
 
-// memory returns the resident memory of a process, in MB of 10^6 bytes, and its number of threads.
-func memory(pid int) (rss, threads float64, err error) {
+// memoryUsage returns the resident memory of a process, in MB of 10^6 bytes, and its number of threads.
+func memoryUsage(pid int) (rss, threads float64, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, 0, err

@@ -52,18 +52,18 @@ type exchange struct {
 	inlined bool
 }
 
-func (x exchange) latency() bool { return strings.HasSuffix(x.tool, "_lat") || x.verbs }
+func (x exchange) isLatency() bool { return strings.HasSuffix(x.tool, "_lat") || x.verbs }
 
-// least is perftest's minimum number of messages.
-const least = 5
+// minMessages is perftest's minimum number of messages.
+const minMessages = 5
 
-// take runs the exchange once. It reports the processor time beyond that of the shortest possible exchange.
-func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
-	n := x.count(e)
-	var baseCost cost
+// measure runs the exchange once. It reports the processor time beyond that of the shortest possible exchange.
+func (x exchange) measure(ctx context.Context, e *Env) (Sample, error) {
+	n := x.messageCount(e)
+	var baseCost cpuCost
 	if x.path != "" {
 		var err error
-		if baseCost, err = x.shortest(ctx, e); err != nil {
+		if baseCost, err = x.shortestCost(ctx, e); err != nil {
 			return Sample{}, err
 		}
 	}
@@ -71,16 +71,16 @@ func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 	if err != nil {
 		return Sample{}, err
 	}
-	s, err := x.parse(out)
+	s, err := x.parseOutput(out)
 	if err != nil {
 		return Sample{}, err
 	}
-	messages := float64((n - least) * max(1, x.qps))
-	if x.latency() && x.tool != "ib_read_lat" {
+	messages := float64((n - minMessages) * max(1, x.qps))
+	if x.isLatency() && x.tool != "ib_read_lat" {
 		messages *= 2 // both directions
 	}
 	if x.path != "" {
-		if s.Extras[exOnPath], err = x.onPath(c); err != nil {
+		if s.Extras[exOnPath], err = x.percentOnPath(c); err != nil {
 			return Sample{}, err
 		}
 		s.Extras[exService] = float64((c.service - baseCost.service).Nanoseconds()) / 1e3 / messages
@@ -90,32 +90,33 @@ func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 	return s, nil
 }
 
-// onPath returns the part of the packets that took the measured path, in percent. A part of less than 99 percent is
-// an error.
-func (x exchange) onPath(c cost) (float64, error) {
+// percentOnPath returns the part of the packets that took the measured path, in percent. A part of less than 99 percent
+// is an error.
+func (x exchange) percentOnPath(c cpuCost) (float64, error) {
 	part := 100 * c.short / c.sent
 	if x.path != shortcut {
 		part = 100 - part
 	}
 	if !(part >= 99) {
-		return part, fmt.Errorf("got %.0f packets and %.0f of them on the shortcut, want a measurement of the %s", c.sent, c.short,
+		return part, fmt.Errorf("got %.0f packets and %.0f of them on the shortcut, want a measurement of the %s", c.sent,
+			c.short,
 			x.path)
 	}
 	return part, nil
 }
 
-// figure runs the exchange once, without its processor time.
-func (x exchange) figure(ctx context.Context, e *Env) (Sample, error) {
-	out, _, err := x.run(ctx, e, x.count(e))
+// measureOnce runs the exchange once, without its processor time.
+func (x exchange) measureOnce(ctx context.Context, e *Env) (Sample, error) {
+	out, _, err := x.run(ctx, e, x.messageCount(e))
 	if err != nil {
 		return Sample{}, err
 	}
-	return x.parse(out)
+	return x.parseOutput(out)
 }
 
-// count returns the number of messages that each queue pair sends.
-func (x exchange) count(e *Env) int {
-	n := max(e.count(x.each)/max(1, x.qps), 2*least)
+// messageCount returns the number of messages that each queue pair sends.
+func (x exchange) messageCount(e *Env) int {
+	n := max(e.operationCount(x.each)/max(1, x.qps), 2*minMessages)
 	if x.qps > 1 {
 		// perftest also counts the last completion of each queue pair as cqMod messages. If that count exceeds the
 		// number of messages, and the queue pairs are not equally fast, perftest stops polling too early.
@@ -126,42 +127,42 @@ func (x exchange) count(e *Env) int {
 	return n
 }
 
-// shortest returns the cost of the program with the minimum number of messages, which hardly depends on the size of
+// shortestCost returns the cost of the program with the minimum number of messages, which hardly depends on the size of
 // the messages. It is the median of three runs, and is measured once for each kind of exchange.
-func (x exchange) shortest(ctx context.Context, e *Env) (cost, error) {
+func (x exchange) shortestCost(ctx context.Context, e *Env) (cpuCost, error) {
 	x.size, x.each = 64, 0
 	if c, ok := e.base[x]; ok {
 		return c, nil
 	}
-	var runs [3]cost
+	var runs [3]cpuCost
 	for i := range runs {
 		var err error
-		if _, runs[i], err = x.run(ctx, e, least); err != nil {
-			return cost{}, err
+		if _, runs[i], err = x.run(ctx, e, minMessages); err != nil {
+			return cpuCost{}, err
 		}
 	}
-	middle := func(of func(cost) time.Duration) time.Duration {
+	middle := func(of func(cpuCost) time.Duration) time.Duration {
 		v := []time.Duration{of(runs[0]), of(runs[1]), of(runs[2])}
 		slices.Sort(v)
 		return v[1]
 	}
-	c := cost{
-		service: middle(func(c cost) time.Duration { return c.service }),
-		client:  middle(func(c cost) time.Duration { return c.client }),
-		server:  middle(func(c cost) time.Duration { return c.server }),
+	c := cpuCost{
+		service: middle(func(c cpuCost) time.Duration { return c.service }),
+		client:  middle(func(c cpuCost) time.Duration { return c.client }),
+		server:  middle(func(c cpuCost) time.Duration { return c.server }),
 	}
 	if e.base == nil {
-		e.base = map[exchange]cost{}
+		e.base = map[exchange]cpuCost{}
 	}
 	e.base[x] = c
 	return c, nil
 }
 
-func (x exchange) run(ctx context.Context, e *Env, n int) (string, cost, error) {
+func (x exchange) run(ctx context.Context, e *Env, n int) (string, cpuCost, error) {
 	args := []string{x.tool, "-x", "1", "-F", "-m", "4096"}
 	if x.verbs {
-		args = []string{e.program("verbs"), "-g", "1"}
-	} else if !x.latency() {
+		args = []string{e.programPath("verbs"), "-g", "1"}
+	} else if !x.isLatency() {
 		args = append(args, "--report_gbits")
 	}
 	args = append(args, "-s", strconv.Itoa(x.size), "-n", strconv.Itoa(n))
@@ -178,14 +179,14 @@ func (x exchange) run(ctx context.Context, e *Env, n int) (string, cost, error) 
 	if x.two {
 		client = "rxe1"
 	}
-	return e.pair(ctx, x.path, "-p", join(args, []string{"-d", "rxe0"}), join(args, []string{"-d", client}))
+	return e.runPair(ctx, x.path, "-p", concat(args, []string{"-d", "rxe0"}), concat(args, []string{"-d", client}))
 }
 
-func (x exchange) parse(out string) (Sample, error) {
+func (x exchange) parseOutput(out string) (Sample, error) {
 	if x.verbs {
 		return parseFloor(out)
 	}
-	if x.latency() {
+	if x.isLatency() {
 		return parseLatency(out)
 	}
 	return parseBandwidth(out)
@@ -197,11 +198,11 @@ var (
 	fabricLine    = regexp.MustCompile(`(?m)^\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$`)
 )
 
-// columns returns the numbers of the first matching line of a table, with NaN for other words.
-func columns(out string, line *regexp.Regexp) ([]float64, error) {
+// parseColumns returns the numbers of the first matching line of a table, with NaN for other words.
+func parseColumns(out string, line *regexp.Regexp) ([]float64, error) {
 	m := line.FindStringSubmatch(out)
 	if m == nil {
-		return nil, fmt.Errorf("no figures in the output: %s", tail(out))
+		return nil, fmt.Errorf("no figures in the output: %s", lastLines(out))
 	}
 	var v []float64
 	for f := range strings.FieldsSeq(m[1]) {
@@ -217,13 +218,13 @@ func columns(out string, line *regexp.Regexp) ([]float64, error) {
 // parseLatency parses perftest's table, which contains the least, most, typical and mean time, the deviation, and
 // the 99th and 99.9th percentile.
 func parseLatency(out string) (Sample, error) {
-	v, err := columns(out, latencyLine)
+	v, err := parseColumns(out, latencyLine)
 	if err != nil {
 		return Sample{}, err
 	}
 	// This occurred on a busy machine, because perftest itself measures the rate of the cycle counter.
 	if math.IsNaN(v[2]) || math.IsInf(v[2], 0) {
-		return Sample{}, fmt.Errorf("perftest could not measure its clock's rate (is the machine busy?): %s", tail(out))
+		return Sample{}, fmt.Errorf("perftest could not measure its clock's rate (is the machine busy?): %s", lastLines(out))
 	}
 	return Sample{v[2], map[string]float64{exMean: v[3], exP99: v[5]}}, nil
 }
@@ -231,17 +232,17 @@ func parseLatency(out string) (Sample, error) {
 // parseBandwidth parses perftest's table, which contains the peak and mean in Gb/s, and million messages per
 // second.
 func parseBandwidth(out string) (Sample, error) {
-	v, err := columns(out, bandwidthLine)
+	v, err := parseColumns(out, bandwidthLine)
 	if err != nil {
 		return Sample{}, err
 	}
 	return Sample{v[1] * 1000 / 8, map[string]float64{exRate: v[2] * 1000}}, nil
 }
 
-// fabric runs fi_pingpong, libfabric's ping-pong, with processes that wait for events.
-func fabric(provider, endpoint string, size int, each float64) func(context.Context, *Env) (Sample, error) {
+// measureFabric runs fi_pingpong, libfabric's ping-pong, with processes that wait for events.
+func measureFabric(provider, endpoint string, size int, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
-		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.count(each)), "-S",
+		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.operationCount(each)), "-S",
 			strconv.Itoa(size)}
 		port, err := e.freePort()
 		if err != nil {
@@ -259,14 +260,14 @@ func fabric(provider, endpoint string, size int, each float64) func(context.Cont
 			cancel()
 			<-ended
 		}()
-		for !listening(server.Process.Pid, port) && len(ended) == 0 && ctx.Err() == nil {
+		for !isListening(server.Process.Pid, port) && len(ended) == 0 && ctx.Err() == nil {
 			pause(ctx)
 		}
-		out, err := e.output(ctx, append(args, "-P", strconv.Itoa(port), "127.0.0.1")...)
+		out, err := e.commandOutput(ctx, append(args, "-P", strconv.Itoa(port), "127.0.0.1")...)
 		if err != nil {
 			return Sample{}, err
 		}
-		v, err := columns(out, fabricLine)
+		v, err := parseColumns(out, fabricLine)
 		if err != nil {
 			return Sample{}, err
 		}

@@ -37,7 +37,7 @@ Final:                  2000     21.585    73.184    73.184    13664.28   13664.
 func TestParse(t *testing.T) {
 	ucx := func(of func([]float64) Sample) func() (Sample, error) {
 		return func() (Sample, error) {
-			v, err := columns(ucxOutput, ucxLine)
+			v, err := parseColumns(ucxOutput, ucxLine)
 			if err != nil {
 				return Sample{}, err
 			}
@@ -64,23 +64,26 @@ func TestParse(t *testing.T) {
 		}, Sample{4.4, map[string]float64{exMean: 4.8, exP99: 7.1}}},
 		{"floor of a stream", func() (Sample, error) { return parseFloor("mean=0.002\n") }, Sample{Value: 0.002}},
 		{"embedded", func() (Sample, error) {
-			return single("2000 round trips of 64 bytes over UDP in 6ms: 3.20 usec per round trip\n", roundTrip, 0.5)
+			return parseSingleFigure("2000 round trips of 64 bytes over UDP in 6ms: 3.20 usec per round trip\n", roundTrip, 0.5)
 		}, Sample{Value: 1.6}},
 		{"loopback", func() (Sample, error) {
-			return single("BenchmarkMessage/plain-2   \t    1000\t       180.5 ns/op\t       0 B/op\n", perOperation, 1e-3)
+			return parseSingleFigure("BenchmarkMessage/plain-2   \t    1000\t       180.5 ns/op\t       0 B/op\n",
+				perOperation, 1e-3)
 		}, Sample{Value: 0.1805}},
 		{"half round trip", func() (Sample, error) {
-			return parseGo(goOutput, halfRoundTrip)
+			return parseGoResult(goOutput, halfRoundTrip)
 		}, Sample{1, map[string]float64{exMean: 1.5, exP99: 4}}},
-		{"rate", func() (Sample, error) { return parseGo(goOutput, goRate) }, Sample{Value: 5000}},
-		{"bandwidth of verbena perf", func() (Sample, error) { return parseGo(goOutput, goBandwidth) }, Sample{Value: 2000}},
+		{"rate", func() (Sample, error) { return parseGoResult(goOutput, goRate) }, Sample{Value: 5000}},
+		{"bandwidth of verbena perf", func() (Sample, error) { return parseGoResult(goOutput, goBandwidth) },
+			Sample{Value: 2000}},
 		{"UCX latency", ucx(ucxLatency), Sample{21.585, map[string]float64{exMean: 73.184}}},
 		{"UCX bandwidth", ucx(ucxBandwidth), Sample{Value: 14328.03606528}},
 		{"UCX rate", ucx(ucxRate), Sample{Value: 13.664}},
-		{"libfabric", func() (Sample, error) { return single(fabricOutput, fabricLine, 1) }, Sample{Value: 296.19}},
+		{"libfabric", func() (Sample, error) { return parseSingleFigure(fabricOutput, fabricLine, 1) },
+			Sample{Value: 296.19}},
 	} {
 		got, err := c.got()
-		if err != nil || !same(got.Value, c.want.Value) || !maps.EqualFunc(got.Extras, c.want.Extras, same) {
+		if err != nil || !almostEqual(got.Value, c.want.Value) || !maps.EqualFunc(got.Extras, c.want.Extras, almostEqual) {
 			t.Errorf("parse %s: got %+v and error %v, want %+v", c.name, got, err, c.want)
 		}
 	}
@@ -89,7 +92,7 @@ func TestParse(t *testing.T) {
 func TestParseErrors(t *testing.T) {
 	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth,
 		"floor": parseFloor, "connections": parseConnections,
-		"verbena perf": func(out string) (Sample, error) { return parseGo(out, goRate) }} {
+		"verbena perf": func(out string) (Sample, error) { return parseGoResult(out, goRate) }} {
 		for _, out := range []string{"", strings.Replace(latencyOutput, "11.90", "inf", 1),
 			"Completion with error at client\nFailed status 12", "mean=-1", "typical=3", "mean=x", "{}"} {
 			if s, err := f(out); err == nil {
@@ -114,7 +117,7 @@ destroy      :        8.35       2.82      36.00      83.47
 func TestParseConnections(t *testing.T) {
 	got, err := parseConnections(connectionOutput)
 	want := map[string]float64{exResolve: 823.9, exCreateQP: 1438.88, exConnect: 171907.05, exDisconnect: 15679.66}
-	if err != nil || !same(got.Value, 174169.83) || !maps.EqualFunc(got.Extras, want, same) {
+	if err != nil || !almostEqual(got.Value, 174169.83) || !maps.EqualFunc(got.Extras, want, almostEqual) {
 		t.Errorf("parseConnections: got %+v and error %v, want %v", got, err, want)
 	}
 	for _, out := range []string{"event: RDMA_CM_EVENT_REJECTED, error: 8\n" + connectionOutput,
@@ -125,14 +128,15 @@ func TestParseConnections(t *testing.T) {
 	}
 }
 
-// TestTables tests that names are unique, and that the other measurement of each comparison exists.
-func TestTables(t *testing.T) {
+// TestTablesAreConsistent tests that names are unique, and that the other measurement of each comparison exists.
+func TestTablesAreConsistent(t *testing.T) {
 	for _, s := range append(fullTable(), guestTable()...) {
 		for _, g := range s.Groups {
 			seen := map[string]bool{}
 			for _, m := range g.Measurements {
 				if seen[m.Name] || m.Name == "" || m.Take == nil || m.Kind == "" {
-					t.Errorf("%s/%s/%s: got a duplicate name, no kind, or no measurement, want a unique name and both", s.Name, g.Name, m.Name)
+					t.Errorf("%s/%s/%s: got a duplicate name, no kind, or no measurement, want a unique name and both", s.Name,
+						g.Name, m.Name)
 				}
 				seen[m.Name] = true
 			}
@@ -163,7 +167,7 @@ func TestServiceDoesNotStart(t *testing.T) {
 	}
 	e := &Env{Verbena: bad, Dir: t.TempDir(), Scale: 1, Limit: time.Minute}
 	defer e.Close()
-	_, err := exchange{path: shortcut, tool: "ib_send_lat", size: 64, each: 10}.take(context.Background(), e)
+	_, err := exchange{path: shortcut, tool: "ib_send_lat", size: 64, each: 10}.measure(context.Background(), e)
 	if err == nil || !strings.Contains(err.Error(), "the service does not start: address in use") {
 		t.Errorf("start of the service: got %v, want the service's own error", err)
 	}
@@ -178,7 +182,7 @@ func TestLimitEndsPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := &Env{Dir: dir, Scale: 1, Limit: 300 * time.Millisecond}
-	_, err := e.limited(context.Background(), floor(1, 1, "hang"))
+	_, err := e.measureLimited(context.Background(), measureFloor(1, 1, "hang"))
 	if err == nil || !strings.Contains(err.Error(), "not complete within 300ms") {
 		t.Fatalf("measurement: got %v, want a timeout", err)
 	}
@@ -193,8 +197,8 @@ func TestLimitEndsPrograms(t *testing.T) {
 	})
 }
 
-func TestProcess(t *testing.T) {
-	before, err := cpuTime(os.Getpid())
+func TestProcessUsage(t *testing.T) {
+	before, err := processCPUTime(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,20 +206,20 @@ func TestProcess(t *testing.T) {
 	for i := range 10_000_000 {
 		x += math.Sqrt(float64(i))
 	}
-	after, err := cpuTime(os.Getpid())
+	after, err := processCPUTime(os.Getpid())
 	if err != nil || after <= before || x == 0 {
 		t.Errorf("cpuTime: got %v, then %v and error %v, want an increase", before, after, err)
 	}
-	rss, threads, err := memory(os.Getpid())
+	rss, threads, err := memoryUsage(os.Getpid())
 	if err != nil || rss < 1 || rss > 1e5 || threads < 1 || threads > 1e4 {
 		t.Errorf("memory: got %v MB, %v threads and error %v, want plausible values", rss, threads, err)
 	}
 }
 
-func same(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+func almostEqual(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
 
-// TestOnPath tests that packets on another path than the measured path invalidate the measurement.
-func TestOnPath(t *testing.T) {
+// TestPercentOnPath tests that packets on another path than the measured path invalidate the measurement.
+func TestPercentOnPath(t *testing.T) {
 	for _, test := range []struct {
 		path        string
 		sent, short float64
@@ -229,12 +233,13 @@ func TestOnPath(t *testing.T) {
 		{wire, 1000, 0, 100, true},
 		{wire, 1000, 11, 98.9, false},
 	} {
-		got, err := exchange{path: test.path}.onPath(cost{sent: test.sent, short: test.short})
+		got, err := exchange{path: test.path}.percentOnPath(cpuCost{sent: test.sent, short: test.short})
 		if math.Abs(got-test.want) > 1e-9 || (err == nil) != test.ok {
-			t.Errorf("onPath of %s with %v of %v packets on the shortcut: got %v and error %v", test.path, test.short, test.sent, got, err)
+			t.Errorf("onPath of %s with %v of %v packets on the shortcut: got %v and error %v", test.path, test.short,
+				test.sent, got, err)
 		}
 	}
-	if _, err := (exchange{path: wire}).onPath(cost{}); err == nil {
+	if _, err := (exchange{path: wire}).percentOnPath(cpuCost{}); err == nil {
 		t.Error("onPath without packets: got success, want an error")
 	}
 }

@@ -38,7 +38,7 @@ type Report struct {
 func newHeader(version string, rounds int) Header {
 	h := Header{Date: time.Now().UTC().Format(time.DateTime) + " UTC", Version: version, CPU: runtime.GOARCH,
 		Cores: runtime.NumCPU(),
-		Go:    runtime.Version(), Rounds: rounds, LoadFrom: load()}
+		Go:    runtime.Version(), Rounds: rounds, LoadFrom: loadAverage()}
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
 		if m := regexp.MustCompile(`(?m)^model name\s*: (.*)$`).FindSubmatch(b); m != nil {
 			h.CPU = strings.TrimSpace(string(m[1]))
@@ -50,7 +50,7 @@ func newHeader(version string, rounds int) Header {
 	return h
 }
 
-func load() string {
+func loadAverage() string {
 	b, _ := os.ReadFile("/proc/loadavg")
 	f := strings.Fields(string(b))
 	return strings.Join(f[:min(3, len(f))], " ")
@@ -72,11 +72,11 @@ func (r *Report) Markdown(w io.Writer) {
 	if h.Remark != "" {
 		fmt.Fprintf(w, "%s\n", h.Remark)
 	}
-	markdownChecks(w, r.Checks)
+	writeChecks(w, r.Checks)
 	for _, s := range r.Sections {
-		s.markdown(w)
+		s.writeMarkdown(w)
 	}
-	if failed := failures(r.Sections); len(failed) > 0 {
+	if failed := listFailures(r.Sections); len(failed) > 0 {
 		fmt.Fprintf(w, "\n### Failed\n\n")
 		for _, f := range failed {
 			fmt.Fprintf(w, "    %s\n", strings.ReplaceAll(strings.TrimSpace(f), "\n", "\n      "))
@@ -84,15 +84,15 @@ func (r *Report) Markdown(w io.Writer) {
 	}
 }
 
-func (s *SectionResult) markdown(w io.Writer) {
+func (s *SectionResult) writeMarkdown(w io.Writer) {
 	fmt.Fprintf(w, "\n### %s, in %s\n\n", s.Title, s.Unit)
 	if s.Note != "" {
 		fmt.Fprintf(w, "%s\n\n", s.Note)
 	}
 	head, rule := "| | | median | range |", "|---|---|---:|---:|"
 	add := func(heading string) { head, rule = head+" "+heading+" |", rule+"---:|" }
-	floors := s.has(func(m *Series) bool { return m.Floor != nil })
-	peers := s.has(func(m *Series) bool { return m.Peer != nil })
+	floors := s.anySeries(func(m *Series) bool { return m.Floor != nil })
+	peers := s.anySeries(func(m *Series) bool { return m.Peer != nil })
 	if floors {
 		add("× " + cmp.Or(s.Floor, "floor"))
 	}
@@ -109,17 +109,17 @@ func (s *SectionResult) markdown(w io.Writer) {
 			if i == 0 {
 				name = g.Name
 			}
-			fmt.Fprintf(w, "| %s | %s | %s | %s |", name, m.label(), m.median(), m.Summary.between())
+			fmt.Fprintf(w, "| %s | %s | %s | %s |", name, m.label(), m.formatMedian(), m.Summary.formatRange())
 			if floors {
-				fmt.Fprintf(w, " %s |", m.Floor.text())
+				fmt.Fprintf(w, " %s |", m.Floor.formatRatio())
 			}
 			if peers {
-				fmt.Fprintf(w, " %s |", m.Peer.text())
+				fmt.Fprintf(w, " %s |", m.Peer.formatRatio())
 			}
 			for _, e := range s.Extras {
 				cell := ""
 				if v := m.Extras[e]; len(v) > 0 {
-					cell = short(summarise(v).Median)
+					cell = formatFigure(summarise(v).Median)
 				}
 				fmt.Fprintf(w, " %s |", cell)
 			}
@@ -128,7 +128,7 @@ func (s *SectionResult) markdown(w io.Writer) {
 	}
 }
 
-func (s *SectionResult) has(f func(*Series) bool) bool {
+func (s *SectionResult) anySeries(f func(*Series) bool) bool {
 	return slices.ContainsFunc(s.Groups, func(g *GroupResult) bool { return slices.ContainsFunc(g.Series, f) })
 }
 
@@ -139,35 +139,35 @@ func (s *Series) label() string {
 	return s.Name
 }
 
-func (s *Series) median() string {
+func (s *Series) formatMedian() string {
 	if s.Summary.N == 0 && len(s.Errors) > 0 {
 		return "failed"
 	}
 	if s.Summary.N == 0 {
 		return "-"
 	}
-	return short(s.Summary.Median)
+	return formatFigure(s.Summary.Median)
 }
 
-func (s Summary) between() string {
+func (s Summary) formatRange() string {
 	if s.N < 2 {
 		return ""
 	}
-	return short(s.Low) + "–" + short(s.High)
+	return formatFigure(s.Low) + "–" + formatFigure(s.High)
 }
 
-func (r *Ratio) text() string {
+func (r *Ratio) formatRatio() string {
 	if r == nil {
 		return ""
 	}
 	if r.N < 2 {
-		return short(r.Median)
+		return formatFigure(r.Median)
 	}
-	return fmt.Sprintf("%s (%s)", short(r.Median), r.between())
+	return fmt.Sprintf("%s (%s)", formatFigure(r.Median), r.formatRange())
 }
 
-// short formats a figure with three significant digits, or as a whole number.
-func short(v float64) string {
+// formatFigure formats a figure with three significant digits, or as a whole number.
+func formatFigure(v float64) string {
 	a := math.Abs(v)
 	switch {
 	case a >= 100 || v == 0:

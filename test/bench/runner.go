@@ -55,8 +55,8 @@ type Runner struct {
 	Complete int // number of complete rounds of Run
 }
 
-// attempts is the number of failures after which a measurement is not repeated any more.
-const attempts = 2
+// maxFailures is the number of failures after which a measurement is not repeated any more.
+const maxFailures = 2
 
 // Run takes every measurement once in each round. The measurements of a group alternate, and each round begins with
 // a different measurement. Neither a drift of the machine nor the order therefore favours a measurement. A failed
@@ -85,7 +85,7 @@ func (r *Runner) Run(ctx context.Context, sections []Section) ([]*SectionResult,
 				fmt.Fprintf(r.Log, "round %d of %d: %s/%s\n", round+1, r.Rounds, s.Name, g.Name)
 				for k := range g.Measurements {
 					k = (k + round) % len(g.Measurements)
-					r.take(ctx, g.Measurements[k], results[i].Groups[j].Series[k], round)
+					r.measureSeries(ctx, g.Measurements[k], results[i].Groups[j].Series[k], round)
 				}
 			}
 		}
@@ -96,17 +96,17 @@ func (r *Runner) Run(ctx context.Context, sections []Section) ([]*SectionResult,
 	}
 	for i, s := range sections {
 		for j, g := range s.Groups {
-			results[i].Groups[j].compare(g)
+			results[i].Groups[j].computeRatios(g)
 		}
 	}
 	return results, ctx.Err()
 }
 
-func (r *Runner) take(ctx context.Context, m Measurement, s *Series, round int) {
-	if ctx.Err() != nil || len(s.Errors) >= attempts {
+func (r *Runner) measureSeries(ctx context.Context, m Measurement, s *Series, round int) {
+	if ctx.Err() != nil || len(s.Errors) >= maxFailures {
 		return
 	}
-	sample, err := r.Env.limited(ctx, m.Take)
+	sample, err := r.Env.measureLimited(ctx, m.Take)
 	if ctx.Err() != nil { // the run was ended, which is not a failure of this measurement
 		return
 	}
@@ -126,8 +126,8 @@ func (r *Runner) take(ctx context.Context, m Measurement, s *Series, round int) 
 	}
 }
 
-// limited takes one figure within the time limit.
-func (e *Env) limited(ctx context.Context, take func(context.Context, *Env) (Sample, error)) (Sample, error) {
+// measureLimited takes one figure within the time limit.
+func (e *Env) measureLimited(ctx context.Context, take func(context.Context, *Env) (Sample, error)) (Sample, error) {
 	limited, cancel := context.WithTimeoutCause(ctx, e.Limit, fmt.Errorf("not complete within %v", e.Limit))
 	defer cancel()
 	s, err := take(limited, e)
@@ -140,17 +140,17 @@ func (e *Env) limited(ctx context.Context, take func(context.Context, *Env) (Sam
 	return s, err
 }
 
-// compare computes the summaries and ratios.
-func (g *GroupResult) compare(of Group) {
+// computeRatios computes the summaries and ratios.
+func (g *GroupResult) computeRatios(of Group) {
 	for i, s := range g.Series {
-		s.Summary = summarise(s.measured())
-		s.Floor = g.ratio(s, of.Measurements[i].Floor)
-		s.Peer = g.ratio(s, of.Measurements[i].Peer)
+		s.Summary = summarise(s.measuredFigures())
+		s.Floor = g.ratioTo(s, of.Measurements[i].Floor)
+		s.Peer = g.ratioTo(s, of.Measurements[i].Peer)
 	}
 }
 
-func (g *GroupResult) ratio(s *Series, to string) *Ratio {
-	other := g.find(to)
+func (g *GroupResult) ratioTo(s *Series, to string) *Ratio {
+	other := g.findSeries(to)
 	if other == nil {
 		return nil
 	}
@@ -161,7 +161,7 @@ func (g *GroupResult) ratio(s *Series, to string) *Ratio {
 	return &Ratio{to, summarise(q)}
 }
 
-func (g *GroupResult) find(name string) *Series {
+func (g *GroupResult) findSeries(name string) *Series {
 	if i := slices.IndexFunc(g.Series, func(s *Series) bool { return s.Name == name }); i >= 0 {
 		return g.Series[i]
 	}
@@ -179,14 +179,14 @@ func (s *Series) figures() []float64 {
 	return v
 }
 
-// measured returns the figures of the measured rounds.
-func (s *Series) measured() []float64 {
+// measuredFigures returns the figures of the measured rounds.
+func (s *Series) measuredFigures() []float64 {
 	return slices.DeleteFunc(s.figures(), math.IsNaN)
 }
 
-// choose returns the sections with the measurements whose "section/group/measurement" matches, and the measurements
-// that these are compared with.
-func choose(sections []Section, pattern *regexp.Regexp, short bool) []Section {
+// filterSections returns the sections with the measurements whose "section/group/measurement" matches, and the
+// measurements that these are compared with.
+func filterSections(sections []Section, pattern *regexp.Regexp, short bool) []Section {
 	var chosen []Section
 	for _, s := range sections {
 		var groups []Group
@@ -209,8 +209,8 @@ func choose(sections []Section, pattern *regexp.Regexp, short bool) []Section {
 	return chosen
 }
 
-// failures returns a line for each failed measurement.
-func failures(results []*SectionResult) []string {
+// listFailures returns a line for each failed measurement.
+func listFailures(results []*SectionResult) []string {
 	var lines []string
 	for _, s := range results {
 		for _, g := range s.Groups {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// fixed returns a measurement with given figures, and records each call.
-func fixed(name string, taken *[]string, v ...float64) Measurement {
+// fixedMeasurement returns a measurement with given figures, and records each call.
+func fixedMeasurement(name string, taken *[]string, v ...float64) Measurement {
 	return Measurement{Name: name, Take: func(context.Context, *Env) (Sample, error) {
 		*taken = append(*taken, name)
 		x := v[0]
@@ -32,9 +32,10 @@ func runFixed(t *testing.T, rounds int, m ...Measurement) *GroupResult {
 	return got[0].Groups[0]
 }
 
-func TestRunnerTakesInTurn(t *testing.T) {
+func TestRunnerAlternates(t *testing.T) {
 	var taken []string
-	a, b, c := fixed("a", &taken, 10, 20, 30), fixed("b", &taken, 5, 4, 3), fixed("c", &taken, 1, 1, 2)
+	a, b, c := fixedMeasurement("a", &taken, 10, 20, 30), fixedMeasurement("b", &taken, 5, 4, 3), fixedMeasurement("c",
+		&taken, 1, 1, 2)
 	a.Floor, a.Peer = "b", "c"
 	g := runFixed(t, 3, a, b, c)
 	if want := strings.Fields("a b c b c a c a b"); !slices.Equal(taken, want) {
@@ -73,21 +74,21 @@ func TestRunnerGoesOnAfterFailure(t *testing.T) {
 	nan := Measurement{Name: "nan", Take: func(context.Context, *Env) (Sample, error) {
 		return Sample{Value: math.NaN()}, nil
 	}}
-	g := runFixed(t, 5, bad, nan, fixed("good", &taken, 4, 4, 4, 4, 4))
+	g := runFixed(t, 5, bad, nan, fixedMeasurement("good", &taken, 4, 4, 4, 4, 4))
 	if calls != 3 {
-		t.Errorf("calls of a failing measurement: got %d, want 3: one success, then %d failures", calls, attempts)
+		t.Errorf("calls of a failing measurement: got %d, want 3: one success, then %d failures", calls, maxFailures)
 	}
 	if s := g.Series[0]; s.Summary.N != 1 || s.Floor == nil || s.Floor.Median != 2 || len(s.Errors) != 2 ||
 		s.Errors[0] != "round 2: broken" {
 		t.Errorf("bad: got %+v, floor %+v; want one figure, ratio 2, two errors", s, s.Floor)
 	}
-	if s := g.Series[1]; s.Summary.N != 0 || len(s.Errors) != attempts {
+	if s := g.Series[1]; s.Summary.N != 0 || len(s.Errors) != maxFailures {
 		t.Errorf("measurement of NaN: got %+v, want failures", s)
 	}
 	if s := g.Series[2]; s.Summary.N != 5 || len(s.Errors) != 0 {
 		t.Errorf("good: got %+v, want 5 figures", s)
 	}
-	if got := failures([]*SectionResult{{Name: "s", Groups: []*GroupResult{g}}}); len(got) != 4 ||
+	if got := listFailures([]*SectionResult{{Name: "s", Groups: []*GroupResult{g}}}); len(got) != 4 ||
 		got[0] != "s/g/bad: round 2: broken" {
 		t.Errorf("failures: got %q, want 4", got)
 	}
@@ -108,7 +109,7 @@ func TestRunnerLimit(t *testing.T) {
 	}
 }
 
-func TestRunnerEnded(t *testing.T) {
+func TestRunnerContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var taken []string
 	end := Measurement{Name: "end", Take: func(context.Context, *Env) (Sample, error) {
@@ -116,7 +117,8 @@ func TestRunnerEnded(t *testing.T) {
 		return Sample{}, errors.New("killed")
 	}}
 	r := Runner{Env: &Env{Limit: time.Minute}, Rounds: 3, Log: io.Discard}
-	got, err := r.Run(ctx, []Section{{Groups: []Group{{Measurements: []Measurement{fixed("a", &taken, 1, 2, 3), end}}}}})
+	got, err := r.Run(ctx, []Section{{Groups: []Group{{Measurements: []Measurement{fixedMeasurement("a", &taken, 1, 2,
+		3), end}}}}})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error: got %v, want %v", err, context.Canceled)
 	}
@@ -128,7 +130,7 @@ func TestRunnerEnded(t *testing.T) {
 	}
 }
 
-func TestChoose(t *testing.T) {
+func TestFilterSections(t *testing.T) {
 	all := []Section{{Name: "lat", Groups: []Group{
 		{Name: "64 B", Short: true, Measurements: []Measurement{{Name: "trap"}, {Name: "shortcut", Floor: "trap"},
 			{Name: "tcp"}}},
@@ -155,7 +157,7 @@ func TestChoose(t *testing.T) {
 		{"^idle", false, "idle/cost/service"},
 		{"nothing", false, ""},
 	} {
-		if got := names(choose(all, regexp.MustCompile(c.pattern), c.short)); got != c.want {
+		if got := names(filterSections(all, regexp.MustCompile(c.pattern), c.short)); got != c.want {
 			t.Errorf("choose(%q, %v): got %q, want %q", c.pattern, c.short, got, c.want)
 		}
 	}

@@ -35,10 +35,10 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// interval returns bounds of the median of the population with at least the given confidence, for any distribution.
-// The bounds are the k-th smallest and k-th largest figure, with the largest suitable k. ok is false if there are
-// too few figures.
-func interval(v []float64, confidence float64) (low, high float64, ok bool) {
+// medianInterval returns bounds of the median of the population with at least the given confidence, for any
+// distribution. The bounds are the k-th smallest and k-th largest figure, with the largest suitable k. ok is false if
+// there are too few figures.
+func medianInterval(v []float64, confidence float64) (low, high float64, ok bool) {
 	s := slices.Sorted(slices.Values(v))
 	// The median is below the k-th smallest figure with the probability of fewer than k heads in len(s) coin
 	// tosses. It is above the k-th largest figure with the same probability.

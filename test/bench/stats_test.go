@@ -45,7 +45,7 @@ func TestRatios(t *testing.T) {
 	}
 }
 
-func TestInterval(t *testing.T) {
+func TestMedianInterval(t *testing.T) {
 	upTo := func(n int) []float64 {
 		v := make([]float64, n)
 		for i := range v {
@@ -63,7 +63,7 @@ func TestInterval(t *testing.T) {
 		{20, 0.95, 6, 15, true}, {7, 0.99, 0, 0, false}, {8, 0.99, 1, 8, true}, {15, 0.99, 3, 13, true}, {40, 0.95, 14, 27,
 			true},
 	} {
-		if low, high, ok := interval(upTo(c.n), c.confidence); low != c.low || high != c.high || ok != c.ok {
+		if low, high, ok := medianInterval(upTo(c.n), c.confidence); low != c.low || high != c.high || ok != c.ok {
 			t.Errorf("interval of 1 to %d, %v: got %v to %v, %v, want %v to %v, %v", c.n, c.confidence, low, high, ok, c.low,
 				c.high, c.ok)
 		}
@@ -77,7 +77,7 @@ func TestInterval(t *testing.T) {
 		for i := range v {
 			v[i] = math.Exp(random.NormFloat64() / 10) // median 1
 		}
-		if low, high, _ := interval(v, 0.95); low <= 1 && 1 <= high {
+		if low, high, _ := medianInterval(v, 0.95); low <= 1 && 1 <= high {
 			held++
 		}
 	}

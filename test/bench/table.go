@@ -5,23 +5,24 @@ import (
 	"strconv"
 )
 
-// costs are approximate times of one operation by size, in microseconds. The times determine the number of
+// operationCosts are approximate times of one operation by size, in microseconds. The times determine the number of
 // operations.
-type costs map[int]float64
+type operationCosts map[int]float64
 
 var (
 	sizeNames = map[int]string{64: "64 B", 4096: "4 KB", 65536: "64 KB", 1 << 20: "1 MB"}
 	sizes     = []int{64, 4096, 65536, 1 << 20}
 
-	trapCosts      = costs{64: 11, 4096: 12, 65536: 25, 1 << 20: 220}
-	shortcutCosts  = costs{64: 25, 4096: 28, 65536: 60, 1 << 20: 900} // for a round trip; half for a message in a stream
-	wireCosts      = costs{64: 90, 4096: 100, 65536: 250, 1 << 20: 2500}
-	tcpCosts       = costs{64: 30, 4096: 40, 65536: 100, 1 << 20: 900}
-	fabricCosts    = costs{64: 80, 4096: 100, 65536: 150, 1 << 20: 1200}
-	fabricUDPCosts = costs{64: 20, 4096: 35, 65536: 350, 1 << 20: 5000}
+	trapCosts = operationCosts{64: 11, 4096: 12, 65536: 25, 1 << 20: 220}
+	// for a round trip; half for a message in a stream
+	shortcutCosts  = operationCosts{64: 25, 4096: 28, 65536: 60, 1 << 20: 900}
+	wireCosts      = operationCosts{64: 90, 4096: 100, 65536: 250, 1 << 20: 2500}
+	tcpCosts       = operationCosts{64: 30, 4096: 40, 65536: 100, 1 << 20: 900}
+	fabricCosts    = operationCosts{64: 80, 4096: 100, 65536: 150, 1 << 20: 1200}
+	fabricUDPCosts = operationCosts{64: 20, 4096: 35, 65536: 350, 1 << 20: 5000}
 )
 
-func pathCosts(path string) costs {
+func pathCosts(path string) operationCosts {
 	if path == shortcut {
 		return shortcutCosts
 	}
@@ -42,19 +43,19 @@ func floorSection() Section {
 		Note:   "None of Verbena's code. Streams are in messages of 64 KB, in packets of 4 KB.",
 		Extras: []string{exMean, exP99},
 		Groups: []Group{{Name: "all", Short: true, Measurements: []Measurement{
-			{Name: trapCall, Kind: Floor, Take: floor(1, 6, "trap", "call")},
-			{Name: vm64, Kind: Floor, Take: floor(1, 2, "copy", "vm", "64")},
-			{Name: vm64K, Kind: Floor, Take: floor(1, 8, "copy", "vm", "65536")},
-			{Name: vm1M, Kind: Floor, Take: floor(1, 120, "copy", "vm", "1048576")},
-			{Name: copy64, Kind: Floor, Take: floor(1, 0.02, "copy", "memcpy", "64")},
-			{Name: copy1M, Kind: Floor, Take: floor(1, 60, "copy", "memcpy", "1048576")},
-			{Name: udpPing, Kind: Floor, Take: floor(1, 6, "udp", "pingpong", "64")},
-			{Name: udpPlain, Kind: Floor, Take: floor(1, 60, "udp", "plain", "65536")},
-			{Name: udpOffload, Kind: Floor, Take: floor(1, 18, "udp", "offload", "65536")},
-			{Name: udpCRC, Kind: Floor, Take: floor(1, 20, "udp", "offload-crc", "65536")},
-			{Name: udpCRCGo, Kind: Floor, Take: floor(1, 22, "goudp", "65536")},
-			{Name: tcpPingFlat, Kind: Peer, Take: floor(1, 30, "tcp", "pingpong", "64")},
-			{Name: tcpFlat, Kind: Peer, Take: floor(1, 30, "tcp", "stream", "65536")},
+			{Name: trapCall, Kind: Floor, Take: measureFloor(1, 6, "trap", "call")},
+			{Name: vm64, Kind: Floor, Take: measureFloor(1, 2, "copy", "vm", "64")},
+			{Name: vm64K, Kind: Floor, Take: measureFloor(1, 8, "copy", "vm", "65536")},
+			{Name: vm1M, Kind: Floor, Take: measureFloor(1, 120, "copy", "vm", "1048576")},
+			{Name: copy64, Kind: Floor, Take: measureFloor(1, 0.02, "copy", "memcpy", "64")},
+			{Name: copy1M, Kind: Floor, Take: measureFloor(1, 60, "copy", "memcpy", "1048576")},
+			{Name: udpPing, Kind: Floor, Take: measureFloor(1, 6, "udp", "pingpong", "64")},
+			{Name: udpPlain, Kind: Floor, Take: measureFloor(1, 60, "udp", "plain", "65536")},
+			{Name: udpOffload, Kind: Floor, Take: measureFloor(1, 18, "udp", "offload", "65536")},
+			{Name: udpCRC, Kind: Floor, Take: measureFloor(1, 20, "udp", "offload-crc", "65536")},
+			{Name: udpCRCGo, Kind: Floor, Take: measureFloor(1, 22, "goudp", "65536")},
+			{Name: tcpPingFlat, Kind: Peer, Take: measureFloor(1, 30, "tcp", "pingpong", "64")},
+			{Name: tcpFlat, Kind: Peer, Take: measureFloor(1, 30, "tcp", "stream", "65536")},
 		}}}}
 }
 
@@ -68,23 +69,24 @@ func latencySection() Section {
 	for _, size := range sizes {
 		n := strconv.Itoa(size)
 		g := Group{Name: sizeNames[size], Short: size == 64, Measurements: []Measurement{
-			{Name: "trap, process_vm, ping-pong", Kind: Floor, Take: floor(1, 2*trapCosts[size], "trap", "pingpong", n)},
-			{Name: "trap, process_vm", Kind: Floor, Take: floor(1, trapCosts[size], "trap", "stream", n)},
-			{Name: "TCP, blocking", Kind: Peer, Take: floor(1, tcpCosts[size], "tcp", "pingpong", n)},
-			{Name: "libfabric tcp, msg", Kind: Peer, Take: fabric("tcp", "msg", size, fabricCosts[size])},
-			{Name: "libfabric udp, rdm", Kind: Peer, Take: fabric("udp;ofi_rxd", "rdm", size, fabricUDPCosts[size])},
+			{Name: "trap, process_vm, ping-pong", Kind: Floor, Take: measureFloor(1, 2*trapCosts[size], "trap", "pingpong", n)},
+			{Name: "trap, process_vm", Kind: Floor, Take: measureFloor(1, trapCosts[size], "trap", "stream", n)},
+			{Name: "TCP, blocking", Kind: Peer, Take: measureFloor(1, tcpCosts[size], "tcp", "pingpong", n)},
+			{Name: "libfabric tcp, msg", Kind: Peer, Take: measureFabric("tcp", "msg", size, fabricCosts[size])},
+			{Name: "libfabric udp, rdm", Kind: Peer, Take: measureFabric("udp;ofi_rxd", "rdm", size, fabricUDPCosts[size])},
 		}}
 		udp := ""
 		if size <= 4096 { // one datagram
 			udp = "UDP, polling"
 			g.Measurements = append(g.Measurements,
-				Measurement{Name: udp, Kind: Floor, Take: floor(1, 8, "udp", "pingpong", n)},
-				Measurement{Name: udp + ", round trip", Kind: Floor, Take: floor(2, 8, "udp", "pingpong", n)})
+				Measurement{Name: udp, Kind: Floor, Take: measureFloor(1, 8, "udp", "pingpong", n)},
+				Measurement{Name: udp + ", round trip", Kind: Floor, Take: measureFloor(2, 8, "udp", "pingpong", n)})
 		}
 		if size == 64 {
 			g.Measurements = append(g.Measurements,
-				Measurement{Name: "TCP, polling", Kind: Peer, Take: floor(1, 15, "tcp", "busy", n)},
-				Measurement{Name: "libfabric tcp, rdm", Kind: Peer, Take: fabric("tcp;ofi_rxm", "rdm", size, fabricCosts[size])})
+				Measurement{Name: "TCP, polling", Kind: Peer, Take: measureFloor(1, 15, "tcp", "busy", n)},
+				Measurement{Name: "libfabric tcp, rdm", Kind: Peer, Take: measureFabric("tcp;ofi_rxm", "rdm", size,
+					fabricCosts[size])})
 		}
 		for _, op := range []string{"SEND", "WRITE", "READ"} {
 			floors := map[string]string{shortcut: "trap, process_vm, ping-pong", wire: udp}
@@ -99,9 +101,9 @@ func latencySection() Section {
 				if op == "READ" {
 					peer = "" // the peer measures half a round trip
 				}
-				x := exchange{path: path, tool: tools[op] + "_lat", size: size, each: pathCosts(path)[size]}
+				x := exchange{path: path, tool: perftestTools[op] + "_lat", size: size, each: pathCosts(path)[size]}
 				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path],
-					Peer: peer, Take: x.take})
+					Peer: peer, Take: x.measure})
 			}
 		}
 		s.Groups = append(s.Groups, g)
@@ -109,7 +111,7 @@ func latencySection() Section {
 	return s
 }
 
-var tools = map[string]string{"SEND": "ib_send", "WRITE": "ib_write", "READ": "ib_read"}
+var perftestTools = map[string]string{"SEND": "ib_send", "WRITE": "ib_write", "READ": "ib_read"}
 
 func bandwidthSection() Section {
 	s := Section{Name: "bandwidth", Title: "Bandwidth", Unit: "MB/s (10^6 bytes)",
@@ -120,22 +122,23 @@ func bandwidthSection() Section {
 	for _, size := range sizes {
 		n := strconv.Itoa(size)
 		g := Group{Name: sizeNames[size], Short: size == 64 || size == 65536, Measurements: []Measurement{
-			{Name: "trap, process_vm", Kind: Floor, Take: stream(size, trapCosts[size], "trap", "stream", n)},
-			{Name: "TCP stream", Kind: Peer, Take: stream(size, tcpStreamCosts[size], "tcp", "stream", n)},
+			{Name: "trap, process_vm", Kind: Floor, Take: measureStream(size, trapCosts[size], "trap", "stream", n)},
+			{Name: "TCP stream", Kind: Peer, Take: measureStream(size, tcpStreamCosts[size], "tcp", "stream", n)},
 		}}
 		udp := ""
 		if size >= 4096 {
 			udp = "UDP, CRC-32, Go"
 			g.Measurements = append(g.Measurements,
-				Measurement{Name: udp, Kind: Floor, Take: stream(size, float64(size)/2500, "goudp", n)},
-				Measurement{Name: "UDP, CRC-32, C", Kind: Floor, Take: stream(size, float64(size)/2500, "udp", "offload-crc", n)})
+				Measurement{Name: udp, Kind: Floor, Take: measureStream(size, float64(size)/2500, "goudp", n)},
+				Measurement{Name: "UDP, CRC-32, C", Kind: Floor, Take: measureStream(size, float64(size)/2500, "udp",
+					"offload-crc", n)})
 		}
 		for _, op := range []string{"SEND", "WRITE", "READ"} {
 			for _, path := range []string{shortcut, wire} {
 				floors := map[string]string{shortcut: "trap, process_vm", wire: udp}
-				x := exchange{path: path, tool: tools[op] + "_bw", size: size, each: streamCosts[path][size]}
+				x := exchange{path: path, tool: perftestTools[op] + "_bw", size: size, each: streamCosts[path][size]}
 				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path],
-					Peer: "TCP stream", Take: x.take})
+					Peer: "TCP stream", Take: x.measure})
 			}
 		}
 		s.Groups = append(s.Groups, g)
@@ -144,8 +147,8 @@ func bandwidthSection() Section {
 }
 
 var (
-	tcpStreamCosts = costs{64: 1, 4096: 4, 65536: 40, 1 << 20: 400}
-	streamCosts    = map[string]costs{
+	tcpStreamCosts = operationCosts{64: 1, 4096: 4, 65536: 40, 1 << 20: 400}
+	streamCosts    = map[string]operationCosts{
 		shortcut: {64: 16, 4096: 22, 65536: 45, 1 << 20: 450},
 		wire:     {64: 16, 4096: 22, 65536: 80, 1 << 20: 1000},
 		between:  {64: 16, 4096: 22, 65536: 120, 1 << 20: 1500}, betweenVeth: {64: 16, 4096: 22, 65536: 120, 1 << 20: 1500},
@@ -165,16 +168,16 @@ func variantSection() Section {
 			two.two = true
 			events.events, events.each = true, plain.each+300
 			g := Group{Name: path + ", " + sizeNames[size], Measurements: []Measurement{
-				{Name: "one device, polling", Kind: Ours, Take: plain.take},
-				{Name: "two devices", Kind: Ours, Floor: "one device, polling", Take: two.take},
-				{Name: "events (-e)", Kind: Ours, Floor: "one device, polling", Take: events.take},
+				{Name: "one device, polling", Kind: Ours, Take: plain.measure},
+				{Name: "two devices", Kind: Ours, Floor: "one device, polling", Take: two.measure},
+				{Name: "events (-e)", Kind: Ours, Floor: "one device, polling", Take: events.measure},
 			}}
 			if size == 64 {
 				own := exchange{path: path, verbs: true, size: size, each: plain.each}
 				inlined := own
 				inlined.inlined = true
-				g.Measurements = append(g.Measurements, Measurement{Name: "own program", Kind: Ours, Take: own.take},
-					Measurement{Name: "own program, inline", Kind: Ours, Floor: "own program", Take: inlined.take})
+				g.Measurements = append(g.Measurements, Measurement{Name: "own program", Kind: Ours, Take: own.measure},
+					Measurement{Name: "own program, inline", Kind: Ours, Floor: "own program", Take: inlined.measure})
 			}
 			s.Groups = append(s.Groups, g)
 		}
@@ -195,11 +198,11 @@ func streamVariantSection() Section {
 			events := send // perftest waits for events only with SEND
 			events.events = true
 			s.Groups = append(s.Groups, Group{Name: path + ", " + sizeNames[size], Measurements: []Measurement{
-				{Name: "WRITE", Kind: Ours, Take: plain.take},
-				{Name: "WRITE, two devices", Kind: Ours, Floor: "WRITE", Take: two.take},
-				{Name: "WRITE, eight QPs", Kind: Ours, Floor: "WRITE", Take: eight.take},
-				{Name: "SEND", Kind: Ours, Take: send.take},
-				{Name: "SEND, events (-e)", Kind: Ours, Floor: "SEND", Take: events.take},
+				{Name: "WRITE", Kind: Ours, Take: plain.measure},
+				{Name: "WRITE, two devices", Kind: Ours, Floor: "WRITE", Take: two.measure},
+				{Name: "WRITE, eight QPs", Kind: Ours, Floor: "WRITE", Take: eight.measure},
+				{Name: "SEND", Kind: Ours, Take: send.measure},
+				{Name: "SEND, events (-e)", Kind: Ours, Floor: "SEND", Take: events.measure},
 			}})
 		}
 	}
@@ -218,18 +221,18 @@ func betweenSection() Section {
 	for _, size := range []int{65536, 1 << 20} {
 		n := strconv.Itoa(size)
 		g := Group{Name: sizeNames[size], Measurements: []Measurement{
-			{Name: "TCP stream", Kind: Peer, Take: stream(size, tcpStreamCosts[size], "tcp", "stream", n)},
-			{Name: "UDP, CRC-32, Go", Kind: Floor, Take: stream(size, float64(size)/2500, "goudp", n)},
+			{Name: "TCP stream", Kind: Peer, Take: measureStream(size, tcpStreamCosts[size], "tcp", "stream", n)},
+			{Name: "UDP, CRC-32, Go", Kind: Floor, Take: measureStream(size, float64(size)/2500, "goudp", n)},
 		}}
 		for _, path := range []string{between, betweenVeth} {
 			for _, op := range []string{"SEND", "WRITE"} {
-				x := exchange{path: path, tool: tools[op] + "_bw", size: size, each: streamCosts[path][size]}
+				x := exchange{path: path, tool: perftestTools[op] + "_bw", size: size, each: streamCosts[path][size]}
 				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: "UDP, CRC-32, Go",
-					Peer: "TCP stream", Take: x.take})
+					Peer: "TCP stream", Take: x.measure})
 				if op == "SEND" {
 					x.events = true
 					g.Measurements = append(g.Measurements, Measurement{Name: op + " -e, " + path, Kind: Ours,
-						Floor: "UDP, CRC-32, Go", Peer: "TCP stream", Take: x.take})
+						Floor: "UDP, CRC-32, Go", Peer: "TCP stream", Take: x.measure})
 				}
 			}
 		}
@@ -244,10 +247,10 @@ func mixSection() Section {
 			"The same messages go size by size on one queue pair, or in random order on queue pairs at random."}
 	for _, path := range []string{shortcut, wire} {
 		const bySize = "size by size, one QP"
-		g := Group{Name: path, Measurements: []Measurement{{Name: bySize, Kind: Ours, Take: mix(path, 0)}}}
+		g := Group{Name: path, Measurements: []Measurement{{Name: bySize, Kind: Ours, Take: measureMix(path, 0)}}}
 		for _, n := range []int{1, 16, 100} {
 			g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("at random, QPs: %d", n), Kind: Ours,
-				Floor: bySize, Take: mix(path, n)})
+				Floor: bySize, Take: measureMix(path, n)})
 		}
 		s.Groups = append(s.Groups, g)
 	}
@@ -263,16 +266,16 @@ func embeddedSection() Section {
 		n := strconv.Itoa(size)
 		each := max(2, float64(size)/4000)
 		g := Group{Name: sizeNames[size], Measurements: []Measurement{
-			{Name: "memcpy", Kind: Floor, Take: floor(1, max(0.02, float64(size)/20000), "copy", "memcpy", n)},
-			{Name: "shortcut", Kind: Ours, Floor: "memcpy", Take: embedded(size, false, 2*each)},
+			{Name: "memcpy", Kind: Floor, Take: measureFloor(1, max(0.02, float64(size)/20000), "copy", "memcpy", n)},
+			{Name: "shortcut", Kind: Ours, Floor: "memcpy", Take: measureEmbedded(size, false, 2*each)},
 		}}
-		w := Measurement{Name: "wire", Kind: Ours, Take: embedded(size, true, 24+4*each)}
+		w := Measurement{Name: "wire", Kind: Ours, Take: measureEmbedded(size, true, 24+4*each)}
 		if size == 64 {
 			w.Floor = "UDP, polling"
 			g.Measurements[1].Peer = "loopback driver"
 			g.Measurements = append(g.Measurements, Measurement{Name: w.Floor, Kind: Floor,
-				Take: floor(1, 8, "udp", "pingpong", n)},
-				Measurement{Name: "loopback driver", Kind: Ours, Take: loopback})
+				Take: measureFloor(1, 8, "udp", "pingpong", n)},
+				Measurement{Name: "loopback driver", Kind: Ours, Take: measureLoopback})
 		}
 		g.Measurements = append(g.Measurements, w)
 		s.Groups = append(s.Groups, g)
@@ -287,9 +290,9 @@ func startUpSection() Section {
 		Extras: []string{exNinetyth}}
 	for _, p := range [][]string{{"true"}, {"ls", "/usr/lib"}, {"ibv_devices"}} {
 		s.Groups = append(s.Groups, Group{Name: "`" + p[0] + "`", Measurements: []Measurement{
-			{Name: "by itself", Kind: Floor, Take: startUp("", p...)},
-			{Name: "verbena run", Kind: Ours, Floor: "by itself", Take: startUp(shortcut, p...)},
-			{Name: "verbena run, ptrace_scope 1", Kind: Ours, Floor: "by itself", Take: startUp(launcher, p...)},
+			{Name: "by itself", Kind: Floor, Take: measureStartUp("", p...)},
+			{Name: "verbena run", Kind: Ours, Floor: "by itself", Take: measureStartUp(shortcut, p...)},
+			{Name: "verbena run, ptrace_scope 1", Kind: Ours, Floor: "by itself", Take: measureStartUp(launcher, p...)},
 		}})
 	}
 	return s
@@ -299,10 +302,10 @@ func idleSection() Section {
 	return Section{Name: "idle", Title: "A service while nothing happens", Unit: "ms of processor time in 2 s",
 		Extras: []string{exRSS, exThreads},
 		Groups: []Group{{Name: "one device", Short: true, Measurements: []Measurement{
-			{Name: "no program", Kind: Ours, Take: idle("")},
-			{Name: "a context (ibv_asyncwatch)", Kind: Ours, Take: idle("rxe0", "ibv_asyncwatch")},
+			{Name: "no program", Kind: Ours, Take: measureIdle("")},
+			{Name: "a context (ibv_asyncwatch)", Kind: Ours, Take: measureIdle("rxe0", "ibv_asyncwatch")},
 			{Name: "a queue pair (ibv_rc_pingpong)", Kind: Ours,
-				Take: idle("local address", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", "19199")},
+				Take: measureIdle("local address", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", "19199")},
 		}}}}
 }
 
@@ -312,30 +315,31 @@ func scaleSection() Section {
 		Note: "One program (test/bench/floor/scale.c) makes contexts and queue pairs, which stay idle, and then uses further ones: typical times. " +
 			"Each row has a service of its own. Processor time is the service's while the program waits.",
 		Extras: []string{exSend, exCreate, exConnect, exDestroy, exRegister, exDeregister, exIdle, exRSS, exThreads}}
-	g := Group{Name: "in RTS", Measurements: []Measurement{{Name: none, Kind: Ours, Take: many(1, 0, "rts")}}}
+	g := Group{Name: "in RTS", Measurements: []Measurement{{Name: none, Kind: Ours, Take: measureManyQPs(1, 0, "rts")}}}
 	for _, n := range []int{30, 100, 1000, 10_000} {
 		g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("%d", n), Kind: Ours, Floor: none,
-			Take: many(1, n, "rts")})
+			Take: measureManyQPs(1, n, "rts")})
 	}
 	g.Measurements = append(g.Measurements,
-		Measurement{Name: "10000 in 1000 contexts", Kind: Ours, Floor: none, Take: many(1000, 10_000, "rts")},
-		Measurement{Name: "10000 in ERR", Kind: Ours, Floor: none, Take: many(1, 10_000, "err")})
+		Measurement{Name: "10000 in 1000 contexts", Kind: Ours, Floor: none, Take: measureManyQPs(1000, 10_000, "rts")},
+		Measurement{Name: "10000 in ERR", Kind: Ours, Floor: none, Take: measureManyQPs(1, 10_000, "err")})
 	s.Groups = []Group{g}
 	return s
 }
 
 // comparedTable returns the short list of make bench-compare.
-func comparedTable() []Compared {
-	var list []Compared
+func comparedTable() []ComparedExchange {
+	var list []ComparedExchange
 	add := func(x exchange) {
-		c := Compared{Name: fmt.Sprintf("%s, %s, %s", x.tool, sizeNames[x.size], x.path), Unit: "µs", Take: x.figure}
-		if !x.latency() {
+		c := ComparedExchange{Name: fmt.Sprintf("%s, %s, %s", x.tool, sizeNames[x.size], x.path), Unit: "µs",
+			Take: x.measureOnce}
+		if !x.isLatency() {
 			c.Unit, c.Higher = "MB/s", true
 		}
 		list = append(list, c)
 	}
 	for _, op := range []string{"SEND", "WRITE", "READ"} {
-		add(exchange{path: shortcut, tool: tools[op] + "_lat", size: 64, each: shortcutCosts[64]})
+		add(exchange{path: shortcut, tool: perftestTools[op] + "_lat", size: 64, each: shortcutCosts[64]})
 	}
 	add(exchange{path: wire, tool: "ib_send_lat", size: 64, each: wireCosts[64]})
 	for _, path := range []string{shortcut, wire} {
@@ -365,11 +369,11 @@ func guestTable() []Section {
 				if path == "" {
 					m = Measurement{Name: kernel, Kind: Peer}
 				}
-				x := exchange{path: path, tool: tools[op] + "_lat", size: size, each: slow * wireCosts[size]}
-				m.Take = x.take
+				x := exchange{path: path, tool: perftestTools[op] + "_lat", size: size, each: slow * wireCosts[size]}
+				m.Take = x.measure
 				lat.Measurements = append(lat.Measurements, m)
-				x.tool, x.each = tools[op]+"_bw", slow*streamCosts[path][size]
-				m.Take = x.take
+				x.tool, x.each = perftestTools[op]+"_bw", slow*streamCosts[path][size]
+				m.Take = x.measure
 				bw.Measurements = append(bw.Measurements, m)
 			}
 			latency.Groups, bandwidth.Groups = append(latency.Groups, lat), append(bandwidth.Groups, bw)

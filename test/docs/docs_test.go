@@ -9,27 +9,27 @@ import (
 	"testing"
 )
 
-const root = "../.."
+const repoRoot = "../.."
 
-func read(t *testing.T, path string) string {
+func readPage(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(root, path))
+	b, err := os.ReadFile(filepath.Join(repoRoot, path))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(b)
 }
 
-// pages returns the Markdown files at the top, in docs, in docs/results and in examples.
-func pages(t *testing.T) (names []string) {
+// listPages returns the Markdown files at the top, in docs, in docs/results and in examples.
+func listPages(t *testing.T) (names []string) {
 	t.Helper()
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/results/*.md", "examples/*/README.md"} {
-		found, err := filepath.Glob(filepath.Join(root, pattern))
+		found, err := filepath.Glob(filepath.Join(repoRoot, pattern))
 		if err != nil || len(found) == 0 {
 			t.Fatalf("glob %s: got error %v or no pages, want pages", pattern, err)
 		}
 		for _, f := range found {
-			rel, err := filepath.Rel(root, f)
+			rel, err := filepath.Rel(repoRoot, f)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -39,10 +39,10 @@ func pages(t *testing.T) (names []string) {
 	return names
 }
 
-// TestIndex tests that docs/README.md lists every page of docs.
-func TestIndex(t *testing.T) {
-	index := read(t, "docs/README.md")
-	for _, p := range pages(t) {
+// TestIndexListsPages tests that docs/README.md lists every page of docs.
+func TestIndexListsPages(t *testing.T) {
+	index := readPage(t, "docs/README.md")
+	for _, p := range listPages(t) {
 		name, inDocs := strings.CutPrefix(p, "docs/")
 		if inDocs && name != "README.md" && !strings.Contains(index, "]("+name+")") {
 			t.Errorf("docs/README.md: got no entry for %s, want one", name)
@@ -57,8 +57,8 @@ var (
 	marks   = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// anchors returns the anchors of the headings of a page, in the format of GitHub.
-func anchors(text string) map[string]bool {
+// headingAnchors returns the anchors of the headings of a page, in the format of GitHub.
+func headingAnchors(text string) map[string]bool {
 	names := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
 		names[strings.ReplaceAll(marks.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
@@ -66,20 +66,20 @@ func anchors(text string) map[string]bool {
 	return names
 }
 
-// TestLinks tests that links refer to existing files, and to existing headings of pages.
-func TestLinks(t *testing.T) {
-	for _, p := range pages(t) {
-		text := read(t, p)
+// TestLinksResolve tests that links refer to existing files, and to existing headings of pages.
+func TestLinksResolve(t *testing.T) {
+	for _, p := range listPages(t) {
+		text := readPage(t, p)
 		for _, m := range link.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
 			to := filepath.Join(filepath.Dir(p), m[1])
 			if m[1] == "" {
 				to = p
 			}
-			if _, err := os.Stat(filepath.Join(root, to)); err != nil {
+			if _, err := os.Stat(filepath.Join(repoRoot, to)); err != nil {
 				t.Errorf("link in %s: got %v, want an existing file", p, err)
 				continue
 			}
-			if m[2] != "" && !anchors(read(t, to))[m[2]] {
+			if m[2] != "" && !headingAnchors(readPage(t, to))[m[2]] {
 				t.Errorf("link in %s: got no heading in %s for #%s, want one", p, to, m[2])
 			}
 		}
@@ -90,8 +90,8 @@ func TestLinks(t *testing.T) {
 // to the next step. Every code block must have a language.
 func TestPageShape(t *testing.T) {
 	blockStart := regexp.MustCompile("(?m)^ *```(.*)\n(?s:.*?)\n *```$")
-	for _, p := range pages(t) {
-		text := read(t, p)
+	for _, p := range listPages(t) {
+		text := readPage(t, p)
 		for _, m := range blockStart.FindAllStringSubmatch(text, -1) {
 			if m[1] == "" {
 				t.Errorf("%s: got a block without a language, want one", p)
@@ -111,10 +111,10 @@ func TestPageShape(t *testing.T) {
 	}
 }
 
-// TestWords tests that the glossary is in alphabetical order, without duplicates.
-func TestWords(t *testing.T) {
+// TestGlossaryOrder tests that the glossary is in alphabetical order, without duplicates.
+func TestGlossaryOrder(t *testing.T) {
 	var words []string
-	for line := range strings.Lines(read(t, "docs/words.md")) {
+	for line := range strings.Lines(readPage(t, "docs/words.md")) {
 		cells := strings.Split(line, "|")
 		if len(cells) < 4 || strings.Trim(cells[1], " -") == "" || strings.TrimSpace(cells[1]) == "word" {
 			continue

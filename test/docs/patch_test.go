@@ -18,9 +18,9 @@ var (
 	testCommand = regexp.MustCompile(`(?m)^go test (.*) -run '(.*)'$`)
 )
 
-// TestPatches tests that the patches of the pages for contributors apply and, without -short, that their tests pass
-// in an overlay of this tree. Each patch touches no more product files than its page states, and adds a new line.
-func TestPatches(t *testing.T) {
+// TestPatchesApply tests that the patches of the pages for contributors apply and, without -short, that their tests
+// pass in an overlay of this tree. Each patch touches no more product files than its page states, and adds a new line.
+func TestPatchesApply(t *testing.T) {
 	for _, page := range []struct {
 		name    string
 		product []string
@@ -36,19 +36,19 @@ func TestPatches(t *testing.T) {
 		}, "Name: \"query_port_speed\""},
 	} {
 		t.Run(page.name, func(t *testing.T) {
-			text := read(t, page.name)
+			text := readPage(t, page.name)
 			diffs := diffLink.FindAllStringSubmatch(text, -1)
 			command := testCommand.FindStringSubmatch(text)
 			if len(diffs) != 1 || command == nil {
 				t.Fatalf("got %d patches and the command %q, want one of each", len(diffs), command)
 			}
-			diff := read(t, filepath.Join("docs", diffs[0][1]))
-			overlay, product := patch(t, t.TempDir(), diff)
+			diff := readPage(t, filepath.Join("docs", diffs[0][1]))
+			overlay, product := applyPatch(t, t.TempDir(), diff)
 			slices.Sort(product)
 			if want := slices.Sorted(slices.Values(page.product)); !slices.Equal(product, want) {
 				t.Errorf("files of the product: got %q, want %q", product, want)
 			}
-			if !strings.Contains(diff, page.adds) || strings.Contains(read(t, page.product[0]), page.adds) {
+			if !strings.Contains(diff, page.adds) || strings.Contains(readPage(t, page.product[0]), page.adds) {
 				t.Errorf("addition of %s to %s: got none, or it exists already, want a new line", page.adds, page.product[0])
 			}
 			if !testing.Short() { // compiles most of the module
@@ -62,11 +62,11 @@ func TestPatches(t *testing.T) {
 func runPatched(t *testing.T, overlay, packages, tests string) {
 	t.Helper()
 	args := []string{"test", "-v", "-vet=off", "-overlay=" + overlay, "-run=^(" + tests + ")$"}
-	if underRace() {
+	if raceEnabled() {
 		args = append(args, "-race") // packages are already compiled with -race
 	}
 	c := exec.Command("go", append(args, strings.Fields(packages)...)...)
-	c.Dir = root
+	c.Dir = repoRoot
 	out, err := c.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: got %v, want success:\n%s", c, err, out)
@@ -78,11 +78,11 @@ func runPatched(t *testing.T, overlay, packages, tests string) {
 	}
 }
 
-// patch applies a patch to copies of its files, in dir. It returns the path of an overlay with the copies for the
+// applyPatch applies a patch to copies of its files, in dir. It returns the path of an overlay with the copies for the
 // go command, and the names of the files other than tests.
-func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
+func applyPatch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	t.Helper()
-	top, err := filepath.Abs(root)
+	top, err := filepath.Abs(repoRoot)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,8 +129,8 @@ func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	return overlay, product
 }
 
-// underRace reports whether the race detector is enabled.
-func underRace() bool {
+// raceEnabled reports whether the race detector is enabled.
+func raceEnabled() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool {
 		return s.Key == "-race" && s.Value == "true"

@@ -14,7 +14,7 @@ import (
 // TestStages compares the stages of `make test` with the jobs of the forge's workflow, and both with the Makefile's
 // targets.
 func TestStages(t *testing.T) {
-	makefile := read(t, "Makefile")
+	makefile := readPage(t, "Makefile")
 	list := func(where, text, pattern, separator string) []string {
 		m := regexp.MustCompile(pattern).FindStringSubmatch(text)
 		if m == nil {
@@ -23,7 +23,7 @@ func TestStages(t *testing.T) {
 		return strings.Split(m[1], separator)
 	}
 	stages := list("Makefile", makefile, `@scripts/stages (.*)`, " ")
-	jobs := list(".github/workflows/ci.yml", read(t, ".github/workflows/ci.yml"), `stage: \[(.*)\]`, ", ")
+	jobs := list(".github/workflows/ci.yml", readPage(t, ".github/workflows/ci.yml"), `stage: \[(.*)\]`, ", ")
 	if !slices.Equal(stages, jobs) {
 		t.Errorf("stages: got %v in make test and %v in the workflow, want equal lists", stages, jobs)
 	}
@@ -47,7 +47,7 @@ esac
 `), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(filepath.Join(root, "scripts/stages"), "good", "bad", "good")
+	cmd := exec.Command(filepath.Join(repoRoot, "scripts/stages"), "good", "bad", "good")
 	cmd.Env = append(os.Environ(), "MAKE="+fake, "FAIL_FAST=")
 	out, err := os.CreateTemp(dir, "out")
 	if err != nil {

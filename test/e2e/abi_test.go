@@ -16,21 +16,21 @@ func TestABI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	for _, c := range abi.Device.Complaints(abi.Parse(w.out("run", "--", probe))) {
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	for _, c := range abi.Device.Mismatches(abi.Parse(w.mustRun("run", "--", probe))) {
 		t.Error(c)
 	}
-	w.empty()
+	w.awaitEmpty()
 }
 
 // TestDescriptors makes the system calls of test/abi/descriptors.kernel.txt on each file, and compares the results with
 // the recorded results of the kernel.
 func TestDescriptors(t *testing.T) {
 	t.Parallel()
-	program := compile(t, "cm_descriptors")
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
-	for _, c := range abi.Descriptors.Complaints(abi.Parse(w.out("run", "--", program))) {
+	program := buildWithLibibverbs(t, "cm_descriptors")
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	for _, c := range abi.Descriptors.Mismatches(abi.Parse(w.mustRun("run", "--", program))) {
 		t.Error(c)
 	}
-	w.cmEmpty()
+	w.awaitCMEmpty()
 }

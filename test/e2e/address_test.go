@@ -19,18 +19,18 @@ import (
 	"verbena/internal/testutil"
 )
 
-var nextNS atomic.Uint32
+var netNSCounter atomic.Uint32
 
-// nsName returns an unused name for a network namespace.
-func nsName() string { return fmt.Sprintf("verbena-%d-%d", os.Getpid(), nextNS.Add(1)) }
+// newNetNSName returns an unused name for a network namespace.
+func newNetNSName() string { return fmt.Sprintf("verbena-%d-%d", os.Getpid(), netNSCounter.Add(1)) }
 
-// ownNet creates a network namespace with an interface veth0 with the addresses 10.66.0.1 and fd66::1. No test uses
-// the peer interface. ownNet returns the name of the namespace and a function that runs `ip` in it.
-func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
+// newNetNS creates a network namespace with an interface veth0 with the addresses 10.66.0.1 and fd66::1. No test uses
+// the peer interface. newNetNS returns the name of the namespace and a function that runs `ip` in it.
+func newNetNS(t *testing.T) (ns string, ip func(args ...string)) {
 	t.Helper()
 	needRoot(t)
 	needProgram(t, "iproute2", "ip")
-	ns = nsName()
+	ns = newNetNSName()
 	ip = func(args ...string) {
 		t.Helper()
 		if out, err := exec.Command("ip", append([]string{"-n", ns}, args...)...).CombinedOutput(); err != nil {
@@ -56,7 +56,7 @@ func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 func TestAsyncWatch(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_asyncwatch", "ibv_devinfo")
-	ns, ip := ownNet(t)
+	ns, ip := newNetNS(t)
 	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
 	watch := w.cmd(w.deadline(120), "run", "--", "stdbuf", "-oL", "ibv_asyncwatch", "-d", "rxe0")
 	var out testutil.Buffer
@@ -84,7 +84,7 @@ func TestAsyncWatch(t *testing.T) {
 			t.Errorf("events after ip %v: got %v, want %v", args, got, want)
 		}
 		seen += len(got)
-		info := w.out("run", "--", "ibv_devinfo", "-v", "-d", "rxe0")
+		info := w.mustRun("run", "--", "ibv_devinfo", "-v", "-d", "rxe0")
 		table := map[string]string{}
 		for _, m := range regexp.MustCompile(`GID\[\s*(\d+)\]:\s+(\S+), RoCE v2`).FindAllStringSubmatch(info, -1) {
 			table[m[1]] = m[2]
@@ -94,7 +94,7 @@ func TestAsyncWatch(t *testing.T) {
 				t.Errorf("GID after ip %v: GID %d: got %q, want %q", args, i+1, table[fmt.Sprint(i+1)], g)
 			}
 		}
-		if want := 1 + len(gids) - count(gids, ""); len(table) != want {
+		if want := 1 + len(gids) - countEqual(gids, ""); len(table) != want {
 			t.Errorf("GIDs after ip %v: got %v, want %d of them", args, table, want)
 		}
 		for _, re := range []string{`state:\s+` + state + ` `, fmt.Sprintf(`active_mtu:\s+%d `, mtu)} {
@@ -102,7 +102,7 @@ func TestAsyncWatch(t *testing.T) {
 				t.Errorf("after ip %v: ibv_devinfo: no match for %s:\n%s", args, re, info)
 			}
 		}
-		attr := w.out("run", "--", "sh", "-c",
+		attr := w.mustRun("run", "--", "sh", "-c",
 			"cat /sys/class/infiniband/rxe0/ports/1/state; cat /sys/class/infiniband/rxe0/ports/1/gids/2; "+
 				"cat /sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/2 2>&1 || true")
 		if (len(gids) < 2 || gids[1] == "") != strings.Contains(attr, "0000:0000:0000:0000:0000:0000:0000:0000") ||
@@ -129,7 +129,7 @@ func TestAsyncWatch(t *testing.T) {
 	watch.Wait()
 }
 
-func count(list []string, s string) (n int) {
+func countEqual(list []string, s string) (n int) {
 	for _, x := range list {
 		if x == s {
 			n++
@@ -143,12 +143,12 @@ func count(list []string, s string) (n int) {
 func TestAddressLost(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	ns, ip := ownNet(t)
+	ns, ip := newNetNS(t)
 	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
 	stats := func(name string) uint64 {
-		return w.ask(&ctl.Request{Op: ctl.OpStatShow, Name: "rxe0"}).Stats[0].Counters[name]
+		return w.sendRequest(&ctl.Request{Op: ctl.OpStatShow, Name: "rxe0"}).Stats[0].Counters[name]
 	}
-	run := func(iterations string, meanwhile func()) (*pair, error) {
+	run := func(iterations string, meanwhile func()) (*programPair, error) {
 		done := make(chan struct{})
 		before := stats("rcvd_pkts")
 		go func() {
@@ -156,7 +156,7 @@ func TestAddressLost(t *testing.T) {
 			testutil.Eventually(t, "packets arrive", func() bool { return stats("rcvd_pkts") > before+1000 })
 			meanwhile()
 		}()
-		p, err := w.pingpong("-n", iterations)
+		p, err := w.runPingpong("-n", iterations)
 		<-done
 		return p, err
 	}
@@ -193,10 +193,10 @@ func TestAddressLost(t *testing.T) {
 		}
 		c.back()
 		testutil.Eventually(t, "the device is as before", func() bool {
-			out := w.out("link", "show")
+			out := w.mustRun("link", "show")
 			return strings.Contains(out, "ACTIVE") && strings.Contains(out, "1: 0000:0000:0000:0000:0000:ffff:0a42:0001")
 		})
-		if _, err := w.pingpong("-n", "100"); err != nil {
+		if _, err := w.runPingpong("-n", "100"); err != nil {
 			t.Errorf("after the return: %v", err)
 		}
 	}
@@ -210,7 +210,7 @@ func TestAddressLost(t *testing.T) {
 func TestSeveralDevices(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
-	ns, ip := ownNet(t)
+	ns, ip := newNetNS(t)
 	ip("addr", "add", "10.66.0.2/32", "dev", "veth0")
 	w := startService(t, users()[0], ns, "--link", "rxe0=10.66.0.1", "--link", "rxe1=fd66::1")
 	program := w.cmd(w.deadline(60), "run", "--", "sh", "-c",
@@ -228,7 +228,7 @@ func TestSeveralDevices(t *testing.T) {
 	testutil.Eventually(t, "the program has listed the devices", func() bool {
 		return strings.Contains(out.String(), "listed")
 	})
-	w.out("link", "add", "rxe2", "--addr", "10.66.0.2")
+	w.mustRun("link", "add", "rxe2", "--addr", "10.66.0.2")
 	fmt.Fprintln(in, "go on")
 	if err := program.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, &out)
@@ -248,12 +248,12 @@ func TestSeveralDevices(t *testing.T) {
 		!strings.Contains(string(b), "link rxe2") {
 		t.Errorf("link add with an address in use: got %v: %s", err, b)
 	}
-	w.out("link", "add", "rxe3", "--addr", "10.66.0.3")
+	w.mustRun("link", "add", "rxe3", "--addr", "10.66.0.3")
 	var links []struct {
 		Name string
 		GIDs []struct{ Addr string }
 	}
-	if err := json.Unmarshal([]byte(w.out("link", "show", "--json")), &links); err != nil {
+	if err := json.Unmarshal([]byte(w.mustRun("link", "show", "--json")), &links); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{"rxe0": "10.66.0.1", "rxe1": "fd66::1", "rxe2": "10.66.0.2", "rxe3": "10.66.0.3"}

@@ -25,33 +25,33 @@ import (
 // These tests attack through rdma_cm and netlink. The attacking program is test/rawverbs. The neighbour's program
 // also connects and disconnects.
 
-// cmSiege is a siege with a neighbour that also uses the connection manager.
-type cmSiege struct {
-	*siege
+// attackedCM is a siege with a neighbour that also uses the connection manager.
+type attackedCM struct {
+	*attackedService
 	raw     string
 	connect *dialogue
 }
 
-func besiegeCM(t *testing.T, args ...string) *cmSiege {
+func startAttackedCM(t *testing.T, args ...string) *attackedCM {
 	t.Helper()
-	s := &cmSiege{siege: besiege(t, args...), raw: buildRawverbs(t)}
-	s.connect = s.rawverbs(neighbor, "cm-neighbour", tcpPort())
-	s.connect.expect("ready")
+	s := &attackedCM{attackedService: startAttackedService(t, args...), raw: buildRawverbs(t)}
+	s.connect = s.startRawverbs(neighbor, "cm-neighbour", unusedTCPPort())
+	s.connect.expectLine("ready")
 	return s
 }
 
-// rawverbs starts test/rawverbs as a user.
-func (s *cmSiege) rawverbs(uid uint32, args ...string) *dialogue {
+// startRawverbs starts test/rawverbs as a user.
+func (s *attackedCM) startRawverbs(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
 	return talk(s.t, s.as(uid).cmd(s.deadline(fullCount(120, 1800)), append([]string{"run", "--", s.raw}, args...)...))
 }
 
 // checkConnects fails the test unless the neighbour can establish connections.
-func (s *cmSiege) checkConnects() {
+func (s *attackedCM) checkConnects() {
 	s.t.Helper()
 	for range 3 {
-		s.connect.say("again")
-		if line, ok := s.connect.line(5 * time.Second); !ok || !strings.HasPrefix(line, "took ") {
+		s.connect.sendLine("again")
+		if line, ok := s.connect.nextLine(5 * time.Second); !ok || !strings.HasPrefix(line, "took ") {
 			s.t.Errorf("neighbour: got no connection in 5 s: %q", s.connect.said)
 			return
 		}
@@ -65,11 +65,11 @@ func TestAttackCMStall(t *testing.T) {
 	for _, what := range []string{"command", "response", "event", "option", "pipe"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			s := besiegeCM(t)
+			s := startAttackedCM(t)
 			fs := newStallFS(t, attacker, fuseRead)
-			a := s.rawverbs(attacker, "cm-stall", what, fs.page())
-			a.expect("posted")
-			fs.await("read")
+			a := s.startRawverbs(attacker, "cm-stall", what, fs.pagePath())
+			a.expectLine("posted")
+			fs.awaitRequest("read")
 			time.Sleep(500 * time.Millisecond)
 			for _, step := range []func(){
 				s.checkConnects,
@@ -88,28 +88,28 @@ func TestAttackCMStall(t *testing.T) {
 	}
 }
 
-// TestAttackCMClaim tests that a user cannot end another user's connection by claiming its queue pair.
-func TestAttackCMClaim(t *testing.T) {
+// TestAttackCMClaimedQueuePair tests that a user cannot end another user's connection by claiming its queue pair.
+func TestAttackCMClaimedQueuePair(t *testing.T) {
 	t.Parallel()
-	s := besiegeCM(t)
-	port := tcpPort()
-	k := s.rawverbs(neighbor, "cm-keep", port)
-	f := strings.Fields(k.expect("connected"))
+	s := startAttackedCM(t)
+	port := unusedTCPPort()
+	k := s.startRawverbs(neighbor, "cm-keep", port)
+	f := strings.Fields(k.expectLine("connected"))
 	for _, qpn := range f[1:3] {
-		out := s.rawverbs(attacker, "cm-claim", s.address()+":"+port, qpn).lastLines(10 * time.Second)
+		out := s.startRawverbs(attacker, "cm-claim", s.deviceAddress()+":"+port, qpn).lastLines(10 * time.Second)
 		if len(out) != 1 || out[0] != "connect: CONNECT: invalid argument" {
 			t.Errorf("queue pair %s: %q", qpn, out)
 		}
 	}
-	k.say("and now?")
-	if line := k.expect(""); line != "still connected" {
+	k.sendLine("and now?")
+	if line := k.expectLine(""); line != "still connected" {
 		t.Error(line)
 	}
 	s.checkConnects()
 }
 
-// address returns the address of the service's device.
-func (s *cmSiege) address() string {
+// deviceAddress returns the address of the service's device.
+func (s *attackedCM) deviceAddress() string {
 	for _, a := range s.serve.Args {
 		if addr, ok := strings.CutPrefix(a, "rxe0="); ok {
 			return addr
@@ -119,29 +119,30 @@ func (s *cmSiege) address() string {
 	return ""
 }
 
-// TestAttackCMNumbers tests that a user cannot use the IDs and multicast memberships of other users.
-func TestAttackCMNumbers(t *testing.T) {
-	s := besiegeCM(t)
-	k := s.rawverbs(neighbor, "cm-keep", tcpPort())
-	k.expect("connected")
-	g := s.rawverbs(neighbor, "cm-fill", "groups", "20")
-	g.expect("has groups=20")
-	if out := s.rawverbs(attacker, "cm-intrude", "60").lastLines(20 * time.Second); len(out) != 1 || out[0] != "done" {
+// TestAttackCMForeignIDs tests that a user cannot use the IDs and multicast memberships of other users.
+func TestAttackCMForeignIDs(t *testing.T) {
+	s := startAttackedCM(t)
+	k := s.startRawverbs(neighbor, "cm-keep", unusedTCPPort())
+	k.expectLine("connected")
+	g := s.startRawverbs(neighbor, "cm-fill", "groups", "20")
+	g.expectLine("has groups=20")
+	if out := s.startRawverbs(attacker, "cm-intrude", "60").lastLines(20 * time.Second); len(out) != 1 ||
+		out[0] != "done" {
 		t.Errorf("cm-intrude: got %q, want only done", out)
 	}
-	k.say("and now?")
-	if line := k.expect(""); line != "still connected" {
+	k.sendLine("and now?")
+	if line := k.expectLine(""); line != "still connected" {
 		t.Error(line)
 	}
 	s.checkConnects()
 }
 
-// TestAttackCMTables tests that a user at the limit for a kind of object leaves objects of this kind for other
+// TestAttackCMObjectLimits tests that a user at the limit for a kind of object leaves objects of this kind for other
 // users.
-func TestAttackCMTables(t *testing.T) {
+func TestAttackCMObjectLimits(t *testing.T) {
 	t.Parallel()
-	s := besiegeCM(t, fewObjects()...)
-	before := s.load()
+	s := startAttackedCM(t, fewObjectsArgs()...)
+	before := s.readLoad()
 	for _, c := range []struct {
 		kind      string
 		all, some int
@@ -152,20 +153,20 @@ func TestAttackCMTables(t *testing.T) {
 		{"netlink", fullCount(1200, 200000), 20},
 		{"failures", 100000, 5},
 	} {
-		s.world.t, s.t = t, t
+		s.testService.t, s.t = t, t
 		began := time.Now()
-		list := []*dialogue{s.rawverbs(attacker, "cm-fill", c.kind, fmt.Sprint(c.all)),
-			s.rawverbs(stranger, "cm-fill", c.kind, fmt.Sprint(c.all))}
+		list := []*dialogue{s.startRawverbs(attacker, "cm-fill", c.kind, fmt.Sprint(c.all)),
+			s.startRawverbs(stranger, "cm-fill", c.kind, fmt.Sprint(c.all))}
 		for _, a := range list {
-			t.Log(a.lineWith("has", 60*time.Second), a.said[0])
+			t.Log(a.nextLineWith("has", 60*time.Second), a.said[0])
 		}
-		b := s.rawverbs(1001, "cm-fill", c.kind, fmt.Sprint(c.some))
-		if line := b.lineWith("has", 20*time.Second); len(b.said) != 1 {
+		b := s.startRawverbs(1001, "cm-fill", c.kind, fmt.Sprint(c.some))
+		if line := b.nextLineWith("has", 20*time.Second); len(b.said) != 1 {
 			t.Errorf("another user: got %s: %q", line, b.said)
 		}
 		s.checkConnects()
-		s.bounded(before, 1500)
-		t.Logf("%s: %v, %+v", c.kind, time.Since(began).Round(time.Millisecond), s.load())
+		s.checkBounded(before, 1500)
+		t.Logf("%s: %v, %+v", c.kind, time.Since(began).Round(time.Millisecond), s.readLoad())
 		for _, a := range append(list, b) {
 			a.kill()
 			<-a.over
@@ -176,18 +177,18 @@ func TestAttackCMTables(t *testing.T) {
 }
 
 // awaitNoObjects fails the test unless all objects of a user's programs are freed soon.
-func (s *cmSiege) awaitNoObjects(uid int) {
+func (s *attackedCM) awaitNoObjects(uid int) {
 	s.t.Helper()
 	testutil.Eventually(s.t, fmt.Sprintf("user %d to have no objects", uid), func() bool {
-		return !regexp.MustCompile(fmt.Sprintf(`(?m)^%d `, uid)).MatchString(s.out("res", "show"))
+		return !regexp.MustCompile(fmt.Sprintf(`(?m)^%d `, uid)).MatchString(s.mustRun("res", "show"))
 	})
 }
 
 // TestAttackCMExec tests that no objects remain after an exec of a program with threads that wait for events.
 func TestAttackCMExec(t *testing.T) {
-	s := besiegeCM(t)
+	s := startAttackedCM(t)
 	for range fullCount(5, 200) {
-		if out := s.rawverbs(attacker, "cm-exec").lastLines(10 * time.Second); len(out) > 0 {
+		if out := s.startRawverbs(attacker, "cm-exec").lastLines(10 * time.Second); len(out) > 0 {
 			t.Errorf("cm-exec: got %q, want no output", out)
 		}
 	}
@@ -199,25 +200,25 @@ func TestAttackCMExec(t *testing.T) {
 // affect other users, even when they are killed or stopped.
 func TestAttackCMWaiters(t *testing.T) {
 	t.Parallel()
-	s := besiegeCM(t)
+	s := startAttackedCM(t)
 	const while = time.Second
 	usedNow := func() time.Duration {
-		before := s.load()
+		before := s.readLoad()
 		time.Sleep(while)
-		return s.load().cpu - before.cpu
+		return s.readLoad().cpu - before.cpu
 	}
 	alone := usedNow() // with only the neighbour
-	a := s.rawverbs(attacker, "cm-wait", fmt.Sprint(fullCount(500, 4000)))
-	a.lineWith("waiting", 60*time.Second)
+	a := s.startRawverbs(attacker, "cm-wait", fmt.Sprint(fullCount(500, 4000)))
+	a.nextLineWith("waiting", 60*time.Second)
 	with := usedNow()
 	t.Logf("%d waiting threads: the service used %v in %v, and %v without them", fullCount(500, 4000), with, while, alone)
 	if with > alone+while/3 {
 		t.Errorf("processor time for waiting threads: got %v in %v", with-alone, while)
 	}
-	syscall.Kill(programOf(t, a.cmd), syscall.SIGSTOP)
+	syscall.Kill(programPID(t, a.cmd), syscall.SIGSTOP)
 	s.checkConnects()
 	s.rootCommand(5*time.Second, "res", "show")
-	syscall.Kill(programOf(t, a.cmd), syscall.SIGCONT)
+	syscall.Kill(programPID(t, a.cmd), syscall.SIGCONT)
 	a.kill()
 	s.checkConnects()
 	s.checkNeighbour()
@@ -228,18 +229,18 @@ func TestAttackCMWaiters(t *testing.T) {
 func TestAttackNetlinkUnread(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
-	s := besiegeCM(t)
-	a := s.rawverbs(attacker, "fill", "qps", fmt.Sprint(fullCount(4000, 16000)))
-	a.lineWith("has", 60*time.Second)
-	before := s.load()
-	u := s.rawverbs(attacker, "nl-unread", fmt.Sprint(fullCount(300, 2000)))
-	t.Log(u.lineWith("asked", 60*time.Second), u.said)
+	s := startAttackedCM(t)
+	a := s.startRawverbs(attacker, "fill", "qps", fmt.Sprint(fullCount(4000, 16000)))
+	a.nextLineWith("has", 60*time.Second)
+	before := s.readLoad()
+	u := s.startRawverbs(attacker, "nl-unread", fmt.Sprint(fullCount(300, 2000)))
+	t.Log(u.nextLineWith("asked", 60*time.Second), u.said)
 	time.Sleep(time.Duration(fullCount(1, 20)) * time.Second)
-	after := s.load()
+	after := s.readLoad()
 	t.Logf("memory of the service: got %d MiB before, %d MiB after", before.rss, after.rss)
-	s.bounded(before, 100)
+	s.checkBounded(before, 100)
 	s.checkConnects()
-	if out := s.as(neighbor).out("run", "--", "rdma", "resource", "show", "cm_id"); !strings.Contains(out, "LISTEN") {
+	if out := s.as(neighbor).mustRun("run", "--", "rdma", "resource", "show", "cm_id"); !strings.Contains(out, "LISTEN") {
 		t.Errorf("rdma resource of another user: got %q, want LISTEN", out)
 	}
 	s.checkNeighbour()
@@ -248,13 +249,13 @@ func TestAttackNetlinkUnread(t *testing.T) {
 // TestAttackNetlinkChange tests that only managers can create and remove devices. Another user cannot, and root
 // cannot through a socket that another user has opened.
 func TestAttackNetlinkChange(t *testing.T) {
-	s := besiegeCM(t)
-	if out := s.rawverbs(attacker, "nl-change").lastLines(10 * time.Second); len(out) != 2 ||
+	s := startAttackedCM(t)
+	if out := s.startRawverbs(attacker, "nl-change").lastLines(10 * time.Second); len(out) != 2 ||
 		strings.Contains(strings.Join(out, " "), "errno 0") ||
 		strings.Count(fmt.Sprint(out), "operation not permitted") != 2 {
 		t.Errorf("netlink requests: got %q, want refusals", out)
 	}
-	dir := scratch(t)
+	dir := newScratchDir(t)
 	os.Chmod(dir, 0o777)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/s", Net: "unix"})
 	if err != nil {
@@ -262,8 +263,8 @@ func TestAttackNetlinkChange(t *testing.T) {
 	}
 	defer l.Close()
 	os.Chmod(dir+"/s", 0o777)
-	s.rawverbs(attacker, "nl-give", dir+"/s").expect("given")
-	fd := received(t, l)
+	s.startRawverbs(attacker, "nl-give", dir+"/s").expectLine("given")
+	fd := receiveDescriptor(t, l)
 	defer unix.Close(fd)
 	for _, c := range []struct {
 		what string
@@ -290,8 +291,8 @@ func TestAttackNetlinkChange(t *testing.T) {
 	s.checkConnects()
 }
 
-// received returns the descriptor that a program has sent.
-func received(t *testing.T, l *net.UnixListener) int {
+// receiveDescriptor returns the descriptor that a program has sent.
+func receiveDescriptor(t *testing.T, l *net.UnixListener) int {
 	t.Helper()
 	c, err := l.AcceptUnix()
 	if err != nil {
@@ -329,15 +330,15 @@ func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 // TestAttackCMPassedDescriptor tests that a file opened by one user accepts no commands from another user. An
 // attacker could trick the other user into writing them. The kernel makes the same check (ib_safe_file_access).
 func TestAttackCMPassedDescriptor(t *testing.T) {
-	s := besiegeCM(t)
+	s := startAttackedCM(t)
 	for user, want := range map[uint32]string{neighbor: "create: CREATE_ID: permission denied",
 		attacker: "create: <nil>"} {
-		dir := scratch(t)
+		dir := newScratchDir(t)
 		os.Chmod(dir, 0o777)
-		u := s.rawverbs(user, "cm-use", dir+"/s")
-		u.expect("listening")
-		s.rawverbs(attacker, "cm-give", dir+"/s").expect("given")
-		if line := u.expect("create"); line != want {
+		u := s.startRawverbs(user, "cm-use", dir+"/s")
+		u.expectLine("listening")
+		s.startRawverbs(attacker, "cm-give", dir+"/s").expectLine("given")
+		if line := u.expectLine("create"); line != want {
 			t.Errorf("user %d: got %q, want %q", user, line, want)
 		}
 	}
@@ -436,38 +437,39 @@ func (f *forger) flood(n int, ports ...uint16) {
 // peers' addresses.
 func TestAttackCMFlood(t *testing.T) {
 	t.Parallel()
-	s := besiegeCM(t)
-	kept, served := tcpPort(), tcpPort()
-	k := s.rawverbs(neighbor, "cm-keep", kept) // accepts no requests
-	k.expect("connected")
-	server := s.rawverbs(neighbor, "cm-serve", served)
-	server.expect("ready")
-	before := s.load()
-	for _, from := range []string{loopback(), s.address()} {
-		f := newForger(t, from, s.address())
+	s := startAttackedCM(t)
+	kept, served := unusedTCPPort(), unusedTCPPort()
+	k := s.startRawverbs(neighbor, "cm-keep", kept) // accepts no requests
+	k.expectLine("connected")
+	server := s.startRawverbs(neighbor, "cm-serve", served)
+	server.expectLine("ready")
+	before := s.readLoad()
+	for _, from := range []string{unusedAddr(), s.deviceAddress()} {
+		f := newForger(t, from, s.deviceAddress())
 		for range 2 {
 			f.flood(fullCount(600, 100000), uint16(atoi(kept)), uint16(atoi(served)))
-			k.say("and now?")
-			if line := k.expect(""); line != "still connected" {
+			k.sendLine("and now?")
+			if line := k.expectLine(""); line != "still connected" {
 				t.Error(line)
 			}
 		}
 	}
-	after := s.load()
+	after := s.readLoad()
 	t.Logf("load: got %d MiB before, %d MiB after; %v of processor time", before.rss, after.rss,
 		after.cpu-before.cpu)
-	s.bounded(before, 100)
-	if out := s.rawverbs(stranger, "cm-call", s.address()+":"+served).lastLines(30 * time.Second); len(out) != 1 ||
+	s.checkBounded(before, 100)
+	if out := s.startRawverbs(stranger, "cm-call",
+		s.deviceAddress()+":"+served).lastLines(30 * time.Second); len(out) != 1 ||
 		!strings.HasPrefix(out[0], "connected") {
 		t.Errorf("afterwards: %q", out)
 	}
-	line := server.expect("accepted")
+	line := server.expectLine("accepted")
 	if n := atoi(strings.Fields(line)[3]); n < fullCount(600, 100000)/4 {
 		t.Errorf("server: got too few of the forged requests: %s", line)
 	}
 	t.Log(line)
-	k.say("and now?")
-	if line := k.expect(""); line != "still connected" {
+	k.sendLine("and now?")
+	if line := k.expectLine(""); line != "still connected" {
 		t.Error(line)
 	}
 	s.checkConnects()

@@ -28,10 +28,10 @@ const (
 	maxDescriptors = 16384
 )
 
-// bounded fails the test if a resource of the service exceeds its bound.
-func (s *siege) bounded(before load, rss int) {
+// checkBounded fails the test if a resource of the service exceeds its bound.
+func (s *attackedService) checkBounded(before serviceLoad, rss int) {
 	s.t.Helper()
-	l := s.load()
+	l := s.readLoad()
 	s.t.Logf("load of the service: %+v before, %+v now", before, l)
 	if l.threads > maxThreads || l.mappings > maxMappings || l.descriptors > maxDescriptors || l.rss > before.rss+rss {
 		s.t.Errorf("load of the service: got %+v, want at most %d threads, %d mappings, %d descriptors and %d MiB more than before, %d MiB",
@@ -43,20 +43,20 @@ func (s *siege) bounded(before load, rss int) {
 // calls exhaust its threads. (B1)
 func TestAttackThreads(t *testing.T) {
 	t.Parallel()
-	s := besiege(t)
-	before := s.load()
+	s := startAttackedService(t)
+	before := s.readLoad()
 	fs := newStallFS(t, attacker, fuseRead)
-	a := s.attackOutside(attacker, "sessions", s.socket, s.attachMessage(1),
-		fmt.Sprint(fullCount(110, 680)), "16", fs.page())
-	t.Log(a.lineWith("attached", 30*time.Second))
-	s.bounded(before, 500)
+	a := s.startAttackOutside(attacker, "sessions", s.socket, s.attachMessage(1),
+		fmt.Sprint(fullCount(110, 680)), "16", fs.pagePath())
+	t.Log(a.nextLineWith("attached", 30*time.Second))
+	s.checkBounded(before, 500)
 	s.checkNeighbour()
 	s.checkServes()
 	// The service's threads for the attacker end with the attacker.
 	fs.abort()
 	a.kill()
 	testutil.Eventually(t, "threads to end with the attacker", func() bool {
-		return s.load().threads <= before.threads+50
+		return s.readLoad().threads <= before.threads+50
 	})
 	s.checkServes()
 }
@@ -66,19 +66,20 @@ func TestAttackThreads(t *testing.T) {
 func TestAttackManyQueuePairs(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
-	s := besiege(t, fewObjects()...)
-	before := s.load()
+	s := startAttackedService(t, fewObjectsArgs()...)
+	before := s.readLoad()
 	for _, uid := range []uint32{attacker, stranger} {
-		a := talk(t, s.as(uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(33000/objectShare)))
-		t.Log(a.lineWith("has", 60*time.Second))
+		a := talk(t, s.as(uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(33000/objectLimitDivisor)))
+		t.Log(a.nextLineWith("has", 60*time.Second))
 	}
-	third := talk(t, s.as(1001).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(10000/objectShare)))
-	if line := third.lineWith("has", 60*time.Second); line != fmt.Sprintf("has qps=%d", 10000/objectShare) {
+	third := talk(t, s.as(1001).cmd(s.deadline(120), "run", "--", raw, "fill", "qps",
+		fmt.Sprint(10000/objectLimitDivisor)))
+	if line := third.nextLineWith("has", 60*time.Second); line != fmt.Sprintf("has qps=%d", 10000/objectLimitDivisor) {
 		t.Errorf("third user: got %s: %q", line, third.said)
 	}
-	s.bounded(before, 2000)
-	third.say("a message")
-	third.expect("ok")
+	s.checkBounded(before, 2000)
+	third.sendLine("a message")
+	third.expectLine("ok")
 	s.checkNeighbour()
 	s.checkServes()
 }
@@ -88,50 +89,52 @@ func TestAttackManyQueuePairs(t *testing.T) {
 func TestAttackRandomObjects(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
-	s := besiege(t)
-	before := s.load()
+	s := startAttackedService(t)
+	before := s.readLoad()
 	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all",
 		fmt.Sprint(fullCount(20000, 1000000))))
-	t.Log(a.lineWith("has", 60*time.Second))
+	t.Log(a.nextLineWith("has", 60*time.Second))
 	t.Logf("%q", a.said)
-	s.bounded(before, 1500)
+	s.checkBounded(before, 1500)
 	b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "500"))
-	if line := b.lineWith("has", 30*time.Second); len(b.said) != 1 {
+	if line := b.nextLineWith("has", 30*time.Second); len(b.said) != 1 {
 		t.Errorf("another user: got %s: %q", line, b.said)
 	}
-	b.say("a message")
-	b.expect("ok")
+	b.sendLine("a message")
+	b.expectLine("ok")
 	s.checkNeighbour()
 	s.checkServes()
 }
 
-// TestAttackTables tests that a user at the limit for a kind of object leaves objects of this kind for other users.
-// (B5)
-func TestAttackTables(t *testing.T) {
+// TestAttackObjectLimits tests that a user at the limit for a kind of object leaves objects of this kind for other
+// users. (B5)
+func TestAttackObjectLimits(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
-	s := besiege(t, fewObjects()...)
-	before := s.load()
+	s := startAttackedService(t, fewObjectsArgs()...)
+	before := s.readLoad()
 	for _, c := range []struct {
 		kind      string
 		all, some int
 	}{
-		{"ahs", 33000 / objectShare, 100}, {"srqs", 33000 / objectShare, 100}, {"channels", 4000, 100}, {"contexts", 1000,
+		{"ahs", 33000 / objectLimitDivisor, 100}, {"srqs", 33000 / objectLimitDivisor, 100}, {"channels", 4000,
+			100}, {"contexts", 1000,
 			20},
-		{"pds", 40000 / objectShare, 100}, {"mws", 33000 / objectShare, 100}, {"cqs", 33000 / objectShare, 100},
+		{"pds", 40000 / objectLimitDivisor, 100}, {"mws", 33000 / objectLimitDivisor, 100}, {"cqs",
+			33000 / objectLimitDivisor, 100},
 	} {
 		t.Run(c.kind, func(t *testing.T) {
-			s.world.t, s.t = t, t
+			s.testService.t, s.t = t, t
 			a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", raw, "fill", c.kind, fmt.Sprint(c.all)))
-			t.Log(a.lineWith("has", 40*time.Second), a.said[0])
+			t.Log(a.nextLineWith("has", 40*time.Second), a.said[0])
 			b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", c.kind, fmt.Sprint(c.some)))
-			if line := b.lineWith("has", 20*time.Second); len(b.said) != 1 {
+			if line := b.nextLineWith("has", 20*time.Second); len(b.said) != 1 {
 				t.Errorf("another user: got %s: %q", line, b.said)
 			}
-			s.bounded(before, 1500)
+			s.checkBounded(before, 1500)
 		})
 	}
-	s.world.t, s.t = t, t
+	s.testService.t, s.t = t, t
 	s.checkNeighbour()
 }
 
@@ -139,13 +142,13 @@ func TestAttackTables(t *testing.T) {
 // with a limit of 0 for locked memory. (B5)
 func TestAttackRingMemory(t *testing.T) {
 	raw := buildRawverbs(t)
-	s := besiege(t, "--limit", "ring-bytes=64M/256M")
+	s := startAttackedService(t, "--limit", "ring-bytes=64M/256M")
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &fs); err != nil {
 		t.Fatal(err)
 	}
 	a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", "sh", "-c", "ulimit -l 64; exec "+raw+" fill big-qps 40"))
-	a.lineWith("has", 20*time.Second)
+	a.nextLineWith("has", 20*time.Second)
 	var now unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &now); err != nil {
 		t.Fatal(err)
@@ -159,10 +162,10 @@ func TestAttackRingMemory(t *testing.T) {
 }
 
 // startBlocked starts an attack that blocks a call of the service on memory that does not answer.
-func (s *siege) startBlocked(t *testing.T, fs *stallFS, attack ...string) *dialogue {
+func (s *attackedService) startBlocked(t *testing.T, fs *stallFS, attack ...string) *dialogue {
 	t.Helper()
-	a := s.attack(attacker, append([]string{attack[0], fs.page()}, attack[1:]...)...)
-	a.expect("posted")
+	a := s.startAttack(attacker, append([]string{attack[0], fs.pagePath()}, attack[1:]...)...)
+	a.expectLine("posted")
 	time.Sleep(200 * time.Millisecond)
 	return a
 }
@@ -170,24 +173,24 @@ func (s *siege) startBlocked(t *testing.T, fs *stallFS, attack ...string) *dialo
 // testStall tests that the calls of all users, and root's commands, return in time while memory does not answer.
 func testStall(t *testing.T, serve []string, attack ...string) {
 	t.Parallel()
-	s := besiege(t, serve...)
+	s := startAttackedService(t, serve...)
 	var a *dialogue
 	if attack[0] == "stall-userfault" {
 		device := filepath.Join(filepath.Dir(s.socket), "userfaultfd")
 		var st unix.Stat_t
 		err := unix.Stat("/dev/userfaultfd", &st) // available since Linux 6.1
-		need(t, err == nil, fmt.Sprintf("/dev/userfaultfd: %v", err))
+		needCondition(t, err == nil, fmt.Sprintf("/dev/userfaultfd: %v", err))
 		if err := unix.Mknod(device, unix.S_IFCHR|0o666, int(st.Rdev)); err != nil {
 			t.Fatal(err)
 		}
 		os.Chmod(device, 0o666)
-		a = s.attack(attacker, attack[0], device, attack[1])
-		a.expect("posted")
+		a = s.startAttack(attacker, attack[0], device, attack[1])
+		a.expectLine("posted")
 		time.Sleep(200 * time.Millisecond)
 	} else {
 		a = s.startBlocked(t, newStallFS(t, attacker, fuseRead), attack...)
 		// The sender may be another process.
-		if line := a.lineWith("doorbell", 10*time.Second); line != "doorbell: returned" {
+		if line := a.nextLineWith("doorbell", 10*time.Second); line != "doorbell: returned" {
 			t.Errorf("sender: got %q, want the end of its doorbell", line)
 		}
 	}
@@ -209,7 +212,7 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 }
 
 // checkStops fails the test unless the service ends in time.
-func (s *siege) checkStops() {
+func (s *attackedService) checkStops() {
 	t := s.t
 	t.Helper()
 	began := time.Now()
@@ -258,68 +261,68 @@ func TestAttackRemap(t *testing.T) {
 
 // TestAttackIdleConnections tests that the service limits idle connections, and closes them. (B4)
 func TestAttackIdleConnections(t *testing.T) {
-	s := besiege(t)
+	s := startAttackedService(t)
 	few := unix.Rlimit{Cur: 2048, Max: 2048}
 	if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
 		t.Fatal(err)
 	}
-	a := s.attackOutside(attacker, "connections", s.socket, "3000")
-	t.Log(a.expect("connected"))
+	a := s.startAttackOutside(attacker, "connections", s.socket, "3000")
+	t.Log(a.expectLine("connected"))
 	s.checkServes()
 	s.checkNeighbour()
-	if l := s.load(); l.descriptors > 1900 {
+	if l := s.readLoad(); l.descriptors > 1900 {
 		t.Errorf("descriptors of the service: got %d, want at most 1900", l.descriptors)
 	}
 }
 
 // TestAttackLongMessages tests that the service limits the length of messages from unknown clients. (B4)
 func TestAttackLongMessages(t *testing.T) {
-	s := besiege(t)
-	before := s.load()
-	a := s.attackOutside(attacker, "unfinished", s.socket, "6", fmt.Sprint(64<<20))
-	t.Log(a.lineWith("sent", 60*time.Second))
-	s.bounded(before, 100)
+	s := startAttackedService(t)
+	before := s.readLoad()
+	a := s.startAttackOutside(attacker, "unfinished", s.socket, "6", fmt.Sprint(64<<20))
+	t.Log(a.nextLineWith("sent", 60*time.Second))
+	s.checkBounded(before, 100)
 	s.checkNeighbour()
 	s.checkServes()
 }
 
-// TestAttackGarbage tests that invalid messages neither end the service nor fill its log. (B4)
-func TestAttackGarbage(t *testing.T) {
-	s := besiege(t)
-	before := s.load()
+// TestAttackInvalidMessages tests that invalid messages neither end the service nor fill its log. (B4)
+func TestAttackInvalidMessages(t *testing.T) {
+	s := startAttackedService(t)
+	before := s.readLoad()
 	for _, text := range []string{strings.Repeat("x", 900_000), strings.Repeat(`\u0000`, 100_000)} {
-		if out := s.attackOutside(attacker, "attach", s.socket,
+		if out := s.startAttackOutside(attacker, "attach", s.socket,
 			fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.Protocol, text[:100_000])).lastLines(5 * time.Second); len(
 			fmt.Sprint(out)) > 10_000 {
 			t.Errorf("invalid message: got an answer of %d bytes", len(fmt.Sprint(out)))
 		}
 	}
-	a := s.attackOutside(attacker, "garbage", s.socket, fmt.Sprint(fullCount(2, 30)))
-	t.Log(a.lineWith("connections", 60*time.Second))
+	a := s.startAttackOutside(attacker, "garbage", s.socket, fmt.Sprint(fullCount(2, 30)))
+	t.Log(a.nextLineWith("connections", 60*time.Second))
 	s.checkNeighbour()
 	s.checkServes()
-	s.bounded(before, 150)
+	s.checkBounded(before, 150)
 	if n := strings.Count(s.log.String(), "\n"); n > 300 {
 		t.Errorf("log: got %d lines of %d bytes", n, len(s.log.String()))
 	}
 	testutil.Eventually(t, "descriptors to be closed", func() bool {
-		return s.load().descriptors <= before.descriptors+100
+		return s.readLoad().descriptors <= before.descriptors+100
 	})
 }
 
 // TestAttackCloseStorm tests that a program that opens and closes a file as fast as possible uses little processor
 // time of the service. (B6)
 func TestAttackCloseStorm(t *testing.T) {
-	s := besiege(t)
-	before := s.load()
+	s := startAttackedService(t)
+	before := s.readLoad()
 	began := time.Now()
-	out := s.attack(attacker, "close-storm", "2").lastLines(20 * time.Second)
-	took, after := time.Since(began), s.load()
+	out := s.startAttack(attacker, "close-storm", "2").lastLines(20 * time.Second)
+	took, after := time.Since(began), s.readLoad()
 	t.Logf("attacker: got %q; the service used %v of processor time in %v", out, after.cpu-before.cpu, took)
 	if used := after.cpu - before.cpu; used > took*7/10 {
 		t.Errorf("processor time of the service: got %v in %v", used, took)
 	}
-	s.bounded(before, 40)
+	s.checkBounded(before, 40)
 	if out[len(out)-1] != "query: success" {
 		t.Errorf("the device afterwards: %q", out)
 	}
@@ -331,8 +334,8 @@ func TestAttackCloseStorm(t *testing.T) {
 // end of the service. (A1)
 func TestAttackLockedDirectories(t *testing.T) {
 	t.Parallel()
-	s := besiege(t)
-	before := s.load()
+	s := startAttackedService(t)
+	before := s.readLoad()
 	fs := newStallFS(t, attacker, fuseRead)
 	a := s.startBlocked(t, fs, "lock-directories", filepath.Dir(s.socket))
 	look := func(script, want string) func() {
@@ -358,7 +361,7 @@ func TestAttackLockedDirectories(t *testing.T) {
 			s.as(attacker).cmd(s.deadline(1), "run", "--", "ls", "/sys/class/infiniband").Run()
 		},
 		s.checkNeighbour,
-		func() { s.bounded(before, 40) },
+		func() { s.checkBounded(before, 40) },
 		func() { s.rootCommand(10*time.Second, "dev", "reset", "rxe0") },
 		s.checkServes,
 		a.kill,
@@ -382,10 +385,10 @@ func TestAttackLockedLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(shm, unix.MNT_DETACH) })
-	inside := surroundings{args: shared.args, prepare: func(_ *testing.T, w *world) {
+	inside := serviceConfig{args: sharedConfig.args, prepare: func(_ *testing.T, w *testService) {
 		w.under = []string{"sh", "-c", `exec unshare -m sh -c 'mount --bind "$0" /dev/shm && exec "$@"' "$@"`, "sh", shm}
 	}}
-	s := inside.besiege(t)
+	s := inside.startAttacked(t)
 	a := s.startBlocked(t, newStallFS(t, attacker, fuseRead), "lock-directories", filepath.Dir(s.socket))
 	s.checkStops()
 	for range 2 {
@@ -394,7 +397,7 @@ func TestAttackLockedLeftovers(t *testing.T) {
 			t.Fatal("directories after the end of the service: got none, want a locked one")
 		}
 		began := time.Now()
-		next := inside.besiege(t)
+		next := inside.startAttacked(t)
 		if took := time.Since(began); took > 6*time.Second {
 			t.Errorf("start of the service: took %v", took)
 		}
@@ -409,12 +412,12 @@ func TestAttackLockedLeftovers(t *testing.T) {
 func TestAttackStalledDescriptors(t *testing.T) {
 	t.Parallel()
 	t.Run("close", func(t *testing.T) {
-		s := besiege(t)
-		before := s.load()
+		s := startAttackedService(t)
+		before := s.readLoad()
 		fs := newStallFS(t, attacker, fuseFlush)
 		for _, message := range []string{fmt.Sprintf(`{"Protocol":%d,"Op":"info"}`, ctl.Protocol), s.attachMessage(1)} {
-			t.Log(s.attackOutside(attacker, "stall-close", s.socket, message,
-				fmt.Sprint(fullCount(200, 2000)), fs.page()).lineWith("sent",
+			t.Log(s.startAttackOutside(attacker, "stall-close", s.socket, message,
+				fmt.Sprint(fullCount(200, 2000)), fs.pagePath()).nextLineWith("sent",
 				60*time.Second))
 		}
 		time.Sleep(500 * time.Millisecond)
@@ -422,21 +425,21 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		s.checkNeighbour()
 		// A thread for each descriptor would add 400 threads. The Go runtime starts some additional threads on a
 		// busy machine, and keeps them.
-		if l := s.load(); l.threads > before.threads+250 {
+		if l := s.readLoad(); l.threads > before.threads+250 {
 			t.Errorf("threads of the service: %d before, %d now", before.threads, l.threads)
 		}
 	})
 	t.Run("stat", func(t *testing.T) {
-		s := besiege(t)
-		before := s.load()
+		s := startAttackedService(t)
+		before := s.readLoad()
 		fs := newStallFS(t, attacker, fuseGetattr)
-		a := s.attack(attacker, "stall-stat", fs.page(), fmt.Sprint(firstCommandFile()), "30")
-		if _, ok := a.line(5 * time.Second); !ok {
+		a := s.startAttack(attacker, "stall-stat", fs.pagePath(), fmt.Sprint(firstCommandFile()), "30")
+		if _, ok := a.nextLine(5 * time.Second); !ok {
 			t.Error("attacker: its own calls do not return")
 		}
 		s.checkServes()
 		s.checkNeighbour()
-		if l := s.load(); l.threads > before.threads+100 {
+		if l := s.readLoad(); l.threads > before.threads+100 {
 			t.Errorf("threads of the service: %d before, %d now", before.threads, l.threads)
 		}
 	})
@@ -454,13 +457,13 @@ func firstCommandFile() int {
 
 // TestAttackSlowCommand tests that a command of one thread does not block the calls of another thread. (C1)
 func TestAttackSlowCommand(t *testing.T) {
-	s := besiege(t)
+	s := startAttackedService(t)
 	fs := newStallFS(t, attacker, fuseRead)
-	a := s.attack(attacker, "slow-open", fs.page())
-	fs.await("read")
-	time.AfterFunc(2*time.Second, func() { fs.release(nil) })
+	a := s.startAttack(attacker, "slow-open", fs.pagePath())
+	fs.awaitRequest("read")
+	time.AfterFunc(2*time.Second, func() { fs.releaseHeld(nil) })
 	for _, what := range []string{"open took", "command took"} {
-		line := a.expect(what)
+		line := a.expectLine(what)
 		if ms := atoi(strings.Fields(line)[2]); ms > 200 {
 			t.Errorf("calls of another thread during a blocked command: took %s ms", line)
 		}
@@ -470,8 +473,8 @@ func TestAttackSlowCommand(t *testing.T) {
 
 // TestAttackMainThreadEnds tests that a program can use RDMA after its main thread has ended. (C2)
 func TestAttackMainThreadEnds(t *testing.T) {
-	s := besiege(t)
-	out := strings.Join(s.attack(attacker, "main-exit").lastLines(10*time.Second), "\n")
+	s := startAttackedService(t)
+	out := strings.Join(s.startAttack(attacker, "main-exit").lastLines(10*time.Second), "\n")
 	if out != "open: success\nwrite: text" {
 		t.Errorf("main-exit: got %s, want an open and a write with success", out)
 	}
@@ -513,8 +516,8 @@ func TestAttackFullDisk(t *testing.T) {
 
 // TestAttackNumberRace tests that a descriptor that a program creates while it opens a device keeps its file. (C6)
 func TestAttackNumberRace(t *testing.T) {
-	s := besiege(t)
-	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()),
+	s := startAttackedService(t)
+	out := s.startAttack(attacker, "number-race", fmt.Sprint(firstCommandFile()),
 		fmt.Sprint(fullCount(1500, 50000))).lastLines(time.Duration(fullCount(30, 600)) * time.Second)
 	if len(out) != 1 || !strings.HasPrefix(out[0], "opened ") || out[0] == "opened 0" {
 		t.Errorf("%.1000q", out)
@@ -526,11 +529,12 @@ func TestAttackNumberRace(t *testing.T) {
 // service. The service must not accept the PID in the client's message. (C7)
 func TestAttackForeignPID(t *testing.T) {
 	needRoot(t)
-	program := attackProgram(t, "attack")
-	w := newWorld(t, user{"root", 0}, "")
+	program := buildAttackProgram(t, "attack")
+	w := newTestService(t, user{"root", 0}, "")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
-	serve := exec.Command("unshare", "--pid", "--fork", "--mount-proc", binary(t), "serve", "--socket", w.socket, "--mode",
-		"0666", "--link", "rxe0="+loopback())
+	serve := exec.Command("unshare", "--pid", "--fork", "--mount-proc", verbenaBinary(t), "serve", "--socket", w.socket,
+		"--mode",
+		"0666", "--link", "rxe0="+unusedAddr())
 	if err := serve.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -543,16 +547,18 @@ func TestAttackForeignPID(t *testing.T) {
 	testutil.Eventually(t, "the service to answer", func() bool {
 		return w.cmd(w.deadline(5), "link", "show").Run() == nil
 	})
-	s := &siege{world: w, t: t, program: program}
-	if out := s.attackOutside(attacker, "attach", w.socket, s.attachMessage(1)).expect("answer"); !strings.Contains(out,
+	s := &attackedService{testService: w, t: t, program: program}
+	if out := s.startAttackOutside(attacker, "attach", w.socket,
+		s.attachMessage(1)).expectLine("answer"); !strings.Contains(out,
 		"Error") {
 		t.Errorf("client that claims to be process 1: got %s", out)
 	}
 }
 
-// TestAttackPaths tests that alternative paths to the device work in the same way as for a kernel device. (C8)
-func TestAttackPaths(t *testing.T) {
-	s := besiege(t)
+// TestAttackAlternativePaths tests that alternative paths to the device work in the same way as for a kernel device.
+// (C8)
+func TestAttackAlternativePaths(t *testing.T) {
+	s := startAttackedService(t)
 	for path, want := range map[string]string{
 		"/dev/infiniband/uverbs0":                    "success",
 		"//dev///infiniband/./uverbs0":               "success",
@@ -566,7 +572,8 @@ func TestAttackPaths(t *testing.T) {
 		"/dev/infiniband/../infiniband/uverbs0":      "success",
 		"/dev/infiniband/uverbs0\x01":                "No such file or directory",
 	} {
-		if out := s.attack(attacker, "paths", path).lastLines(5 * time.Second); len(out) != 1 || out[0] != path+": "+want {
+		if out := s.startAttack(attacker, "paths", path).lastLines(5 * time.Second); len(out) != 1 ||
+			out[0] != path+": "+want {
 			t.Errorf("open: got %.200q, want %q", out, want)
 		}
 	}

@@ -15,25 +15,25 @@ import (
 // runs the floods.
 func TestAttackFloods(t *testing.T) {
 	needProgram(t, "perftest", "ib_send_lat")
-	s := besiege(t)
+	s := startAttackedService(t)
 	s.neighbour.kill() // no other program may run during the measurement
 	<-s.neighbour.over
-	rest := s.load()
-	undisturbed := s.p99()
+	rest := s.readLoad()
+	undisturbed := s.measureP99()
 	t.Logf("undisturbed: p99 %.1f us", undisturbed)
 	for _, kind := range []string{"spin", "connections", "descriptors", "answers"} {
-		a := s.attackOutside(attacker, "flood", s.socket, strconv.Itoa(fullCount(3, 20)), kind)
-		a.expect("begun")
-		p99 := s.p99()
-		t.Logf("%s: p99 %.1f us, %.2f times; %s", kind, p99, p99/undisturbed, a.lineWith("rounds", time.Minute))
-		if hard && kind != "spin" && p99 > 3*undisturbed {
+		a := s.startAttackOutside(attacker, "flood", s.socket, strconv.Itoa(fullCount(3, 20)), kind)
+		a.expectLine("begun")
+		p99 := s.measureP99()
+		t.Logf("%s: p99 %.1f us, %.2f times; %s", kind, p99, p99/undisturbed, a.nextLineWith("rounds", time.Minute))
+		if fullAttacks && kind != "spin" && p99 > 3*undisturbed {
 			t.Errorf("%s: p99 %.1f us, undisturbed %.1f us", kind, p99, undisturbed)
 		}
 		<-a.over
 	}
 	deadline := time.Now().Add(20 * time.Second)
 	for {
-		now := s.load()
+		now := s.readLoad()
 		if now.descriptors <= rest.descriptors && now.threads <= rest.threads+32 {
 			break
 		}
@@ -46,12 +46,12 @@ func TestAttackFloods(t *testing.T) {
 	s.checkServes()
 }
 
-// p99 measures round trips between two programs of a user, while no other programs run. p99 returns the 99th
-// percentile of half a round trip in microseconds.
-func (s *siege) p99() float64 {
+// measureP99 measures round trips between two programs of a user, while no other programs run. measureP99 returns the
+// 99th percentile of half a round trip in microseconds.
+func (s *attackedService) measureP99() float64 {
 	s.t.Helper()
 	const measured = neighbor - 10
-	port := tcpPort()
+	port := unusedTCPPort()
 	args := []string{"run", "--", "ib_send_lat", "-e", "-d", "rxe0", "-x", "1", "-s", "64", "-n",
 		strconv.Itoa(fullCount(1000, 20000)), "-p", port, "-F"}
 	server := s.as(measured).cmd(s.deadline(60), args...)

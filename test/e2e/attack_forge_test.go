@@ -24,7 +24,7 @@ func TestAttackForgedPackets(t *testing.T) {
 	for name, flags := range map[string][]string{"shortcut": nil, "wire": {"--wire"}} {
 		t.Run(name, func(t *testing.T) {
 			needRoot(t)
-			addr := loopback()
+			addr := unusedAddr()
 			w := startService(t, user{"root", 0}, "", append([]string{"--mode", "0666", "--link", "rxe0=" + addr}, flags...)...)
 			svc, err := service.At(w.socket)
 			if err != nil {
@@ -63,7 +63,8 @@ func TestAttackForgedPackets(t *testing.T) {
 				var list []struct {
 					Counters map[string]uint64
 				}
-				if err := json.Unmarshal([]byte(w.out("stat", "show", "--all", "--json")), &list); err != nil || len(list) != 1 {
+				if err := json.Unmarshal([]byte(w.mustRun("stat", "show", "--all", "--json")), &list); err != nil ||
+					len(list) != 1 {
 					t.Fatalf("stat show: %v, %+v", err, list)
 				}
 				return list[0].Counters["drop_forged"]

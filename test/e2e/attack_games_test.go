@@ -18,8 +18,8 @@ import (
 // TestAttackDescriptors tests operations on a device's descriptor that no library performs. These operations must
 // not affect others, and the device must be closed with the last descriptor.
 func TestAttackDescriptors(t *testing.T) {
-	s := besiege(t)
-	out := s.attack(attacker, "descriptors").lastLines(15 * time.Second)
+	s := startAttackedService(t)
+	out := s.startAttack(attacker, "descriptors").lastLines(15 * time.Second)
 	t.Logf("%q", out)
 	if len(out) == 0 || out[len(out)-1] != "done" {
 		t.Errorf("attacker: did not finish: %q", out)
@@ -49,41 +49,41 @@ func TestAttackDescriptors(t *testing.T) {
 }
 
 // awaitOnlyNeighbour waits until only the neighbour's program has objects.
-func (s *siege) awaitOnlyNeighbour() {
+func (s *attackedService) awaitOnlyNeighbour() {
 	s.t.Helper()
-	if !testutil.Poll(func() bool { return len(s.resources()) == 1 }) {
-		s.t.Errorf("remaining objects: %v", s.resources())
+	if !testutil.Poll(func() bool { return len(s.openContexts()) == 1 }) {
+		s.t.Errorf("remaining objects: %v", s.openContexts())
 	}
 }
 
-// TestAttackTree tests that a user cannot change the files in /dev and /sys that the programs of another user's
+// TestAttackDeviceTree tests that a user cannot change the files in /dev and /sys that the programs of another user's
 // service see. A user owns the files of their own service, and this service must follow no link placed among them.
-func TestAttackTree(t *testing.T) {
+func TestAttackDeviceTree(t *testing.T) {
 	needRoot(t)
-	program := attackProgram(t, "attack")
+	program := buildAttackProgram(t, "attack")
 	for _, who := range []struct {
 		name    string
 		service user
 	}{{"another user", user{"root", 0}}, {"own service", user{"nobody", attacker}}} {
 		t.Run(who.name, func(t *testing.T) {
-			w := startService(t, who.service, "", "--link", "rxe0="+loopback(), "--mode", "0666")
+			w := startService(t, who.service, "", "--link", "rxe0="+unusedAddr(), "--mode", "0666")
 			os.Chmod(filepath.Dir(w.socket), 0o755)
 			dir := runDirOf(t, w.serve.Process.Pid)
 			// The attacker's tree exists until the last of the attacker's programs ends.
-			talk(t, w.as(attacker).cmd(w.deadline(60), "run", "--", "sh", "-c", "echo there; sleep 60")).expect("there")
-			before := treeOf(t, dir)
+			talk(t, w.as(attacker).cmd(w.deadline(60), "run", "--", "sh", "-c", "echo there; sleep 60")).expectLine("there")
+			before := listTree(t, dir)
 			args := []string{"run", "--", program, "tree-writes"}
 			if who.service.uid != attacker {
 				args = append(args, "rename")
 			}
-			out := w.as(attacker).out(args...)
+			out := w.as(attacker).mustRun(args...)
 			if strings.Contains(out, "planted: root:") {
 				t.Error("tree: the service followed a link of a program")
 			}
 			if who.service.uid == attacker {
 				return
 			}
-			after := treeOf(t, dir)
+			after := listTree(t, dir)
 			for line := range strings.Lines(before) {
 				if !strings.Contains(after, line) {
 					t.Errorf("tree: lost %s", line)
@@ -103,8 +103,8 @@ func TestAttackTree(t *testing.T) {
 	}
 }
 
-// treeOf lists the virtual files of all users in a service's directory, with modes and link targets.
-func treeOf(t *testing.T, dir string) string {
+// listTree lists the virtual files of all users in a service's directory, with modes and link targets.
+func listTree(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
 	err := filepath.Walk(filepath.Join(dir, "trees"), func(path string, i os.FileInfo, err error) error {
@@ -123,8 +123,8 @@ func treeOf(t *testing.T, dir string) string {
 
 // TestAttackForkStorm tests thousands of short-lived processes during commands of the service.
 func TestAttackForkStorm(t *testing.T) {
-	s := besiege(t)
-	before := s.load()
+	s := startAttackedService(t)
+	before := s.readLoad()
 	script := fmt.Sprintf("for i in $(seq %d); do %s paths /dev/infiniband/uverbs0 >/dev/null & :; [ $((i %% 16)) = 0 ] && wait; done; wait; echo done",
 		fullCount(200, 5000), s.program)
 	out := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", "sh", "-c", script)).lastLines(60 * time.Second)
@@ -133,9 +133,9 @@ func TestAttackForkStorm(t *testing.T) {
 	}
 	s.checkNeighbour()
 	s.awaitOnlyNeighbour()
-	s.bounded(before, 100)
+	s.checkBounded(before, 100)
 	testutil.Eventually(t, "descriptors to be closed and threads to end", func() bool {
-		l := s.load()
+		l := s.readLoad()
 		// The Go runtime keeps idle threads, more of them after a busy time. A leak is one for each process.
 		return l.descriptors <= before.descriptors+20 && l.threads <= before.threads+80
 	})
@@ -144,9 +144,9 @@ func TestAttackForkStorm(t *testing.T) {
 // TestAttackSetuid tests that a set-uid program in a user's session has no privilege, or is out of the user's
 // reach.
 func TestAttackSetuid(t *testing.T) {
-	s := besiege(t)
-	suid := setuidCopy(t, s.program)
-	out := s.as(attacker).out("run", "--", suid, "victim", "0.1")
+	s := startAttackedService(t)
+	suid := makeSetuidCopy(t, s.program)
+	out := s.as(attacker).mustRun("run", "--", suid, "victim", "0.1")
 	if !strings.Contains(out, "unharmed") || strings.Contains(out, "user 0") {
 		t.Errorf("set-uid program under a user's launcher: got %s", out)
 	}
@@ -155,13 +155,13 @@ func TestAttackSetuid(t *testing.T) {
 // TestAttackStoppedProgram tests that a stopped program or launcher does not block other programs.
 func TestAttackStoppedProgram(t *testing.T) {
 	raw := buildRawverbs(t)
-	s := besiege(t)
+	s := startAttackedService(t)
 	for _, what := range []string{"program", "launcher", "both"} {
 		t.Run(what, func(t *testing.T) {
 			a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "200"))
-			a.lineWith("has", 20*time.Second)
-			pids := map[string][]int{"program": {programOf(t, a.cmd)}, "launcher": {a.cmd.Process.Pid},
-				"both": {programOf(t, a.cmd), a.cmd.Process.Pid}}[what]
+			a.nextLineWith("has", 20*time.Second)
+			pids := map[string][]int{"program": {programPID(t, a.cmd)}, "launcher": {a.cmd.Process.Pid},
+				"both": {programPID(t, a.cmd), a.cmd.Process.Pid}}[what]
 			for _, pid := range pids {
 				syscall.Kill(pid, syscall.SIGSTOP)
 			}
@@ -171,20 +171,23 @@ func TestAttackStoppedProgram(t *testing.T) {
 			for _, pid := range pids {
 				syscall.Kill(pid, syscall.SIGCONT)
 			}
-			a.say("a message")
-			a.expect("ok")
+			a.sendLine("a message")
+			a.expectLine("ok")
 		})
 	}
 }
 
-// TestAttackNames tests that the name of a process, which its user chooses, cannot send control sequences to a
+// TestAttackProcessName tests that the name of a process, which its user chooses, cannot send control sequences to a
 // terminal on which verbena prints it.
-func TestAttackNames(t *testing.T) {
-	s := besiege(t)
-	a := s.attack(attacker, "names")
-	a.expect("ready")
+func TestAttackProcessName(t *testing.T) {
+	s := startAttackedService(t)
+	a := s.startAttack(attacker, "names")
+	a.expectLine("ready")
 	for _, args := range [][]string{{"res", "show"}, {"dev", "show"}, {"stat", "show"}, {"link", "show"}} {
-		if out := s.out(args...); strings.ContainsFunc(out, func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }) {
+		if out := s.mustRun(args...); strings.ContainsFunc(out, func(r rune) bool {
+			return r < ' ' && r != '\n' ||
+				r == 0x7f
+		}) {
 			t.Errorf("verbena %v: %q", args, out)
 		}
 	}
@@ -198,9 +201,9 @@ func TestAttackNames(t *testing.T) {
 // TestAttackOwnAnswers tests a program that answers its own notifications through a listener that it passes to the
 // service twice.
 func TestAttackOwnAnswers(t *testing.T) {
-	s := besiege(t)
-	before := s.load()
-	out := s.attackOutside(attacker, "own-answers", s.socket, s.attachMessage(1),
+	s := startAttackedService(t)
+	before := s.readLoad()
+	out := s.startAttackOutside(attacker, "own-answers", s.socket, s.attachMessage(1),
 		fmt.Sprint(fullCount(2000, 100000))).lastLines(30 * time.Second)
 	t.Logf("%q", out)
 	if len(out) == 0 || out[len(out)-1] != "done" {
@@ -209,18 +212,18 @@ func TestAttackOwnAnswers(t *testing.T) {
 	s.checkNeighbour()
 	s.awaitOnlyNeighbour()
 	s.checkServes()
-	s.bounded(before, 50)
+	s.checkBounded(before, 50)
 	testutil.Eventually(t, "descriptors to be closed", func() bool {
-		return s.load().descriptors <= before.descriptors+20
+		return s.readLoad().descriptors <= before.descriptors+20
 	})
 }
 
 // TestAttackThreadUser tests that each thread has the rights of its own user, as with a kernel's device file.
 func TestAttackThreadUser(t *testing.T) {
-	program := attackProgram(t, "attack")
+	program := buildAttackProgram(t, "attack")
 	w := sharedService(t, "--mode", "0660")
 	want := "open as another user: Permission denied\naccess as another user: Permission denied\nopen as root: success\n"
-	if out := w.out("run", "--", program, "thread-user"); out != want {
+	if out := w.mustRun("run", "--", program, "thread-user"); out != want {
 		t.Errorf("thread-user: got %q, want %q", out, want)
 	}
 }
@@ -228,8 +231,8 @@ func TestAttackThreadUser(t *testing.T) {
 // TestAttackFlippedPaths tests a path that changes while the supervisor resolves it. The supervisor must not open a
 // file that the program itself could not open.
 func TestAttackFlippedPaths(t *testing.T) {
-	s := besiege(t)
-	out := s.attack(attacker, "flip-paths", fmt.Sprint(fullCount(20000, 2000000))).lastLines(60 * time.Second)
+	s := startAttackedService(t)
+	out := s.startAttack(attacker, "flip-paths", fmt.Sprint(fullCount(20000, 2000000))).lastLines(60 * time.Second)
 	if !slices.Equal(out, []string{"done"}) {
 		t.Errorf("flip-paths: got %q, want only done", out)
 	}
@@ -237,19 +240,19 @@ func TestAttackFlippedPaths(t *testing.T) {
 	s.awaitOnlyNeighbour()
 }
 
-// TestAttackLimits tests that the supervisor does not change the program's own limit of descriptors.
-func TestAttackLimits(t *testing.T) {
-	program := attackProgram(t, "attack")
+// TestAttackDescriptorLimit tests that the supervisor does not change the program's own limit of descriptors.
+func TestAttackDescriptorLimit(t *testing.T) {
+	program := buildAttackProgram(t, "attack")
 	// For programs of other users the service would need CAP_SYS_RESOURCE, which is missing in containers.
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
-	if out := w.out("run", "--", program, "limits"); out != "done\n" {
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	if out := w.mustRun("run", "--", program, "limits"); out != "done\n" {
 		t.Errorf("%.500q", out)
 	}
 }
 
-// TestAttackSquatting tests that a user who creates the directory of another user's control socket can cause only a
-// clear error.
-func TestAttackSquatting(t *testing.T) {
+// TestAttackSquattedSocketDirectory tests that a user who creates the directory of another user's control socket can
+// cause only a clear error.
+func TestAttackSquattedSocketDirectory(t *testing.T) {
 	needRoot(t)
 	const user = 64123 // a user without processes
 	dir := fmt.Sprintf("/tmp/verbena-%d", user)
@@ -258,8 +261,8 @@ func TestAttackSquatting(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	os.Chown(dir, attacker, attacker)
-	s := &siege{world: newWorld(t, users()[0], ""), t: t, program: attackProgram(t, "attack")}
-	c := s.plain(user, binary(t), "run", "--", "true")
+	s := &attackedService{testService: newTestService(t, users()[0], ""), t: t, program: buildAttackProgram(t, "attack")}
+	c := s.plainCommand(user, verbenaBinary(t), "run", "--", "true")
 	c.Env = []string{"PATH=" + os.Getenv("PATH")}
 	out, err := c.CombinedOutput()
 	if exitCode(err) != 125 || !strings.Contains(string(out), dir) || !strings.Contains(string(out), "VERBENA_SOCKET") {
@@ -273,7 +276,7 @@ func TestAttackSquatting(t *testing.T) {
 // TestAttackChildNamespace tests that the service serves a program in a separate PID namespace, and reports the
 // PIDs of the service's namespace.
 func TestAttackChildNamespace(t *testing.T) {
-	s := besiege(t)
+	s := startAttackedService(t)
 	out, err := s.cmd(s.deadline(20), "run", "--", "unshare", "--pid", "--fork", "--mount-proc", "setpriv",
 		fmt.Sprint("--reuid=", attacker),
 		fmt.Sprint("--regid=", attacker), "--clear-groups", s.program, "hidden-execs", "vfork", "none").CombinedOutput()

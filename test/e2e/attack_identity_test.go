@@ -20,7 +20,7 @@ var (
 )
 
 // verbenaVia runs a verbena command with a command prefix.
-func (s *siege) verbenaVia(prefix []string, args ...string) *exec.Cmd {
+func (s *attackedService) verbenaVia(prefix []string, args ...string) *exec.Cmd {
 	s.t.Helper()
 	c := s.cmd(s.deadline(120), args...)
 	path, err := exec.LookPath(prefix[0])
@@ -34,8 +34,8 @@ func (s *siege) verbenaVia(prefix []string, args ...string) *exec.Cmd {
 // TestAttackBareRoot tests that user ID 0 without capabilities, as in every container, is an ordinary user. (N5)
 func TestAttackBareRoot(t *testing.T) {
 	needRoot(t)
-	s := besiege(t)
-	keys := s.out("res", "show")
+	s := startAttackedService(t)
+	keys := s.mustRun("res", "show")
 	if !strings.Contains(keys, fmt.Sprint(neighbor)) {
 		t.Fatalf("list for root: got no neighbour:\n%s", keys)
 	}
@@ -72,21 +72,21 @@ func TestAttackBareRoot(t *testing.T) {
 func TestAttackOtherPod(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)
-	s := besiege(t, "--limit", "pds=100/1000")
+	s := startAttackedService(t, "--limit", "pds=100/1000")
 	first := talk(t, s.verbenaVia(pod, "run", "--", raw, "fill", "pds", "200"))
-	first.lineWith("has", 20*time.Second)
+	first.nextLineWith("has", 20*time.Second)
 	if said := strings.Join(first.said, "\n"); !strings.Contains(said, "refused after") {
 		t.Errorf("first container: got no refusal: %s", said)
 	}
 	second := talk(t, s.verbenaVia(pod, "run", "--", raw, "fill", "pds", "50"))
-	if line := second.lineWith("has", 20*time.Second); line != "has pds=50" {
+	if line := second.nextLineWith("has", 20*time.Second); line != "has pds=50" {
 		t.Errorf("second container: got %q", line)
 	}
 	out, err := s.verbenaVia(pod, "res", "show").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "rawverbs") {
 		t.Errorf("third container: got the others' objects: %v\n%s", err, out)
 	}
-	if out := s.out("res", "show"); strings.Count(out, "rawverbs") < 2 {
+	if out := s.mustRun("res", "show"); strings.Count(out, "rawverbs") < 2 {
 		t.Errorf("list for root: got no container, or one:\n%s", out)
 	}
 	s.checkNeighbour()
@@ -96,18 +96,18 @@ func TestAttackOtherPod(t *testing.T) {
 func TestAttackSubordinateIDs(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
-	s := besiege(t)
+	s := startAttackedService(t)
 	const ids, each, first = 60, 6, 200000 // a child process waits for up to 2 s for each connection
-	a := s.attackOutside(attacker-7, "subordinate", s.socket, fmt.Sprint(ids), fmt.Sprint(each))
-	pid := a.expect("")
+	a := s.startAttackOutside(attacker-7, "subordinate", s.socket, fmt.Sprint(ids), fmt.Sprint(each))
+	pid := a.expectLine("")
 	for _, m := range []string{"uid_map", "gid_map"} {
 		if err := os.WriteFile("/proc/"+pid+"/"+m, fmt.Appendf(nil, "0 %d %d", first, ids), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	a.say("mapped")
+	a.sendLine("mapped")
 	var served int
-	if n, err := fmt.Sscanf(a.lineWith("served", 60*time.Second), "served %d", &served); n != 1 || served == 0 ||
+	if n, err := fmt.Sscanf(a.nextLineWith("served", 60*time.Second), "served %d", &served); n != 1 || served == 0 ||
 		served > 256 {
 		t.Errorf("connections: got %d (%v), want at most 256, the limit of one user", served, err)
 	}
@@ -130,18 +130,19 @@ func TestAttackOwnedIDs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w := newWorld(t, user{"root", 0}, "")
+	w := newTestService(t, user{"root", 0}, "")
 	w.under = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount --bind "$0" /etc && exec "$@"`,
 		etc}
-	w.start("--link", "rxe0="+loopback(), "--mode", "0666")
+	w.start("--link", "rxe0="+unusedAddr(), "--mode", "0666")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
-	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}
-	before := s.load()
+	s := &attackedService{t: t, program: buildAttackProgram(t, "attack"), testService: w}
+	before := s.readLoad()
 	for id := range uint32(ids) {
-		t.Log(s.attackOutside(first+id, "connections", s.socket, fmt.Sprint(each)).lineWith("connected", 30*time.Second))
+		t.Log(s.startAttackOutside(first+id, "connections", s.socket, fmt.Sprint(each)).nextLineWith("connected",
+			30*time.Second))
 	}
 	time.Sleep(time.Second) // the service must close the connections beyond the limit
-	if n := s.load().descriptors - before.descriptors; n < 50 || n > 600 {
+	if n := s.readLoad().descriptors - before.descriptors; n < 50 || n > 600 {
 		t.Errorf("descriptors of the service: got %d more, want at most two for each of the 256 connections of one user", n)
 	}
 	s.checkServes()

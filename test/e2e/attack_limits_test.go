@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroup creates a control group with limits below the root of the visible hierarchy, and removes it at the end of
-// the test. cgroup returns the directories of the group: one for each controller in version 1.
-func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
+// newCgroup creates a control group with limits below the root of the visible hierarchy, and removes it at the end of
+// the test. newCgroup returns the directories of the group: one for each controller in version 1.
+func newCgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 	t.Helper()
 	needRoot(t)
-	name := "verbena-e2e-" + strconv.Itoa(os.Getpid()) + "-" + tcpPort()
+	name := "verbena-e2e-" + strconv.Itoa(os.Getpid()) + "-" + unusedTCPPort()
 	limits := map[string]map[string]string{ // one directory for each hierarchy
 		"/sys/fs/cgroup/memory": {"memory.limit_in_bytes": fmt.Sprint(memory)},
 		"/sys/fs/cgroup/pids":   {"pids.max": fmt.Sprint(tasks)},
@@ -35,7 +35,7 @@ func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 	}
 	for root, files := range limits {
 		dir := filepath.Join(root, name)
-		need(t, os.Mkdir(dir, 0o755) == nil, "the right to make control groups")
+		needCondition(t, os.Mkdir(dir, 0o755) == nil, "the right to make control groups")
 		t.Cleanup(func() {
 			for range 100 {
 				if err := os.Remove(dir); err == nil {
@@ -47,49 +47,49 @@ func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 		})
 		for file, value := range files {
 			err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0o644)
-			need(t, err == nil || file == "memory.swap.max", "controllers memory and pids of control groups")
+			needCondition(t, err == nil || file == "memory.swap.max", "controllers memory and pids of control groups")
 		}
 		dirs = append(dirs, dir)
 	}
 	return dirs
 }
 
-// contained returns a siege of a shared service in a control group.
-func contained(t *testing.T, memory, tasks uint64, args ...string) *siege {
+// startContained returns a siege of a shared service in a control group.
+func startContained(t *testing.T, memory, tasks uint64, args ...string) *attackedService {
 	t.Helper()
-	dirs := cgroup(t, memory, tasks)
-	w := newWorld(t, user{"root", 0}, "")
+	dirs := newCgroup(t, memory, tasks)
+	w := newTestService(t, user{"root", 0}, "")
 	script := "exec \"$@\""
 	for _, d := range dirs {
 		script = "echo $$ >" + d + "/cgroup.procs && " + script
 	}
 	w.under = []string{"sh", "-c", script, "sh"}
-	w.start(append([]string{"--link", "rxe0=" + loopback(), "--mode", "0666"}, args...)...)
+	w.start(append([]string{"--link", "rxe0=" + unusedAddr(), "--mode", "0666"}, args...)...)
 	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
-	return &siege{t: t, program: attackProgram(t, "attack"), world: w}
+	return &attackedService{t: t, program: buildAttackProgram(t, "attack"), testService: w}
 }
 
 // TestAttackContainerMemory tests containers of 1 GiB and less with users who allocate buffers and queues up to
 // their limits. The kernel must not kill the service, and another user must still get a device.
 func TestAttackContainerMemory(t *testing.T) {
 	t.Parallel()
-	program := build(t, "buffers", func(path string) []string {
+	program := buildProgram(t, "buffers", func(path string) []string {
 		return []string{"go", "build", "-trimpath", "-o", path, "./testdata/buffers"}
 	})
 	raw := buildRawverbs(t)
 	for _, size := range []uint64{1 << 30, 256 << 20} {
 		t.Run(fmt.Sprint(size>>20, " MiB"), func(t *testing.T) {
-			s := contained(t, size, 2000)
+			s := startContained(t, size, 2000)
 			for uid := range uint32(4) {
-				d := talk(t, s.plain(attacker-10-uid, program))
-				t.Log(d.lineWith("allocated ", 60*time.Second))
+				d := talk(t, s.plainCommand(attacker-10-uid, program))
+				t.Log(d.nextLineWith("allocated ", 60*time.Second))
 			}
 			for uid := range uint32(2) {
 				a := talk(t, s.as(attacker-20-uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", "33000"))
-				t.Log(a.lineWith("has", 60*time.Second))
+				t.Log(a.nextLineWith("has", 60*time.Second))
 			}
 			s.checkServes()
-			if l := s.load(); uint64(l.rss)<<20 > size {
+			if l := s.readLoad(); uint64(l.rss)<<20 > size {
 				t.Errorf("memory of the service: got %d MiB, which exceeds the limit of the group", l.rss)
 			}
 			s.rootCommand(5*time.Second, "res", "show")
@@ -101,13 +101,13 @@ func TestAttackContainerMemory(t *testing.T) {
 // container with a pids.max of 900.
 func TestAttackContainerThreads(t *testing.T) {
 	t.Parallel()
-	s := contained(t, 1<<30, 900)
+	s := startContained(t, 1<<30, 900)
 	for uid := uint32(attacker); uid > attacker-4; uid-- {
 		fs := newStallFS(t, uid, fuseRead)
-		a := s.attackOutside(uid, "sessions", s.socket, s.attachMessage(1), "680", "16", fs.page())
-		t.Log(a.lineWith("attached", 30*time.Second))
+		a := s.startAttackOutside(uid, "sessions", s.socket, s.attachMessage(1), "680", "16", fs.pagePath())
+		t.Log(a.nextLineWith("attached", 30*time.Second))
 	}
-	l := s.load()
+	l := s.readLoad()
 	t.Logf("load of the service: %+v", l)
 	if l.threads > 450 {
 		t.Errorf("threads of the service: got %d, want at most half of 900", l.threads)
@@ -123,14 +123,14 @@ func TestAttackContainerThreads(t *testing.T) {
 // as possible. The joins must start no threads of the service, and leaving the groups must free their resources.
 func TestAttackContainerGroups(t *testing.T) {
 	raw := buildRawverbs(t)
-	s := contained(t, 1<<30, 60)
-	before := s.load()
+	s := startContained(t, 1<<30, 60)
+	before := s.readLoad()
 	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "groups", "1000"))
-	if refusal := a.lineWith("groups refused", 30*time.Second); !strings.Contains(refusal, "cannot allocate memory") {
+	if refusal := a.nextLineWith("groups refused", 30*time.Second); !strings.Contains(refusal, "cannot allocate memory") {
 		t.Errorf("joins beyond the limit: got %s", refusal)
 	}
-	t.Log(a.lineWith("has", 30*time.Second))
-	l := s.load()
+	t.Log(a.nextLineWith("has", 30*time.Second))
+	l := s.readLoad()
 	t.Logf("load of the service: %+v before, %+v now", before, l)
 	if n := l.threads - before.threads; n > 12 {
 		t.Errorf("threads of the service: got %d more", n)
@@ -145,10 +145,10 @@ func TestAttackContainerGroups(t *testing.T) {
 func TestAttackInotify(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t, "--mode", "0666", "--doorbells", "native")
-	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}
+	s := &attackedService{t: t, program: buildAttackProgram(t, "attack"), testService: w}
 	for uid := range uint32(40) {
 		a := talk(t, s.as(7100+uid).cmd(s.deadline(120), "run", "--", s.program, "neighbour", "atomics"))
-		a.lineWith("ready", 30*time.Second)
+		a.nextLineWith("ready", 30*time.Second)
 	}
 	dir := fmt.Sprintf("/proc/%d/fd", w.serve.Process.Pid)
 	entries, err := os.ReadDir(dir)
@@ -180,7 +180,7 @@ func TestAttackReadOnlyMount(t *testing.T) {
 			`mount --bind "$0" "$0" && ` + options +
 			` exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs sh -c "$1" "$0"' "$0" "$1"`,
 			dir, script}
-		c.Env = append(c.Env, "BINARY="+binary(t))
+		c.Env = append(c.Env, "BINARY="+verbenaBinary(t))
 		b, err := c.CombinedOutput()
 		return strings.TrimSpace(string(b)), err
 	}
@@ -224,7 +224,7 @@ func TestAttackKeptDescriptors(t *testing.T) {
 	seconds := fmt.Sprint(fullCount(4, 60))
 	open := fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol)
 	show := fmt.Sprintf(`{"Protocol":%d,"Op":"stat show"}`, ctl.Protocol)
-	s := contained(t, 128<<20, 900, "--limit", "descriptors=200", "--limit", "connections=16")
+	s := startContained(t, 128<<20, 900, "--limit", "descriptors=200", "--limit", "connections=16")
 	for _, c := range []struct {
 		name  string
 		kind  quota.Kind
@@ -232,16 +232,16 @@ func TestAttackKeptDescriptors(t *testing.T) {
 		start func() *dialogue
 	}{
 		{"descriptors of device files", quota.Descriptors, 200, func() *dialogue {
-			return s.attackOutside(attacker, "kept", s.socket, "device", seconds, open)
+			return s.startAttackOutside(attacker, "kept", s.socket, "device", seconds, open)
 		}},
 		{"unread answers", quota.Connections, 16 + 64, // also for refused clients, which get an answer with the reason
-			func() *dialogue { return s.attackOutside(attacker, "kept", s.socket, "answer", seconds, show) }},
-		{"channels", quota.Descriptors, 200, func() *dialogue { return s.attack(attacker, "kept-channels", seconds) }},
+			func() *dialogue { return s.startAttackOutside(attacker, "kept", s.socket, "answer", seconds, show) }},
+		{"channels", quota.Descriptors, 200, func() *dialogue { return s.startAttack(attacker, "kept-channels", seconds) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := s.heldObjects(c.kind.String())
 			d := c.start()
-			line := d.lineWith("kept", 2*time.Minute)
+			line := d.nextLineWith("kept", 2*time.Minute)
 			t.Log(line)
 			var kept, asked int
 			if n, err := fmt.Sscanf(line, "kept %d of %d", &kept, &asked); n != 2 || kept == 0 || kept > c.limit {

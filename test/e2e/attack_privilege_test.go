@@ -18,14 +18,14 @@ import (
 // TestAttackQueueFileSwap tests that the service does not follow a link that replaces a queue file while the
 // service creates the file. (A1)
 func TestAttackQueueFileSwap(t *testing.T) {
-	s := besiege(t)
+	s := startAttackedService(t)
 	victim := filepath.Join("/dev/shm", filepath.Base(t.TempDir())+"-victim")
 	content := []byte("root's own")
 	if err := os.WriteFile(victim, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	defer os.Remove(victim)
-	out := s.attack(attacker, "swap", victim, fmt.Sprint(fullCount(100, 2000))).lastLines(20 * time.Second)
+	out := s.startAttack(attacker, "swap", victim, fmt.Sprint(fullCount(100, 2000))).lastLines(20 * time.Second)
 	t.Logf("%q", out)
 	var st syscall.Stat_t
 	if err := syscall.Lstat(victim, &st); err != nil || st.Uid != 0 || st.Mode&0o777 != 0o600 {
@@ -43,30 +43,30 @@ func TestAttackQueueFileSwap(t *testing.T) {
 // TestAttackPIDReuse tests a caller that is killed during its call while another process gets the same PID. The
 // call must not affect the other process. (A2)
 func TestAttackPIDReuse(t *testing.T) {
-	s := besiege(t)
+	s := startAttackedService(t)
 	fs := newStallFS(t, attacker, fuseRead)
-	p := s.attack(attacker, "stall-command", fs.page())
+	p := s.startAttack(attacker, "stall-command", fs.pagePath())
 	var pid int
 	var text string
-	if n, err := fmt.Sscan(p.expect(""), &pid, &text); n != 2 {
+	if n, err := fmt.Sscan(p.expectLine(""), &pid, &text); n != 2 {
 		t.Fatal(err)
 	}
 	command, err := hex.DecodeString(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fs.await("read")
-	pid = programOf(t, p.cmd)
+	fs.awaitRequest("read")
+	pid = programPID(t, p.cmd)
 	syscall.Kill(pid, syscall.SIGKILL)
-	other := talk(t, s.plain(0, s.program, "reuse", fmt.Sprint(pid), fmt.Sprint(attacker)))
-	other.expect(fmt.Sprint("number ", pid))
-	fs.release(command)
+	other := talk(t, s.plainCommand(0, s.program, "reuse", fmt.Sprint(pid), fmt.Sprint(attacker)))
+	other.expectLine(fmt.Sprint("number ", pid))
+	fs.releaseHeld(command)
 	time.Sleep(300 * time.Millisecond)
-	other.say("have you changed?")
-	if line := other.expect("changed"); line != "changed 0" {
+	other.sendLine("have you changed?")
+	if line := other.expectLine("changed"); line != "changed 0" {
 		t.Errorf("process with the reused PID: got %q bytes written by the call", line)
 	}
-	if out := s.out("res", "show"); strings.Contains(out, fmt.Sprintf(" %d ", pid)) {
+	if out := s.mustRun("res", "show"); strings.Contains(out, fmt.Sprintf(" %d ", pid)) {
 		t.Errorf("process with the reused PID: got registrations:\n%s", out)
 	}
 	s.checkNeighbour()
@@ -75,7 +75,7 @@ func TestAttackPIDReuse(t *testing.T) {
 // TestAttackRecycledPID tests that a process's registrations end with the process, before another process gets the
 // same PID.
 func TestAttackRecycledPID(t *testing.T) {
-	if !hard {
+	if !fullAttacks {
 		t.Skip("one round in a hundred shows a defect: run make attack; TestTrace/memory shows the same defect at once")
 	}
 	for _, path := range []string{"shortcut", "wire"} {
@@ -84,10 +84,10 @@ func TestAttackRecycledPID(t *testing.T) {
 			if path == "wire" {
 				serve = []string{"--wire"}
 			}
-			s := besiege(t, serve...)
+			s := startAttackedService(t, serve...)
 			const rounds = 2000
 			var used, changed int
-			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).lineWith("used",
+			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).nextLineWith("used",
 				300*time.Second)
 			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {
 				t.Errorf("%d processes: %q, %v", rounds, line, err)
@@ -97,8 +97,8 @@ func TestAttackRecycledPID(t *testing.T) {
 	}
 }
 
-// setuidCopy makes a set-uid copy of the attack program.
-func setuidCopy(t *testing.T, program string) string {
+// makeSetuidCopy makes a set-uid copy of the attack program.
+func makeSetuidCopy(t *testing.T, program string) string {
 	t.Helper()
 	b, err := os.ReadFile(program)
 	if err != nil {
@@ -126,8 +126,8 @@ func TestAttackExec(t *testing.T) {
 		}
 		for _, how := range []string{"pinned", "on-demand"} {
 			t.Run(wire+"/"+how, func(t *testing.T) {
-				s := besiege(t, args...)
-				suid := setuidCopy(t, s.program)
+				s := startAttackedService(t, args...)
+				suid := makeSetuidCopy(t, s.program)
 				// Even a root program that drops its privileges may execute a set-uid program.
 				c := s.cmd(s.deadline(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker),
 					fmt.Sprint("--regid=", attacker),
@@ -147,10 +147,10 @@ func TestAttackExec(t *testing.T) {
 // an exec of a child process, must not end them.
 func TestAttackHiddenExec(t *testing.T) {
 	t.Parallel()
-	s := besiege(t)
+	s := startAttackedService(t)
 	for _, how := range []string{"execveat", "magic link", "i386", "x32"} {
 		t.Run(how, func(t *testing.T) {
-			d := s.attack(attacker, "hidden-execs", how, s.program, "victim", "0.5")
+			d := s.startAttack(attacker, "hidden-execs", how, s.program, "victim", "0.5")
 			out := strings.Join(d.lastLines(10*time.Second), "\n")
 			if none := strings.Contains(out, "exec by "+how); !none &&
 				(!strings.Contains(out, "victim of user 65534: unharmed") ||
@@ -162,7 +162,7 @@ func TestAttackHiddenExec(t *testing.T) {
 	}
 	for _, how := range []string{"failed", "vfork"} {
 		t.Run(how, func(t *testing.T) {
-			out := strings.Join(s.attack(attacker, "hidden-execs", how, "none").lastLines(10*time.Second), "\n")
+			out := strings.Join(s.startAttack(attacker, "hidden-execs", how, "none").lastLines(10*time.Second), "\n")
 			if out != "write: success: still written" {
 				t.Errorf("hidden-execs: got %s, want a successful write", out)
 			}
@@ -173,8 +173,8 @@ func TestAttackHiddenExec(t *testing.T) {
 
 // TestAttackExecRaces tests programs that execute another program while a thread registers memory and writes to it.
 func TestAttackExecRaces(t *testing.T) {
-	s := besiege(t)
-	out := s.attack(attacker, "exec-races", fmt.Sprint(fullCount(100, 10000)), s.program, "victim",
+	s := startAttackedService(t)
+	out := s.startAttack(attacker, "exec-races", fmt.Sprint(fullCount(100, 10000)), s.program, "victim",
 		"0.01").lastLines(time.Duration(fullCount(30, 1800)) * time.Second)
 	harmed, unharmed := 0, 0
 	for _, l := range out {
@@ -194,10 +194,10 @@ func TestAttackExecRaces(t *testing.T) {
 // removes no directory except that of a service. (A4)
 func TestAttackImpostor(t *testing.T) {
 	needRoot(t)
-	program := attackProgram(t, "attack")
+	program := buildAttackProgram(t, "attack")
 	for _, victim := range []uint32{neighbor, 0} {
 		t.Run(fmt.Sprint("user ", victim), func(t *testing.T) {
-			w := newWorld(t, user{"attacker", attacker}, "")
+			w := newTestService(t, user{"attacker", attacker}, "")
 			os.Chmod(filepath.Dir(w.socket), 0o755)
 			home, err := os.MkdirTemp("", "verbena-home-")
 			if err != nil {
@@ -207,9 +207,9 @@ func TestAttackImpostor(t *testing.T) {
 			os.WriteFile(filepath.Join(home, "precious"), nil, 0o644)
 			os.MkdirAll(filepath.Join(home, "a", "b"), 0o755)
 			os.Chown(home, int(victim), int(victim))
-			s := &siege{world: w, t: t, program: program}
-			impostor := s.attackOutside(attacker, "impostor", w.socket, home)
-			impostor.expect("listening")
+			s := &attackedService{testService: w, t: t, program: program}
+			impostor := s.startAttackOutside(attacker, "impostor", w.socket, home)
+			impostor.expectLine("listening")
 			out, err := w.as(victim).cmd(w.deadline(10), "run", "--", "true").CombinedOutput()
 			if exitCode(err) != 125 || !strings.Contains(string(out), "65534") {
 				t.Errorf("run: got exit code %d and %q, want 125 and the name of the service's user", exitCode(err), out)
@@ -224,17 +224,17 @@ func TestAttackImpostor(t *testing.T) {
 	}
 }
 
-// TestAttackEscape tests that a program in a chroot or in a separate mount namespace can access no file outside it.
-// (A5)
-func TestAttackEscape(t *testing.T) {
-	s := besiege(t)
+// TestAttackChrootEscape tests that a program in a chroot or in a separate mount namespace can access no file outside
+// it. (A5)
+func TestAttackChrootEscape(t *testing.T) {
+	s := startAttackedService(t)
 	jail, err := os.MkdirTemp("", "verbena-jail-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(jail)
 	os.Chmod(jail, 0o755)
-	b, err := os.ReadFile(attackProgram(t, "escape"))
+	b, err := os.ReadFile(buildAttackProgram(t, "escape"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,31 +278,31 @@ func TestAttackUserNamespace(t *testing.T) {
 	ids := []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
 		"--clear-groups"}
 	b, _ := os.ReadFile("/proc/sys/user/max_user_namespaces")
-	need(t, strings.TrimSpace(string(b)) != "0", "user namespaces")
+	needCondition(t, strings.TrimSpace(string(b)) != "0", "user namespaces")
 	t.Run("permissions", func(t *testing.T) {
-		program := attackProgram(t, "attack")
+		program := buildAttackProgram(t, "attack")
 		w := sharedService(t, "--group", "12345", "--mode", "0660")
 		for _, in := range [][]string{nil, {"unshare", "-U"}, {"unshare", "-Ur"}, {"unshare", "-Ur", "unshare", "-Ur"}} {
-			out := w.out(append(append(append([]string{}, ids...), in...), program, "user-namespace", "open")...)
+			out := w.mustRun(append(append(append([]string{}, ids...), in...), program, "user-namespace", "open")...)
 			if strings.Contains(out, "success") {
 				t.Errorf("%v: %s", in, out)
 			}
 		}
 	})
 	t.Run("locked memory", func(t *testing.T) {
-		program := attackProgram(t, "attack")
+		program := buildAttackProgram(t, "attack")
 		w := sharedService(t, "--mode", "0666")
 		for _, limit := range []string{"64", "0"} {
 			for _, in := range []string{"", "unshare -Ur "} {
 				script := "ulimit -l " + limit + "; exec " + in + program + " user-namespace pin 268435456"
-				if out := w.out(append(ids, "sh", "-c", script)...); strings.Contains(out, "success") {
+				if out := w.mustRun(append(ids, "sh", "-c", script)...); strings.Contains(out, "success") {
 					t.Errorf("ulimit -l %s, %q: %s", limit, in, out)
 				}
 			}
 		}
 		// With a limit of 0 for locked memory the call fails with EPERM, as in the kernel.
 		script := "ulimit -l 0; exec " + program + " user-namespace pin 1"
-		if out := w.out(append(ids, "sh", "-c", script)...); !strings.HasSuffix(out, "pin: Operation not permitted\n") {
+		if out := w.mustRun(append(ids, "sh", "-c", script)...); !strings.HasSuffix(out, "pin: Operation not permitted\n") {
 			t.Errorf("ulimit -l 0, 1 byte: %s", out)
 		}
 	})
@@ -310,9 +310,9 @@ func TestAttackUserNamespace(t *testing.T) {
 
 // TestAttackReadOnly tests that a device file opened for reading accepts no command by write(2). (A7)
 func TestAttackReadOnly(t *testing.T) {
-	program := attackProgram(t, "attack")
+	program := buildAttackProgram(t, "attack")
 	w := sharedService(t, "--mode", "0644")
-	out := w.out("run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
+	out := w.mustRun("run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
 		"--clear-groups",
 		program, "read-only")
 	if !strings.Contains(out, "open for both: Permission denied") || strings.Contains(out, "write: success") ||
@@ -327,11 +327,11 @@ func TestAttackTwoServices(t *testing.T) {
 	t.Parallel() // each service waits a second before it exits
 	needRoot(t)
 	for range fullCount(15, 1000) {
-		w := newWorld(t, user{"root", 0}, "")
+		w := newTestService(t, user{"root", 0}, "")
 		var cmds [2]*exec.Cmd
 		var ended [2]chan error
 		for i := range cmds {
-			cmds[i] = w.cmd(w.deadline(30), "serve", "--link", "rxe0="+loopback())
+			cmds[i] = w.cmd(w.deadline(30), "serve", "--link", "rxe0="+unusedAddr())
 			if err := cmds[i].Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -375,7 +375,7 @@ func TestAttackTwoServices(t *testing.T) {
 // socket with a listener.
 func TestAttackForeignSocketPath(t *testing.T) {
 	needRoot(t)
-	w := newWorld(t, user{"root", 0}, "")
+	w := newTestService(t, user{"root", 0}, "")
 	for _, c := range []struct {
 		name string
 		make func(string) error
@@ -388,7 +388,7 @@ func TestAttackForeignSocketPath(t *testing.T) {
 		{"pipe", func(p string) error { return syscall.Mkfifo(p, 0o600) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for _, args := range [][]string{{"serve", "--link", "rxe0=" + loopback()}, {"run", "--", "true"}, {"link", "show"},
+			for _, args := range [][]string{{"serve", "--link", "rxe0=" + unusedAddr()}, {"run", "--", "true"}, {"link", "show"},
 				{"stop"}} {
 				os.Remove(w.socket)
 				if err := c.make(w.socket); err != nil {

@@ -23,11 +23,11 @@ import (
 // must not open the replacement, and must not acquire a controlling terminal. (N1)
 func TestAttackSwappedDevice(t *testing.T) {
 	t.Parallel()
-	everywhere(t, attackSwappedDevice)
+	forEachServiceConfig(t, attackSwappedDevice)
 }
 
-func attackSwappedDevice(t *testing.T, e *surroundings) {
-	s := e.besiege(t)
+func attackSwappedDevice(t *testing.T, e *serviceConfig) {
+	s := e.startAttacked(t)
 	seconds := fmt.Sprint(fullCount(e.fullOnce(3), 30))
 	t.Run("file", func(t *testing.T) {
 		// The attacker may look up this file, but may not open it.
@@ -46,8 +46,8 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 		if _, err := unix.InotifyAddWatch(watch, secret, unix.IN_OPEN); err != nil {
 			t.Fatal(err)
 		}
-		a := s.attack(attacker, "swap-device", secret, seconds)
-		a.lineWith("done", 60*time.Second)
+		a := s.startAttack(attacker, "swap-device", secret, seconds)
+		a.nextLineWith("done", 60*time.Second)
 		if n, _ := unix.Read(watch, make([]byte, 4096)); n > 0 {
 			t.Errorf("service: opened the file %d times, want 0", n/unix.SizeofInotifyEvent)
 		}
@@ -66,8 +66,8 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := s.attack(attacker, "swap-device", fmt.Sprintf("/dev/pts/%d", n), seconds)
-		a.lineWith("done", 60*time.Second)
+		a := s.startAttack(attacker, "swap-device", fmt.Sprintf("/dev/pts/%d", n), seconds)
+		a.nextLineWith("done", 60*time.Second)
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid))
 		if err != nil {
 			t.Fatal(err)
@@ -86,48 +86,48 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 	s.checkNeighbour()
 }
 
-// TestAttackLingering tests descriptors with a close that takes a minute, sent with messages that allow no
+// TestAttackLingeringClose tests descriptors with a close that takes a minute, sent with messages that allow no
 // descriptors. Such descriptors may block only a few threads of the service. (N2, N11)
-func TestAttackLingering(t *testing.T) {
+func TestAttackLingeringClose(t *testing.T) {
 	t.Parallel()
-	everywhere(t, attackLingering)
+	forEachServiceConfig(t, attackLingeringClose)
 }
 
-func attackLingering(t *testing.T, e *surroundings) {
+func attackLingeringClose(t *testing.T, e *serviceConfig) {
 	count := fmt.Sprint(fullCount(100, 250))
 	for _, tt := range []struct {
 		name   string
-		attack func(*siege) *dialogue
+		attack func(*attackedService) *dialogue
 	}{
-		{"netlink", func(s *siege) *dialogue {
-			return s.attack(attacker, "linger-netlink", fmt.Sprint(fullCount(100, 1000)))
+		{"netlink", func(s *attackedService) *dialogue {
+			return s.startAttack(attacker, "linger-netlink", fmt.Sprint(fullCount(100, 1000)))
 		}},
-		{"begin", func(s *siege) *dialogue {
-			return s.attackOutside(attacker, "linger-control", s.socket, count, "begin")
+		{"begin", func(s *attackedService) *dialogue {
+			return s.startAttackOutside(attacker, "linger-control", s.socket, count, "begin")
 		}},
-		{"rest", func(s *siege) *dialogue {
-			return s.attackOutside(attacker, "linger-control", s.socket, count, "rest")
+		{"rest", func(s *attackedService) *dialogue {
+			return s.startAttackOutside(attacker, "linger-control", s.socket, count, "rest")
 		}},
-		{"closed", func(s *siege) *dialogue {
-			return s.attackOutside(attacker, "linger-control", s.socket, count, "closed")
+		{"closed", func(s *attackedService) *dialogue {
+			return s.startAttackOutside(attacker, "linger-control", s.socket, count, "closed")
 		}},
-		{"refused", func(s *siege) *dialogue {
-			return s.attackOutside(attacker, "linger-control", s.socket, "600", "begin")
+		{"refused", func(s *attackedService) *dialogue {
+			return s.startAttackOutside(attacker, "linger-control", s.socket, "600", "begin")
 		}},
 	} {
-		if e.name != shared.name && tt.name != "netlink" && tt.name != "refused" && !hard {
+		if e.name != sharedConfig.name && tt.name != "netlink" && tt.name != "refused" && !fullAttacks {
 			continue // the code is the same in the other surroundings
 		}
 		if e.user.uid != 0 && tt.name == "refused" {
 			continue // the only user would have no free connection for a minute
 		}
 		t.Run(tt.name, func(t *testing.T) {
-			s := e.besiege(t)
-			before := s.load()
+			s := e.startAttacked(t)
+			before := s.readLoad()
 			a := tt.attack(s)
-			t.Logf("%s", a.expect("s"))
+			t.Logf("%s", a.expectLine("s"))
 			time.Sleep(500 * time.Millisecond)
-			if n := s.load().threads - before.threads; n > 40 {
+			if n := s.readLoad().threads - before.threads; n > 40 {
 				t.Errorf("threads of the service: got %d more", n)
 			}
 			s.checkOthers()
@@ -143,15 +143,15 @@ func attackLingering(t *testing.T, e *surroundings) {
 // even if the program and the service have different /dev/shm. The service has a small /dev/shm. (N3)
 func TestAttackGrownQueueFile(t *testing.T) {
 	t.Parallel()
-	everywhere(t, attackGrownQueueFile)
+	forEachServiceConfig(t, attackGrownQueueFile)
 }
 
-func attackGrownQueueFile(t *testing.T, e *surroundings) {
-	s := e.besiege(t)
+func attackGrownQueueFile(t *testing.T, e *serviceConfig) {
+	s := e.startAttacked(t)
 	const mount = "mount -t tmpfs -o size=4m,mode=1777 none /dev/shm && exec \"$@\""
 	c := s.as(0).cmd(s.deadline(60), "run", "--", s.program, "grow", fmt.Sprint(256<<20))
 	// The program runs in a mount namespace with a small /dev/shm, as in a container.
-	id := fmt.Sprint(s.id(attacker))
+	id := fmt.Sprint(s.mappedUID(attacker))
 	argv := []string{"unshare", "-m", "sh", "-c", mount, "sh", "setpriv", "--reuid=" + id, "--regid=" + id,
 		"--clear-groups"}
 	at := 0
@@ -164,8 +164,8 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 		t.Fatal(err)
 	}
 	a := talk(t, c)
-	t.Logf("%s", a.lineWith("grown by", 30*time.Second))
-	if line := a.lineWith("truncate", 10*time.Second); line != "truncate: Operation not permitted" {
+	t.Logf("%s", a.nextLineWith("grown by", 30*time.Second))
+	if line := a.nextLineWith("truncate", 10*time.Second); line != "truncate: Operation not permitted" {
 		t.Errorf("the attacker printed %q", line)
 	}
 	var fs unix.Statfs_t
@@ -191,14 +191,14 @@ func TestAttackConfusedLauncher(t *testing.T) {
 	for _, first := range []string{"becomes another user", "opens the device"} {
 		t.Run(first, func(t *testing.T) {
 			t.Parallel()
-			s := besiege(t)
+			s := startAttackedService(t)
 			dir := t.TempDir()
 			for d := dir; d != "/tmp" && d != "/"; d = filepath.Dir(d) {
 				os.Chmod(d, 0o755)
 			}
 			path := filepath.Join(dir, "daemon")
-			daemon := s.attackOutside(0, "keep-descriptor", path)
-			daemon.expect("listening")
+			daemon := s.startAttackOutside(0, "keep-descriptor", path)
+			daemon.expectLine("listening")
 			argv := []string{"run", "--", s.program, "give-device", path, fmt.Sprint(attacker)}
 			if first == "becomes another user" {
 				argv = []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
@@ -206,8 +206,8 @@ func TestAttackConfusedLauncher(t *testing.T) {
 					s.program, "give-device", path}
 			}
 			p := talk(t, s.cmd(s.deadline(60), argv...))
-			p.lineWith("given", 20*time.Second)
-			daemon.expect("kept")
+			p.nextLineWith("given", 20*time.Second)
+			daemon.expectLine("kept")
 			syscall.Kill(s.serve.Process.Pid, syscall.SIGKILL)
 			if first == "becomes another user" {
 				select {
@@ -229,22 +229,22 @@ func TestAttackConfusedLauncher(t *testing.T) {
 // TestAttackUnreadAnswers tests that unread answers occupy a bounded part of the service's memory. (N9)
 func TestAttackUnreadAnswers(t *testing.T) {
 	t.Parallel()
-	everywhere(t, attackUnreadAnswers)
+	forEachServiceConfig(t, attackUnreadAnswers)
 }
 
-func attackUnreadAnswers(t *testing.T, e *surroundings) {
+func attackUnreadAnswers(t *testing.T, e *serviceConfig) {
 	raw := buildRawverbs(t)
-	s := e.besiege(t)
+	s := e.startAttacked(t)
 	filler := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all",
 		fmt.Sprint(fullCount(e.fullOnce(30000), 100000))))
-	filler.lineWith("has", 60*time.Second)
-	before := s.load()
-	a := s.attackOutside(attacker, "unread", s.socket, fmt.Sprint(fullCount(60, 200)), "res show")
-	t.Logf("%s", a.expect("asked"))
+	filler.nextLineWith("has", 60*time.Second)
+	before := s.readLoad()
+	a := s.startAttackOutside(attacker, "unread", s.socket, fmt.Sprint(fullCount(60, 200)), "res show")
+	t.Logf("%s", a.expectLine("asked"))
 	highest := 0
 	for range 20 {
 		time.Sleep(100 * time.Millisecond)
-		highest = max(highest, s.load().rss-before.rss)
+		highest = max(highest, s.readLoad().rss-before.rss)
 	}
 	t.Logf("%d MiB more", highest)
 	if s.own == 0 && highest > 70 { // an ordinary user manages their own service, and may make many requests at a time
@@ -263,15 +263,15 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 // the connection. The number of descriptors in flight must be limited, and other users must still get descriptors.
 func TestAttackUnreceivedDescriptors(t *testing.T) {
 	t.Parallel()
-	everywhere(t, attackUnreceivedDescriptors)
+	forEachServiceConfig(t, attackUnreceivedDescriptors)
 }
 
-func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
-	s := e.besiege(t)
-	before := s.load()
-	a := s.attackOutside(attacker, "unreceived", s.socket, "60",
+func attackUnreceivedDescriptors(t *testing.T, e *serviceConfig) {
+	s := e.startAttacked(t)
+	before := s.readLoad()
+	a := s.startAttackOutside(attacker, "unreceived", s.socket, "60",
 		fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol))
-	line := a.lineWith("in flight", 30*time.Second)
+	line := a.nextLineWith("in flight", 30*time.Second)
 	var flying, answered int
 	most := 64
 	if s.own != 0 {
@@ -296,10 +296,10 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	}
 	a.kill()
 	<-a.over
-	for deadline := time.Now().Add(20 * time.Second); s.load().descriptors > before.descriptors+2; time.Sleep(
+	for deadline := time.Now().Add(20 * time.Second); s.readLoad().descriptors > before.descriptors+2; time.Sleep(
 		50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Errorf("descriptors of the service: got %d, had %d before", s.load().descriptors, before.descriptors)
+			t.Errorf("descriptors of the service: got %d, had %d before", s.readLoad().descriptors, before.descriptors)
 			break
 		}
 	}

@@ -30,64 +30,65 @@ const (
 	stranger = 65532
 )
 
-// hard reports whether the attacks run with full counts.
-var hard = os.Getenv("ATTACK_FULL") != ""
+// fullAttacks reports whether the attacks run with full counts.
+var fullAttacks = os.Getenv("ATTACK_FULL") != ""
 
 // fullCount returns the full count with ATTACK_FULL, and otherwise the short count.
 func fullCount(short, full int) int {
-	if hard {
+	if fullAttacks {
 		return full
 	}
 	return short
 }
 
-// objectShare divides the default object limits in services of the attacks on tables. The time to reach the limits
-// is proportional to the limits.
-var objectShare = fullCount(8, 1)
+// objectLimitDivisor divides the default object limits in services of the attacks on tables. The time to reach the
+// limits is proportional to the limits.
+var objectLimitDivisor = fullCount(8, 1)
 
-// fewObjects returns the arguments of a shared service with the default object limits divided by objectShare.
-func fewObjects() (args []string) {
+// fewObjectsArgs returns the arguments of a shared service with the default object limits divided by
+// objectLimitDivisor.
+func fewObjectsArgs() (args []string) {
 	limits := service.DefaultLimits(true)
 	for _, k := range []quota.Kind{quota.PDs, quota.MRs, quota.MWs, quota.AHs, quota.CQs, quota.QPs, quota.SRQs,
 		quota.XRCDs, quota.CMIDs} {
-		l, share := limits[k], uint64(objectShare)
+		l, share := limits[k], uint64(objectLimitDivisor)
 		args = append(args, "--limit", fmt.Sprintf("%v=%d/%d", k, l.PerUser/share, l.Total/share))
 	}
 	return args
 }
 
-// siege is a service under attack.
-type siege struct {
-	*world
+// attackedService is a service under attack.
+type attackedService struct {
+	*testService
 	t         *testing.T
 	program   string
 	neighbour *dialogue
 	own       uint32 // if not 0, the service and all programs belong to this user
 }
 
-// besiege starts a shared service, with a neighbour that transfers data.
-func besiege(t *testing.T, args ...string) *siege {
+// startAttackedService starts a shared service, with a neighbour that transfers data.
+func startAttackedService(t *testing.T, args ...string) *attackedService {
 	t.Helper()
-	return shared.besiege(t, args...)
+	return sharedConfig.startAttacked(t, args...)
 }
 
-// surroundings describes the user, the privileges and the container of a service.
-type surroundings struct {
+// serviceConfig describes the user, the privileges and the container of a service.
+type serviceConfig struct {
 	name string
 	user user
 	// prepare sets the fields under and clone of the world. The function prepare may be nil.
-	prepare func(t *testing.T, w *world)
+	prepare func(t *testing.T, w *testService)
 	args    []string
 }
 
-// shared is a root service for all users.
-var shared = surroundings{name: "root's", args: []string{"--mode", "0666"}}
+// sharedConfig is a root service for all users.
+var sharedConfig = serviceConfig{name: "root's", args: []string{"--mode", "0666"}}
 
-// everySurroundings lists the surroundings for attacks on the service process.
-var everySurroundings = []surroundings{
-	shared,
+// serviceConfigs lists the surroundings for attacks on the service process.
+var serviceConfigs = []serviceConfig{
+	sharedConfig,
 	// This entry starts the service like packaging/verbena.service, as far as possible without systemd.
-	{name: "unit", args: shared.args, prepare: func(t *testing.T, w *world) {
+	{name: "unit", args: sharedConfig.args, prepare: func(t *testing.T, w *testService) {
 		needProgram(t, "util-linux", "setpriv")
 		w.under = []string{"setpriv", "--no-new-privs", "--inh-caps=-all",
 			"--bounding-set=-all,+chown,+dac_override,+sys_ptrace,+sys_resource,+net_admin,+lease,+setpcap,+sys_admin"}
@@ -96,12 +97,12 @@ var everySurroundings = []surroundings{
 	// up to the user's limits, but it can neither stop the service nor prevent the service from freeing these
 	// resources.
 	{name: "user's", user: user{"owner", 4711}},
-	{name: "container", args: shared.args, prepare: func(t *testing.T, w *world) {
+	{name: "container", args: sharedConfig.args, prepare: func(t *testing.T, w *testService) {
 		needProgram(t, "util-linux", "nsenter")
 		w.clone = syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS
 		w.under = []string{"sh", "-c", `mount --make-rprivate / && mount -t proc proc /proc && exec "$@"`, "sh"}
 		script := `exec "$@"`
-		for _, d := range cgroup(t, 1<<30, 900) {
+		for _, d := range newCgroup(t, 1<<30, 900) {
 			script = "echo 0 >" + d + "/cgroup.procs && " + script
 		}
 		w.under = append([]string{"sh", "-c", script, "sh"}, w.under...)
@@ -109,67 +110,67 @@ var everySurroundings = []surroundings{
 }
 
 // fullOnce returns n, or a smaller count if the test runs the full count in other surroundings.
-func (e *surroundings) fullOnce(n int) int {
-	if e.name == shared.name {
+func (e *serviceConfig) fullOnce(n int) int {
+	if e.name == sharedConfig.name {
 		return n
 	}
 	return (n + 9) / 10
 }
 
-// besiege starts a service with a neighbour that transfers data.
-func (e *surroundings) besiege(t *testing.T, args ...string) *siege {
+// startAttacked starts a service with a neighbour that transfers data.
+func (e *serviceConfig) startAttacked(t *testing.T, args ...string) *attackedService {
 	t.Helper()
 	needRoot(t)
-	w := newWorld(t, e.user, "")
+	w := newTestService(t, e.user, "")
 	if e.prepare != nil {
 		e.prepare(t, w)
 	}
-	w.start(append(append([]string{"--link", "rxe0=" + loopback()}, e.args...), args...)...)
+	w.start(append(append([]string{"--link", "rxe0=" + unusedAddr()}, e.args...), args...)...)
 	os.Chmod(filepath.Dir(w.socket), 0o755)
-	s := &siege{t: t, program: attackProgram(t, "attack"), world: w, own: e.user.uid}
+	s := &attackedService{t: t, program: buildAttackProgram(t, "attack"), testService: w, own: e.user.uid}
 	s.neighbour = talk(t, s.as(neighbor).cmd(s.deadline(12*3600), "run", "--", s.program, "neighbour", "atomics"))
-	s.neighbour.expect("ready")
+	s.neighbour.expectLine("ready")
 	return s
 }
 
-// everywhere runs a test in all surroundings.
-func everywhere(t *testing.T, test func(t *testing.T, e *surroundings)) {
-	for _, e := range everySurroundings {
+// forEachServiceConfig runs a test in all surroundings.
+func forEachServiceConfig(t *testing.T, test func(t *testing.T, e *serviceConfig)) {
+	for _, e := range serviceConfigs {
 		t.Run(e.name, func(t *testing.T) { test(t, &e) })
 	}
 }
 
 // as returns the same service for another user. A service of an ordinary user keeps its user.
-func (s *siege) as(uid uint32, groups ...uint32) *world {
-	return s.world.as(s.id(uid), groups...)
+func (s *attackedService) as(uid uint32, groups ...uint32) *testService {
+	return s.testService.as(s.mappedUID(uid), groups...)
 }
 
-// id returns the user ID that represents a user in these surroundings.
-func (s *siege) id(uid uint32) uint32 {
+// mappedUID returns the user ID that represents a user in these surroundings.
+func (s *attackedService) mappedUID(uid uint32) uint32 {
 	if s.own != 0 && uid != 0 {
 		return s.own
 	}
 	return uid
 }
 
-// attack starts an attack program under `verbena run`.
-func (s *siege) attack(uid uint32, args ...string) *dialogue {
+// startAttack starts an attack program under `verbena run`.
+func (s *attackedService) startAttack(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
 	return talk(s.t, s.as(uid).cmd(s.deadline(fullCount(120, 1800)), append([]string{"run", "--", s.program}, args...)...))
 }
 
-// attackOutside starts an attack program that does not run under `verbena run`.
-func (s *siege) attackOutside(uid uint32, args ...string) *dialogue {
+// startAttackOutside starts an attack program that does not run under `verbena run`.
+func (s *attackedService) startAttackOutside(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
-	return talk(s.t, s.plain(uid, s.program, args...))
+	return talk(s.t, s.plainCommand(uid, s.program, args...))
 }
 
-func (s *siege) plain(uid uint32, program string, args ...string) *exec.Cmd {
+func (s *attackedService) plainCommand(uid uint32, program string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(s.deadline(120), program, args...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+s.socket, "HOME=/nonexistent")
 	c.Dir = "/"
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if uid = s.id(uid); s.inContainer() {
+	if uid = s.mappedUID(uid); s.inContainer() {
 		s.enterContainer(c, uid)
 	} else {
 		c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
@@ -185,10 +186,10 @@ func (s *siege) plain(uid uint32, program string, args ...string) *exec.Cmd {
 
 // checkNeighbour waits while the neighbour runs, and fails the test unless the neighbour makes progress. Each
 // operation must take less than a second.
-func (s *siege) checkNeighbour() {
+func (s *attackedService) checkNeighbour() {
 	s.t.Helper()
-	s.neighbour.say("how is it?")
-	if _, ok := s.neighbour.line(3 * time.Second); !ok {
+	s.neighbour.sendLine("how is it?")
+	if _, ok := s.neighbour.nextLine(3 * time.Second); !ok {
 		s.t.Errorf("neighbour: got no answer")
 		return
 	}
@@ -196,8 +197,8 @@ func (s *siege) checkNeighbour() {
 	done := 0
 	for range 10 {
 		time.Sleep(300 * time.Millisecond)
-		s.neighbour.say("and now?")
-		line, ok := s.neighbour.line(3 * time.Second)
+		s.neighbour.sendLine("and now?")
+		line, ok := s.neighbour.nextLine(3 * time.Second)
 		var count, longest int
 		if n, _ := fmt.Sscan(line, &count, &longest); !ok || n != 2 || longest > 1000 {
 			s.t.Errorf("neighbour: got %q, want operations of at most 1000 ms each", line)
@@ -212,7 +213,7 @@ func (s *siege) checkNeighbour() {
 
 // checkOthers checks the service and the neighbour during an attack that allocates all resources up to one user's
 // limits.
-func (s *siege) checkOthers() {
+func (s *attackedService) checkOthers() {
 	s.t.Helper()
 	if s.own == 0 {
 		s.checkServes()
@@ -221,7 +222,7 @@ func (s *siege) checkOthers() {
 }
 
 // rootCommand runs a command as root, which must return in time.
-func (s *siege) rootCommand(within time.Duration, args ...string) string {
+func (s *attackedService) rootCommand(within time.Duration, args ...string) string {
 	s.t.Helper()
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), within)
@@ -234,7 +235,7 @@ func (s *siege) rootCommand(within time.Duration, args ...string) string {
 }
 
 // checkServes fails the test unless the service answers and serves a new user.
-func (s *siege) checkServes() {
+func (s *attackedService) checkServes() {
 	s.t.Helper()
 	s.rootCommand(5*time.Second, "link", "show")
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -245,19 +246,19 @@ func (s *siege) checkServes() {
 	}
 }
 
-// load holds the kernel's figures about the service process.
-type load struct {
+// serviceLoad holds the kernel's figures about the service process.
+type serviceLoad struct {
 	threads, descriptors, mappings int
 	rss                            int           // resident memory in MiB
 	cpu                            time.Duration // total processor time
 }
 
-func (s *siege) load() (l load) {
+func (s *attackedService) readLoad() (l serviceLoad) {
 	s.t.Helper()
 	pid := s.serve.Process.Pid
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		s.t.Fatalf("read the load of the service: %v\n%s", err, tail(s.log.String(), 30))
+		s.t.Fatalf("read the load of the service: %v\n%s", err, lastLines(s.log.String(), 30))
 	}
 	for line := range strings.Lines(string(b)) {
 		f := strings.Fields(line)
@@ -281,7 +282,7 @@ func (s *siege) load() (l load) {
 }
 
 // attachMessage returns a request to supervise a program, in the protocol of the service.
-func (s *siege) attachMessage(pid int) string {
+func (s *attackedService) attachMessage(pid int) string {
 	return fmt.Sprintf(`{"Protocol":%d,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, ctl.Protocol, pid)
 }
 
@@ -335,10 +336,10 @@ func talk(t *testing.T, c *exec.Cmd) *dialogue {
 	return d
 }
 
-func (d *dialogue) say(line string) { fmt.Fprintln(d.in, line) }
+func (d *dialogue) sendLine(line string) { fmt.Fprintln(d.in, line) }
 
-// line returns the next line, or false if no line arrives in time.
-func (d *dialogue) line(within time.Duration) (string, bool) {
+// nextLine returns the next line, or false if no line arrives in time.
+func (d *dialogue) nextLine(within time.Duration) (string, bool) {
 	select {
 	case l, ok := <-d.lines:
 		if ok {
@@ -350,12 +351,12 @@ func (d *dialogue) line(within time.Duration) (string, bool) {
 	}
 }
 
-// lineWith returns the next line with the given prefix. lineWith fails the test if the program ends, or prints no
-// such line in time.
-func (d *dialogue) lineWith(prefix string, within time.Duration) string {
+// nextLineWith returns the next line with the given prefix. nextLineWith fails the test if the program ends, or prints
+// no such line in time.
+func (d *dialogue) nextLineWith(prefix string, within time.Duration) string {
 	d.t.Helper()
 	for deadline := time.Now().Add(within); ; {
-		l, ok := d.line(time.Until(deadline))
+		l, ok := d.nextLine(time.Until(deadline))
 		if strings.HasPrefix(l, prefix) && ok {
 			return l
 		}
@@ -370,15 +371,15 @@ func (d *dialogue) lineWith(prefix string, within time.Duration) string {
 	}
 }
 
-func (d *dialogue) expect(prefix string) string {
+func (d *dialogue) expectLine(prefix string) string {
 	d.t.Helper()
-	return d.lineWith(prefix, 10*time.Second)
+	return d.nextLineWith(prefix, 10*time.Second)
 }
 
 // lastLines returns all lines until the program ends or the time is over.
 func (d *dialogue) lastLines(within time.Duration) []string {
 	for deadline := time.Now().Add(within); ; {
-		if _, ok := d.line(time.Until(deadline)); !ok {
+		if _, ok := d.nextLine(time.Until(deadline)); !ok {
 			return d.said
 		}
 	}

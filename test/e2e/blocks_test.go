@@ -18,8 +18,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// block is a shell recipe in a documentation page.
-type block struct {
+// shellBlock is a shell recipe in a documentation page.
+type shellBlock struct {
 	file    string
 	line    int
 	console bool // commands after "$ ", with their output
@@ -30,25 +30,25 @@ type block struct {
 	prints []*regexp.Regexp // patterns that match the output
 }
 
-func (b *block) name() string { return fmt.Sprintf("%s:%d", b.file, b.line) }
+func (b *shellBlock) name() string { return fmt.Sprintf("%s:%d", b.file, b.line) }
 
 var (
 	blockFence   = regexp.MustCompile("^( *)```([a-z]*) ?(.*)$")
 	blockComment = regexp.MustCompile(`^ *<!-- (not run|needs|prints): (.*[^ ])(?: +)-->$`)
 )
 
-// blocks returns the shell recipes of a Markdown file.
-func blocks(t *testing.T, root, file string) (found []*block) {
+// findShellBlocks returns the shell recipes of a Markdown file.
+func findShellBlocks(t *testing.T, root, file string) (found []*shellBlock) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(root, file))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var (
-		at     *block // inside a fence
+		at     *shellBlock // inside a fence
 		fenced bool
 		indent string
-		next   = &block{}
+		next   = &shellBlock{}
 	)
 	for i, line := range strings.Split(string(b), "\n") {
 		fence := blockFence.FindStringSubmatch(line)
@@ -57,7 +57,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 			if at != nil {
 				found = append(found, at)
 			}
-			at, fenced, next = nil, false, &block{}
+			at, fenced, next = nil, false, &shellBlock{}
 		case fence != nil:
 			fenced, indent = true, fence[1]
 			switch lang := fence[2]; {
@@ -76,7 +76,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 			switch {
 			case m == nil:
 				if strings.TrimSpace(line) != "" {
-					next = &block{} // comments apply to the block that follows them directly
+					next = &shellBlock{} // comments apply to the block that follows them directly
 				}
 			case m[1] == "not run":
 				next.notRun = m[2]
@@ -91,7 +91,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 }
 
 // script returns the commands of the block.
-func (b *block) script() string {
+func (b *shellBlock) script() string {
 	if !b.console {
 		return b.text
 	}
@@ -104,8 +104,8 @@ func (b *block) script() string {
 	return s.String()
 }
 
-// output returns the lines of a console block that are output.
-func (b *block) output() (lines []string) {
+// expectedOutput returns the lines of a console block that are output.
+func (b *shellBlock) expectedOutput() (lines []string) {
 	for line := range strings.Lines(b.text) {
 		if b.console && !strings.HasPrefix(line, "$ ") {
 			lines = append(lines, strings.TrimRight(line, "\n"))
@@ -114,8 +114,8 @@ func (b *block) output() (lines []string) {
 	return lines
 }
 
-// scratch returns a new directory with a name short enough for a URI, unlike t.TempDir.
-func scratch(t *testing.T) string {
+// newScratchDir returns a new directory with a name short enough for a URI, unlike t.TempDir.
+func newScratchDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "verbena-e2e-")
 	if err != nil {
@@ -125,10 +125,10 @@ func scratch(t *testing.T) string {
 	return dir
 }
 
-// checkout returns a writable directory that resembles the repository.
-func checkout(t *testing.T, root string) string {
+// newCheckout returns a writable directory that resembles the repository.
+func newCheckout(t *testing.T, root string) string {
 	t.Helper()
-	dir := scratch(t)
+	dir := newScratchDir(t)
 	entries, err := os.ReadDir(root)
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func checkout(t *testing.T, root string) string {
 	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(binary(t), filepath.Join(dir, "bin", "verbena")); err != nil {
+	if err := os.Symlink(verbenaBinary(t), filepath.Join(dir, "bin", "verbena")); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -164,15 +164,15 @@ func goEnv(t *testing.T) (env []string) {
 	return env
 }
 
-// blockTime limits the time of a recipe. On a busy machine a recipe that builds a program takes longer than a
+// blockTimeout limits the time of a recipe. On a busy machine a recipe that builds a program takes longer than a
 // minute.
-const blockTime = 3 * time.Minute
+const blockTimeout = 3 * time.Minute
 
 // run runs the recipe in a new shell that exits at the first failure, with a temporary home directory. run uses a
 // network namespace if the test may create one.
-func (b *block) run(t *testing.T, root string, goEnv []string) {
-	dir := checkout(t, root)
-	home := scratch(t)
+func (b *shellBlock) run(t *testing.T, root string, goEnv []string) {
+	dir := newCheckout(t, root)
+	home := newScratchDir(t)
 	run := filepath.Join(home, "run")
 	if err := os.Mkdir(run, 0o700); err != nil {
 		t.Fatal(err)
@@ -198,19 +198,19 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	timer := time.AfterFunc(blockTime, func() { syscall.Kill(-c.Process.Pid, syscall.SIGTERM) })
+	timer := time.AfterFunc(blockTimeout, func() { syscall.Kill(-c.Process.Pid, syscall.SIGTERM) })
 	err := c.Wait()
 	late := !timer.Stop()
 	text := out.String()
-	t.Logf("%s\n--- output\n%s", script, tail(text, 60)) // errors follow the output
-	if alive(c.Process.Pid) {
+	t.Logf("%s\n--- output\n%s", script, lastLines(text, 60)) // errors follow the output
+	if isGroupAlive(c.Process.Pid) {
 		t.Errorf("recipe: left processes running")
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 	}
 	b.stopServices(t, run)
 	switch {
 	case late:
-		t.Errorf("recipe: did not end in %v", blockTime)
+		t.Errorf("recipe: did not end in %v", blockTimeout)
 	case err != nil:
 		t.Error(err)
 	}
@@ -219,8 +219,8 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 			t.Errorf("output: got no match for %q", p)
 		}
 	}
-	for _, want := range b.output() {
-		if !strings.Contains(plain(text), plain(want)+"\n") {
+	for _, want := range b.expectedOutput() {
+		if !strings.Contains(normaliseOutput(text), normaliseOutput(want)+"\n") {
 			t.Errorf("output: got no line %q", want)
 		}
 	}
@@ -231,11 +231,13 @@ var (
 	spaces = regexp.MustCompile(`[ \t]+`)
 )
 
-// plain returns output without machine-dependent parts, and with single spaces for tabs and runs of spaces.
-func plain(s string) string { return spaces.ReplaceAllString(guid.ReplaceAllString(s, "GUID"), " ") }
+// normaliseOutput returns output without machine-dependent parts, and with single spaces for tabs and runs of spaces.
+func normaliseOutput(s string) string {
+	return spaces.ReplaceAllString(guid.ReplaceAllString(s, "GUID"), " ")
+}
 
-// alive reports whether a process of a process group still runs after a short wait.
-func alive(pgid int) bool {
+// isGroupAlive reports whether a process of a process group still runs after a short wait.
+func isGroupAlive(pgid int) bool {
 	for range 500 {
 		if syscall.Kill(-pgid, 0) != nil {
 			return false
@@ -247,7 +249,7 @@ func alive(pgid int) bool {
 
 // stopServices ends the services that a recipe leaves running. A recipe need not end services that were started on
 // demand.
-func (b *block) stopServices(t *testing.T, run string) {
+func (b *shellBlock) stopServices(t *testing.T, run string) {
 	sockets, err := filepath.Glob(filepath.Join(run, "verbena", "*.sock"))
 	if err != nil {
 		t.Fatal(err)
@@ -278,14 +280,14 @@ func TestShellBlocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := blocks(t, root, "README.md")
+	all := findShellBlocks(t, root, "README.md")
 	for _, dir := range []string{"docs", "docs/results"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.md"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, f := range files {
-			all = append(all, blocks(t, root, filepath.Join(dir, filepath.Base(f)))...)
+			all = append(all, findShellBlocks(t, root, filepath.Join(dir, filepath.Base(f)))...)
 		}
 	}
 	times := 1

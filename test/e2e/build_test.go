@@ -14,28 +14,29 @@ import (
 	"verbena/internal/ctl"
 )
 
-// built holds the programs that tests have built, in a directory that TestMain removes.
-var built = struct {
+// builtPrograms holds the programs that tests have built, in a directory that TestMain removes.
+var builtPrograms = struct {
 	sync.Mutex
 	dir      string
 	programs map[string]func() error
 }{programs: map[string]func() error{}}
 
-// build returns the path of a program that all users may execute. The first test that needs the program builds it.
-func build(t *testing.T, name string, command func(path string) []string) string {
+// buildProgram returns the path of a program that all users may execute. The first test that needs the program builds
+// it.
+func buildProgram(t *testing.T, name string, command func(path string) []string) string {
 	t.Helper()
-	built.Lock()
-	if built.dir == "" {
+	builtPrograms.Lock()
+	if builtPrograms.dir == "" {
 		dir, err := os.MkdirTemp("", "verbena-built-")
 		if err != nil {
-			built.Unlock()
+			builtPrograms.Unlock()
 			t.Fatal(err)
 		}
 		os.Chmod(dir, 0o755)
-		built.dir = dir
+		builtPrograms.dir = dir
 	}
-	path := filepath.Join(built.dir, name)
-	once := built.programs[name]
+	path := filepath.Join(builtPrograms.dir, name)
+	once := builtPrograms.programs[name]
 	if once == nil {
 		once = sync.OnceValue(func() error {
 			argv := command(path)
@@ -46,9 +47,9 @@ func build(t *testing.T, name string, command func(path string) []string) string
 			}
 			return nil
 		})
-		built.programs[name] = once
+		builtPrograms.programs[name] = once
 	}
-	built.Unlock()
+	builtPrograms.Unlock()
 	if err := once(); err != nil {
 		t.Fatal(err)
 	}
@@ -58,16 +59,16 @@ func build(t *testing.T, name string, command func(path string) []string) string
 // buildRawverbs builds test/rawverbs.
 func buildRawverbs(t *testing.T) string {
 	t.Helper()
-	return build(t, "rawverbs", func(path string) []string {
+	return buildProgram(t, "rawverbs", func(path string) []string {
 		return []string{"go", "build", "-trimpath", "-o", path, "verbena/test/rawverbs"}
 	})
 }
 
-// compile builds a program of testdata with libibverbs, and with librdmacm if its name begins with cm_.
-func compile(t *testing.T, name string) string {
+// buildWithLibibverbs builds a program of testdata with libibverbs, and with librdmacm if its name begins with cm_.
+func buildWithLibibverbs(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev libibverbs-dev librdmacm-dev", "gcc")
-	return build(t, name, func(path string) []string {
+	return buildProgram(t, name, func(path string) []string {
 		argv := []string{"gcc", "-Wall", "-O1", "-o", path, "testdata/" + name + ".c", "-libverbs", "-pthread"}
 		if strings.HasPrefix(name, "cm_") {
 			argv = append(argv, "-lrdmacm")
@@ -76,20 +77,20 @@ func compile(t *testing.T, name string) string {
 	})
 }
 
-// buildC builds a static program of testdata with support for threads.
-func buildC(t *testing.T, name string) string {
+// buildStaticC builds a static program of testdata with support for threads.
+func buildStaticC(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev linux-libc-dev", "gcc")
-	return build(t, name, func(path string) []string {
+	return buildProgram(t, name, func(path string) []string {
 		return []string{"gcc", "-Wall", "-Werror", "-O1", "-static", "-pthread", "-o", path, "testdata/" + name + ".c"}
 	})
 }
 
-// attackProgram builds one of the programs of testdata/attack: attack or escape.
-func attackProgram(t *testing.T, name string) string {
+// buildAttackProgram builds one of the programs of testdata/attack: attack or escape.
+func buildAttackProgram(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
-	return build(t, name, func(path string) []string {
+	return buildProgram(t, name, func(path string) []string {
 		argv := []string{"gcc", "-Wall", "-Wno-unused-result", "-O1", fmt.Sprint("-DCONTROL_PROTOCOL=", ctl.Protocol), "-o",
 			path}
 		if name == "escape" {
@@ -104,8 +105,8 @@ func attackProgram(t *testing.T, name string) string {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if built.dir != "" {
-		os.RemoveAll(built.dir)
+	if builtPrograms.dir != "" {
+		os.RemoveAll(builtPrograms.dir)
 	}
 	os.Exit(code)
 }

@@ -21,17 +21,17 @@ func TestRunTrace(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
-			w := startService(t, u, "", "--debug", "--link", "rxe0="+loopback())
+			w := startService(t, u, "", "--debug", "--link", "rxe0="+unusedAddr())
 			file := filepath.Join(filepath.Dir(w.socket), "calls")
 			// Only the server of the pair is traced.
-			port := tcpPort()
+			port := unusedTCPPort()
 			server := w.cmd(w.deadline(60), "run", "--trace="+file, "--", "sh", "-c",
 				"ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p "+port+"; exit 7")
 			if err := server.Start(); err != nil {
 				t.Fatal(err)
 			}
-			w.out("wait", "--listen", port)
-			w.out("run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "20", "-p", port, "127.0.0.1")
+			w.mustRun("wait", "--listen", port)
+			w.mustRun("run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "20", "-p", port, "127.0.0.1")
 			if err := server.Wait(); exitCode(err) != 7 {
 				t.Errorf("run --trace: got %v, want exit code 7", err)
 			}
@@ -52,11 +52,11 @@ func TestRunTrace(t *testing.T) {
 					t.Errorf("trace: got %d lines that match %s:\n%s", n, want, trace)
 				}
 			}
-			out := w.out("run", "--trace", "--", "ibv_devices")
+			out := w.mustRun("run", "--trace", "--", "ibv_devices")
 			if !strings.Contains(out, `socket(AF_NETLINK, SOCK_RAW|SOCK_CLOEXEC, NETLINK_RDMA) = `) {
 				t.Errorf("run --trace to standard error: got\n%s", out)
 			}
-			w.out("stop")
+			w.mustRun("stop")
 			for _, want := range []string{`msg="program attached" uid=%d pid=\d+ args="\[sh -c ibv_rc_pingpong`,
 				`msg="program ended" uid=%d pid=\d+ `,
 				`msg="device file opened" uid=%d pid=\d+ name=ibv_rc_pingpong dev=uverbs0 `, `msg="device file closed" uid=%d `,
@@ -105,8 +105,8 @@ func TestAttackTrace(t *testing.T) {
 	}
 	in.Close()
 	await(over)
-	other.out("run", "--", "ibv_devinfo")
-	w.empty()
+	other.mustRun("run", "--", "ibv_devinfo")
+	w.awaitEmpty()
 	if err := run.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestAttackTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !regexp.MustCompile(`(?m)^--- [1-9]\d* calls not shown`).Match(b) {
-		t.Errorf("trace: got no line about missing calls; its end:\n%s", tail(string(b), 5))
+		t.Errorf("trace: got no line about missing calls; its end:\n%s", lastLines(string(b), 5))
 	}
 }
 
@@ -127,7 +127,7 @@ func TestDebugPprof(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t, "--mode", "0666")
 	for _, args := range [][]string{{"heap"}, {"goroutine"}, {"profile", "--seconds", "1"}} {
-		out := w.out(append([]string{"debug", "pprof"}, args...)...)
+		out := w.mustRun(append([]string{"debug", "pprof"}, args...)...)
 		if !strings.HasPrefix(out, "\x1f\x8b") {
 			t.Errorf("debug pprof %v: %.40q", args, out)
 		}

@@ -39,7 +39,7 @@ func checkCapture(t *testing.T, file string) (packets [][]string) {
 	for l := range strings.Lines(out) {
 		packets = append(packets, strings.Fields(l))
 	}
-	check, err := exec.Command(binary(t), "capture", "verify", file).CombinedOutput()
+	check, err := exec.Command(verbenaBinary(t), "capture", "verify", file).CombinedOutput()
 	if want := fmt.Sprintf("icrc good %d bad 0", len(packets)); err != nil || !strings.Contains(string(check), want) {
 		t.Errorf("capture verify: %v: %s; want %s", err, check, want)
 	}
@@ -62,10 +62,10 @@ func TestCapture(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_ud_pingpong")
 	needProgram(t, "tshark", "tshark")
 	for _, u := range users() {
-		for _, path := range paths {
+		for _, path := range packetPaths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
 				t.Parallel()
-				a, b := loopback(), loopback()
+				a, b := unusedAddr(), unusedAddr()
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + a, "--link", "rxe1=" + b}, path.args...)...)
 				file := filepath.Join(filepath.Dir(w.socket), "all.pcapng")
 				capture := w.cmd(w.deadline(120), "capture", "-w", file)
@@ -74,10 +74,10 @@ func TestCapture(t *testing.T) {
 				if err := capture.Start(); err != nil {
 					t.Fatal(err)
 				}
-				w.awaitFile(file)
+				w.awaitCapture(file)
 				for _, program := range []string{"ibv_rc_pingpong", "ibv_ud_pingpong"} {
 					args := []string{"-g", "1", "-s", "2000", "-n", "50"}
-					p := &pair{program: program, server: w, client: w, serverArgs: append(args, "-d", "rxe0"),
+					p := &programPair{program: program, server: w, client: w, serverArgs: append(args, "-d", "rxe0"),
 						clArgs: append(args, "-d", "rxe1")}
 					if err := p.run(); err != nil {
 						t.Fatal(err)
@@ -106,8 +106,8 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// awaitFile waits until a capture has begun and its file has a header.
-func (w *world) awaitFile(file string) {
+// awaitCapture waits until a capture has begun and its file has a header.
+func (w *testService) awaitCapture(file string) {
 	w.t.Helper()
 	testutil.Eventually(w.t, "the capture to begin", func() bool {
 		st, err := os.Stat(file)
@@ -119,20 +119,20 @@ func (w *world) awaitFile(file string) {
 // are sent.
 func TestCaptureFaults(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	w.fault("--corrupt", "100%", "--skip", "20", "--limit", "3")
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w.addFault("--corrupt", "100%", "--skip", "20", "--limit", "3")
 	file := filepath.Join(filepath.Dir(w.socket), "bad.pcapng")
 	capture := w.cmd(w.deadline(60), "capture", "-w", file, "--filter", "dir=out")
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	w.awaitFile(file)
-	if _, err := w.pingpong("-n", "50"); err != nil {
+	w.awaitCapture(file)
+	if _, err := w.runPingpong("-n", "50"); err != nil {
 		t.Fatal(err)
 	}
 	capture.Process.Signal(syscall.SIGINT)
 	capture.Wait()
-	out, _ := exec.Command(binary(t), "capture", "verify", file).CombinedOutput()
+	out, _ := exec.Command(verbenaBinary(t), "capture", "verify", file).CombinedOutput()
 	if !regexp.MustCompile(`icrc good [1-9]\d* bad 3`).Match(out) {
 		t.Errorf("capture verify: %s", out)
 	}
@@ -147,15 +147,15 @@ func TestRunCapture(t *testing.T) {
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
-			addr := loopback()
+			addr := unusedAddr()
 			shell := fmt.Sprintf("ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p %[1]s >/dev/null & for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; "+
-				"ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p %[1]s 127.0.0.1 && break; done; wait; exit 7", tcpPort())
+				"ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p %[1]s 127.0.0.1 && break; done; wait; exit 7", unusedTCPPort())
 			w := startService(t, u, "", "--link", "rxe0="+addr)
 			for _, service := range []string{"shared", "private"} {
 				file := filepath.Join(filepath.Dir(w.socket), service+".pcapng")
 				args := []string{"run", "--capture", file}
 				if service == "private" {
-					args = append(args, "--private", "--link", "rxe0="+loopback())
+					args = append(args, "--private", "--link", "rxe0="+unusedAddr())
 				}
 				out, err := w.cmd(w.deadline(60), append(args, "--", "sh", "-c", shell)...).CombinedOutput()
 				if exitCode(err) != 7 {
@@ -178,14 +178,14 @@ func TestCaptureEnds(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "tshark", "tshark")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	file := filepath.Join(filepath.Dir(w.socket), "some.pcapng")
 	capture := w.cmd(w.deadline(60), "capture", "-w", file, "--dev", "rxe0", "--filter", "opcode=ack,dir=in", "--count",
 		"10")
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	w.awaitFile(file)
+	w.awaitCapture(file)
 	live := w.cmd(w.deadline(60), "capture", "-w", "-", "--count", "3")
 	pipe, err := live.StdoutPipe()
 	if err != nil {
@@ -202,10 +202,10 @@ func TestCaptureEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(300 * time.Millisecond) // for the start of the second capture; the program sends more packets in any case
-	if _, err := w.pingpong("-n", "200"); err != nil {
+	if _, err := w.runPingpong("-n", "200"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.pingpong("-n", "200"); err != nil {
+	if _, err := w.runPingpong("-n", "200"); err != nil {
 		t.Fatal(err)
 	}
 	if err := capture.Wait(); err != nil {
@@ -229,7 +229,7 @@ func TestCaptureEnds(t *testing.T) {
 	if n := countByInterface(packets); len(packets) != 10 || n["rxe0 1"] != 10 {
 		t.Errorf("capture with a filter: got %d packets: %v", len(packets), n)
 	}
-	if out := w.out("capture", "-w", file, "--duration", "300ms"); !strings.Contains(out, "0 packets") {
+	if out := w.mustRun("capture", "-w", file, "--duration", "300ms"); !strings.Contains(out, "0 packets") {
 		t.Errorf("--duration: %s", out)
 	}
 	for _, bad := range [][]string{{"--filter", "qp=x"}, {"--dev", "rxe9"}} {

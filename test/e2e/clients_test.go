@@ -17,7 +17,8 @@ func TestClients(t *testing.T) {
 	musl := func(flags ...string) func(t *testing.T, path string) []string {
 		return func(t *testing.T, path string) []string {
 			// The search path lists the kernel's headers after the headers of musl.
-			argv := []string{"musl-gcc", "-Wall", "-Werror", "-O1", "-idirafter", "/usr/include", "-idirafter", multiarch(t),
+			argv := []string{"musl-gcc", "-Wall", "-Werror", "-O1", "-idirafter", "/usr/include", "-idirafter",
+				multiarchHeaders(t),
 				"-o", path}
 			return append(append(argv, flags...), raw)
 		}
@@ -45,7 +46,7 @@ func TestClients(t *testing.T) {
 		}},
 		{name: "python", run: []string{"/usr/bin/python3", "testdata/clients/loop.py"}, needs: func(t *testing.T) {
 			needProgram(t, "python3", "/usr/bin/python3")
-			need(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil,
+			needCondition(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil,
 				"python3-pyverbs: scripts/deps installs it")
 		}},
 	} {
@@ -54,16 +55,16 @@ func TestClients(t *testing.T) {
 			c.needs(t)
 			argv := c.run
 			if c.build != nil {
-				argv = append([]string{build(t, "client-"+strings.ReplaceAll(c.name, " ", "-"), func(path string) []string {
+				argv = append([]string{buildProgram(t, "client-"+strings.ReplaceAll(c.name, " ", "-"), func(path string) []string {
 					return c.build(t, path)
 				})}, c.args...)
 			}
-			for _, path := range paths {
-				w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
-				if out := w.out(append([]string{"run", "--"}, argv...)...); out != "ok\n" {
+			for _, path := range packetPaths {
+				w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
+				if out := w.mustRun(append([]string{"run", "--"}, argv...)...); out != "ok\n" {
 					t.Errorf("%s: %s", path.name, out)
 				}
-				w.empty()
+				w.awaitEmpty()
 			}
 		})
 	}
@@ -71,11 +72,11 @@ func TestClients(t *testing.T) {
 
 func needMusl(t *testing.T) { needProgram(t, "musl-tools linux-libc-dev", "musl-gcc") }
 
-// multiarch returns the directory of the C headers for this architecture.
-func multiarch(t *testing.T) string {
+// multiarchHeaders returns the directory of the C headers for this architecture.
+func multiarchHeaders(t *testing.T) string {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/include/*-linux-gnu")
-	need(t, len(found) > 0, "linux-libc-dev: scripts/deps installs it")
+	needCondition(t, len(found) > 0, "linux-libc-dev: scripts/deps installs it")
 	return found[0]
 }
 
@@ -83,6 +84,6 @@ func multiarch(t *testing.T) string {
 func staticProvider(t *testing.T) string {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/lib/*-linux-gnu/librxe-rdmav*.a")
-	need(t, len(found) > 0, "libibverbs-dev: scripts/deps installs it")
+	needCondition(t, len(found) > 0, "libibverbs-dev: scripts/deps installs it")
 	return strings.TrimSuffix(strings.TrimPrefix(filepath.Base(found[0]), "lib"), ".a")
 }

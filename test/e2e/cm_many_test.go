@@ -15,16 +15,16 @@ import (
 func TestManyConnections(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "cmtime")
-	rounds, many := roundsOf(1), 100
+	rounds, many := soakRoundsOr(1), 100
 	if rounds > 1 {
 		many = 1000
 	}
 	u := users()[0]
-	there, here := loopback(), loopback()
+	there, here := unusedAddr(), unusedAddr()
 	server := startService(t, u, "", "--link", "rxe0="+there)
 	client := startService(t, u, "", "--link", "rxe0="+here)
-	server.fault("--drop", "2%", "--seed", "1")
-	client.fault("--drop", "2%", "--seed", "2")
+	server.addFault("--drop", "2%", "--seed", "1")
+	client.addFault("--drop", "2%", "--seed", "2")
 	pair := cmPair{"cmtime", "cmtime", fmt.Sprintf("cmtime -s ADDR -c %d", many), false}
 	for range rounds {
 		begin := time.Now()
@@ -37,10 +37,10 @@ func TestManyConnections(t *testing.T) {
 		}
 		t.Logf("%d connections in %.1f s\n%s", many, took.Seconds(), out)
 	}
-	server.cmEmpty()
-	client.cmEmpty()
+	server.awaitCMEmpty()
+	client.awaitCMEmpty()
 	dropped := 0
-	for _, r := range append(server.faults(), client.faults()...) {
+	for _, r := range append(server.activeRules(), client.activeRules()...) {
 		dropped += r.Dropped
 	}
 	t.Logf("%d packets lost", dropped)

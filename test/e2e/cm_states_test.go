@@ -22,9 +22,10 @@ type cmSide struct {
 	dead bool // set when the program was killed
 }
 
-func startSide(t *testing.T, w *world, argv ...string) *cmSide {
+func startCMSide(t *testing.T, w *testService, argv ...string) *cmSide {
 	t.Helper()
-	s := &cmSide{Cmd: w.cmd(w.deadline(60), append([]string{"run", "--", compile(t, "cm_states")}, argv...)...)}
+	s := &cmSide{Cmd: w.cmd(w.deadline(60), append([]string{"run", "--", buildWithLibibverbs(t, "cm_states")},
+		argv...)...)}
 	in, err := s.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -40,8 +41,8 @@ func startSide(t *testing.T, w *world, argv ...string) *cmSide {
 	return s
 }
 
-// await reads lines until it finds the given line.
-func (s *cmSide) await(t *testing.T, want string) {
+// awaitLine reads lines until it finds the given line.
+func (s *cmSide) awaitLine(t *testing.T, want string) {
 	t.Helper()
 	for {
 		line, err := s.out.ReadString('\n')
@@ -97,18 +98,18 @@ func TestCMStates(t *testing.T) {
 	t.Parallel()
 	misfortunes := []struct {
 		name   string
-		happen func(t *testing.T, here, there *world, client, server *cmSide)
+		happen func(t *testing.T, here, there *testService, client, server *cmSide)
 	}{
-		{"the active side is killed", func(t *testing.T, _, _ *world, c, _ *cmSide) { c.kill(t) }},
-		{"the passive side is killed", func(t *testing.T, _, _ *world, _, s *cmSide) { s.kill(t) }},
-		{"the active side's device is reset", func(_ *testing.T, here, _ *world, _, _ *cmSide) {
-			here.out("dev", "reset", "rxe0")
+		{"the active side is killed", func(t *testing.T, _, _ *testService, c, _ *cmSide) { c.kill(t) }},
+		{"the passive side is killed", func(t *testing.T, _, _ *testService, _, s *cmSide) { s.kill(t) }},
+		{"the active side's device is reset", func(_ *testing.T, here, _ *testService, _, _ *cmSide) {
+			here.mustRun("dev", "reset", "rxe0")
 		}},
-		{"the passive side's device is reset", func(_ *testing.T, _, there *world, _, _ *cmSide) {
-			there.out("dev", "reset", "rxe0")
+		{"the passive side's device is reset", func(_ *testing.T, _, there *testService, _, _ *cmSide) {
+			there.mustRun("dev", "reset", "rxe0")
 		}},
-		{"the active side's device is unplugged", func(_ *testing.T, here, _ *world, _, _ *cmSide) {
-			here.out("dev", "unplug", "rxe0")
+		{"the active side's device is unplugged", func(_ *testing.T, here, _ *testService, _, _ *cmSide) {
+			here.mustRun("dev", "unplug", "rxe0")
 		}},
 	}
 	// ends maps a connection state to the expected events after each failure, as "active side | passive side".
@@ -136,26 +137,26 @@ func TestCMStates(t *testing.T) {
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
 			u := users()[0]
-			addr := loopback()
+			addr := unusedAddr()
 			there := startService(t, u, "", "--link", "rxe0="+addr)
-			here := startService(t, u, "", "--link", "rxe0="+loopback())
+			here := startService(t, u, "", "--link", "rxe0="+unusedAddr())
 			for i, m := range misfortunes {
 				t.Run(m.name, func(t *testing.T) {
-					port := tcpPort()
-					server := startSide(t, there, "-s", addr, port, state)
-					server.await(t, "listening")
-					client := startSide(t, here, "-c", addr, port, state)
-					server.await(t, "held")
-					client.await(t, "held")
+					port := unusedTCPPort()
+					server := startCMSide(t, there, "-s", addr, port, state)
+					server.awaitLine(t, "listening")
+					client := startCMSide(t, here, "-c", addr, port, state)
+					server.awaitLine(t, "held")
+					client.awaitLine(t, "held")
 					m.happen(t, here, there, client, server)
 					if got := client.remainingEvents(t) + " | " + server.remainingEvents(t); got != want[i] {
 						t.Errorf("events: got %q, want %q", got, want[i])
 					}
 					if strings.HasSuffix(m.name, "unplugged") {
-						here.out("dev", "plug", "rxe0")
+						here.mustRun("dev", "plug", "rxe0")
 					}
-					here.cmEmpty()
-					there.cmEmpty()
+					here.awaitCMEmpty()
+					there.awaitCMEmpty()
 				})
 			}
 		})

@@ -74,8 +74,8 @@ var cmPairs = []cmPair{
 		"ib_atomic_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
 }
 
-// pings is the option of rping to exchange a number of messages with -v.
-const pings = 20
+// rpingCount is the option of rping to exchange a number of messages with -v.
+const rpingCount = 20
 
 // cmPairs6 lists the pairs that have an option to listen on an IPv6 address.
 var cmPairs6 = []cmPair{
@@ -90,16 +90,16 @@ var cmPairs6 = []cmPair{
 }
 
 // run runs the pair and returns the client's output.
-func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
+func (p *cmPair) run(t *testing.T, server, client *testService, addr string) string {
 	t.Helper()
 	return p.runWithRepeats(t, server, client, addr, 1)
 }
 
 // runWithRepeats is like run, but limits the repeats of mckey. The server of mckey waits for ever for a lost
 // datagram, and datagrams may be lost.
-func (p *cmPair) runWithRepeats(t *testing.T, server, client *world, addr string, repeats int) string {
+func (p *cmPair) runWithRepeats(t *testing.T, server, client *testService, addr string, repeats int) string {
 	t.Helper()
-	dir := scratch(t)
+	dir := newScratchDir(t)
 	if err := os.Chmod(dir, 0o777); err != nil { // the programs may run as another user
 		t.Fatal(err)
 	}
@@ -112,15 +112,16 @@ func (p *cmPair) runWithRepeats(t *testing.T, server, client *world, addr string
 		}
 	}
 	a := netip.MustParseAddr(addr)
-	group := "ff15::" + fmt.Sprintf("%x", nextPort.Add(1))
+	group := "ff15::" + fmt.Sprintf("%x", portCounter.Add(1))
 	if a.Is4() {
 		v := a.As4()
 		group = fmt.Sprintf("239.%d.%d.%d", v[1], v[2], v[3])
 	}
-	fill := strings.NewReplacer("ADDR", addr, "PORT", tcpPort(), "GROUP", group, "DIR", dir, "LIBRARY", librspreload())
+	fill := strings.NewReplacer("ADDR", addr, "PORT", unusedTCPPort(), "GROUP", group, "DIR", dir, "LIBRARY",
+		librspreload())
 	ctx := server.deadline(60)
 	trace := filepath.Join(dir, "trace")
-	start := func(w *world, line string, flags ...string) (*exec.Cmd, *bytes.Buffer) {
+	start := func(w *testService, line string, flags ...string) (*exec.Cmd, *bytes.Buffer) {
 		var out bytes.Buffer
 		c := w.cmd(ctx, append(append([]string{"run"}, append(flags, "--")...), strings.Fields(fill.Replace(line))...)...)
 		c.Stdout, c.Stderr = &out, &out
@@ -146,11 +147,11 @@ func (p *cmPair) runWithRepeats(t *testing.T, server, client *world, addr string
 		return err == nil && (bytes.Contains(b, []byte("LISTEN{")) || bytes.Contains(b, []byte("ATTACH_MCAST{")))
 	})
 	c, cout := start(client, p.client)
-	cerr := withoutRace(p.client, c.Wait(), cout)
+	cerr := ignoreRpingRace(p.client, c.Wait(), cout)
 	if !p.ends || cerr != nil {
 		s.Process.Signal(syscall.SIGTERM)
 	}
-	serr := withoutRace(p.server, <-ended, sout)
+	serr := ignoreRpingRace(p.server, <-ended, sout)
 	said := sout.String()
 	if nc {
 		said = fmt.Sprintf("%d bytes", len(said))
@@ -166,9 +167,9 @@ func (p *cmPair) runWithRepeats(t *testing.T, server, client *world, addr string
 	if strings.HasPrefix(p.client, "cmtime") && strings.Contains(cout.String(), "RDMA_CM_EVENT") {
 		t.Errorf("%s: got a failed connection with exit status 0:\n%s", p.name, cout)
 	}
-	if n := strings.Count(cout.String(), "ping data: "); strings.HasSuffix(p.client, " -v") && n != pings {
+	if n := strings.Count(cout.String(), "ping data: "); strings.HasSuffix(p.client, " -v") && n != rpingCount {
 		t.Errorf("%s: client got %d of its %d messages back, with exit status 0:\n%s", p.name, n,
-			pings, cout)
+			rpingCount, cout)
 	}
 	if nc && !bytes.Equal(sout.Bytes(), payload) {
 		t.Errorf("%s: got %d bytes, want %d", p.name, sout.Len(), len(payload))
@@ -182,10 +183,10 @@ func (p *cmPair) runWithRepeats(t *testing.T, server, client *world, addr string
 	return cout.String()
 }
 
-// withoutRace returns nil if rping has ended after all its pings. Up to rdma-core 58 the main thread of rping
+// ignoreRpingRace returns nil if rping has ended after all its pings. Up to rdma-core 58 the main thread of rping
 // destroys the event channel while another thread is about to read from it. The other thread then ends the program
 // with 255 (fixed by rdma-core's f3ae6534).
-func withoutRace(line string, err error, out *bytes.Buffer) error {
+func ignoreRpingRace(line string, err error, out *bytes.Buffer) error {
 	s := out.String()
 	if strings.HasPrefix(line, "rping ") && err != nil && exitCode(err) == 255 && !strings.Contains(s, "failed") &&
 		strings.Contains(s, "DISCONNECT EVENT") && strings.Contains(s, "rdma_get_cm_event: Bad file descriptor") {
@@ -201,9 +202,9 @@ func librspreload() string {
 }
 
 // heldObjects returns the number of objects of a kind that all users of a service have.
-func (w *world) heldObjects(kind string) int {
+func (w *testService) heldObjects(kind string) int {
 	w.t.Helper()
-	for _, u := range w.ask(&ctl.Request{Op: ctl.OpResShow}).Users {
+	for _, u := range w.sendRequest(&ctl.Request{Op: ctl.OpResShow}).Users {
 		for _, h := range u.Holds {
 			if u.UID < 0 && h.Kind == kind {
 				return int(h.Held)
@@ -213,12 +214,12 @@ func (w *world) heldObjects(kind string) int {
 	return 0
 }
 
-// cmEmpty waits until no program has an object or an ID of the service.
-func (w *world) cmEmpty() {
+// awaitCMEmpty waits until no program has an object or an ID of the service.
+func (w *testService) awaitCMEmpty() {
 	w.t.Helper()
-	w.empty()
+	w.awaitEmpty()
 	if !testutil.Poll(func() bool { return w.heldObjects("cm-ids") == 0 }) {
-		w.t.Errorf("connection manager IDs: got %d, want 0:\n%s", w.heldObjects("cm-ids"), w.out("res", "show"))
+		w.t.Errorf("connection manager IDs: got %d, want 0:\n%s", w.heldObjects("cm-ids"), w.mustRun("res", "show"))
 	}
 }
 
@@ -230,17 +231,17 @@ func TestConnectionManager(t *testing.T) {
 	needProgram(t, "perftest", "ib_send_bw")
 	needProgram(t, "iperf3", "iperf3")
 	needProgram(t, "netcat-traditional", "nc.traditional")
-	all := cells()
+	all := matrixCells()
 	for i, c := range all {
 		t.Run(c.name, func(t *testing.T) {
 			w := startService(t, c.user, "", c.args...)
 			for j := range cmPairs {
-				if !full && j%len(all) != i { // each pair runs in one of the cells
+				if !fullMatrix && j%len(all) != i { // each pair runs in one of the cells
 					continue
 				}
 				cmPairs[j].run(t, w, w, c.addr)
 			}
-			w.cmEmpty()
+			w.awaitCMEmpty()
 		})
 	}
 }
@@ -253,7 +254,7 @@ func TestConnectionManagers(t *testing.T) {
 	needProgram(t, "tshark", "tshark", "dumpcap")
 	needProgram(t, "iperf3", "iperf3")
 	needProgram(t, "netcat-traditional", "nc.traditional")
-	nsA, nsB := netns(t)
+	nsA, nsB := newNetNSPair(t)
 	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
 	b := startService(t, users()[1], nsB, "--link", "rxe0=veth0")
 	file := filepath.Join(t.TempDir(), "cm.pcapng")
@@ -261,9 +262,9 @@ func TestConnectionManagers(t *testing.T) {
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	a.awaitFile(file)
+	a.awaitCapture(file)
 	for j := range cmPairs {
-		if cmPairs[j].name != "mckey" && (full || j%4 == 0) { // each side binds to its own address
+		if cmPairs[j].name != "mckey" && (fullMatrix || j%4 == 0) { // each side binds to its own address
 			cmPairs[j].run(t, a, b, "10.77.0.1")
 		}
 	}
@@ -274,8 +275,8 @@ func TestConnectionManagers(t *testing.T) {
 	for j := range cmPairs6 {
 		cmPairs6[j].run(t, a, b, "fd77::1")
 	}
-	a.cmEmpty()
-	b.cmEmpty()
+	a.awaitCMEmpty()
+	b.awaitCMEmpty()
 	capture.Process.Signal(syscall.SIGINT)
 	_ = capture.Wait()
 	out, err := exec.Command("tshark", "-r", file, "-Y", "infiniband.mad.mgmtclass == 7", "-T", "fields", "-e",
@@ -302,7 +303,7 @@ func TestCMAcrossNamespaces(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
 	rping := cmPair{"rping", "rping -s -a ADDR -C 3", "rping -c -a ADDR -C 3 -V", true}
-	fails := func(t *testing.T, w *world, says string, args ...string) {
+	fails := func(t *testing.T, w *testService, says string, args ...string) {
 		t.Helper()
 		out, err := w.cmd(w.deadline(30), args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), says) {
@@ -310,7 +311,7 @@ func TestCMAcrossNamespaces(t *testing.T) {
 		}
 	}
 	t.Run("two services", func(t *testing.T) {
-		addr, other := loopback(), loopback()
+		addr, other := unusedAddr(), unusedAddr()
 		a := startService(t, users()[0], "", "--link", "rxe0="+addr)
 		b := startService(t, users()[len(users())-1], "", "--link", "rxe0="+other, "--no-loopback")
 		rping.run(t, a, b, addr)
@@ -318,19 +319,19 @@ func TestCMAcrossNamespaces(t *testing.T) {
 		rping.run(t, a, a, "127.0.0.1")
 		rping.run(t, a, a, "::1")
 		fails(t, b, "RDMA_CM_EVENT_ADDR_ERROR", "run", "--", "rping", "-c", "-a", "127.0.0.1")
-		fails(t, newWorld(t, users()[0], ""), "4791", "serve", "--link", "rxe0="+addr)
-		a.cmEmpty()
-		b.cmEmpty()
+		fails(t, newTestService(t, users()[0], ""), "4791", "serve", "--link", "rxe0="+addr)
+		a.awaitCMEmpty()
+		b.awaitCMEmpty()
 	})
 	t.Run("another network namespace", func(t *testing.T) {
-		nsA, nsB := netns(t)
+		nsA, nsB := newNetNSPair(t)
 		a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
 		b := *a
 		b.netns = nsB
 		rping.run(t, a, &b, "10.77.0.1")
 		rping.run(t, &b, a, "10.77.0.1")
 		fails(t, &b, "rdma_bind_addr", "run", "--", "rping", "-s", "-a", "10.77.0.2")
-		a.cmEmpty()
+		a.awaitCMEmpty()
 	})
 }
 
@@ -341,12 +342,12 @@ func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
 // endpoints and ten thousand IDs.
 func TestCMChannels(t *testing.T) { runC(t, "cm_channels") }
 
-// TestCMLoop tests that descriptor numbers are valid for select(2), and for event loops with few slots, while the
-// program has few open files. The test covers all limits of the program.
-func TestCMLoop(t *testing.T) {
+// TestCMDescriptorNumbers tests that descriptor numbers are valid for select(2), and for event loops with few slots,
+// while the program has few open files. The test covers all limits of the program.
+func TestCMDescriptorNumbers(t *testing.T) {
 	t.Parallel()
-	program := compile(t, "cm_loop")
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+	program := buildWithLibibverbs(t, "cm_loop")
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
 	for _, tt := range []struct{ limits, slots, own string }{
 		{"ulimit -n 4096", "1024", "0"},
 		{"ulimit -n 4096", "10128", "600"}, // the default values of redis
@@ -362,7 +363,7 @@ func TestCMLoop(t *testing.T) {
 			t.Errorf("%s: %s own files: %v\n%s", tt.limits, tt.own, err, out)
 		}
 	}
-	w.cmEmpty()
+	w.awaitCMEmpty()
 }
 
 // TestCMDisconnect tests that each way to end one side of a connection notifies the other side.
@@ -371,15 +372,16 @@ func TestCMDisconnect(t *testing.T) {
 	needProgram(t, "rdmacm-utils", "rping")
 	for _, c := range []struct {
 		name string
-		end  func(w *world, server *exec.Cmd)
+		end  func(w *testService, server *exec.Cmd)
 		says string // expected output of the server; "": the server was killed
 	}{
-		{"the server is killed", func(_ *world, s *exec.Cmd) { syscall.Kill(-s.Process.Pid, syscall.SIGKILL) }, ""},
-		{"the device is reset", func(w *world, _ *exec.Cmd) { w.out("dev", "reset", "rxe0") }, "device removal"},
-		{"the device is unplugged", func(w *world, _ *exec.Cmd) { w.out("dev", "unplug", "rxe0") }, "device removal"},
+		{"the server is killed", func(_ *testService, s *exec.Cmd) { syscall.Kill(-s.Process.Pid, syscall.SIGKILL) }, ""},
+		{"the device is reset", func(w *testService, _ *exec.Cmd) { w.mustRun("dev", "reset", "rxe0") }, "device removal"},
+		{"the device is unplugged", func(w *testService, _ *exec.Cmd) { w.mustRun("dev", "unplug", "rxe0") },
+			"device removal"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			addr := loopback()
+			addr := unusedAddr()
 			w := startService(t, users()[0], "", "--link", "rxe0="+addr)
 			trace := filepath.Join(t.TempDir(), "trace")
 			var sout, cout bytes.Buffer
@@ -411,7 +413,7 @@ func TestCMDisconnect(t *testing.T) {
 			if !strings.Contains(sout.String(), c.says) {
 				t.Errorf("server: got no %q in its output:\n%s", c.says, &sout)
 			}
-			w.cmEmpty()
+			w.awaitCMEmpty()
 		})
 	}
 }

@@ -16,7 +16,7 @@ func TestContractConsumer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := scratch(t)
+	dir := newScratchDir(t)
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "examples/consumer"))); err != nil {
 		t.Fatal(err)
 	}

@@ -17,22 +17,22 @@ import (
 // runC runs a program of testdata as each user and over both paths.
 func runC(t *testing.T, name string, args ...string) {
 	t.Parallel()
-	program := compile(t, name)
+	program := buildWithLibibverbs(t, name)
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
-			w := startService(t, u, "", "--link", "rxe0="+loopback())
-			out := w.out(append([]string{"run", "--", program}, args...)...)
+			w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
+			out := w.mustRun(append([]string{"run", "--", program}, args...)...)
 			if !strings.HasSuffix(out, "ok\n") {
 				t.Errorf("program: got %s, want ok at the end", out)
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }
 
-// TestEvents tests blocking reads, O_NONBLOCK, poll, select, epoll, several queues on a channel, fork, and event counts
-// at destruction.
-func TestEvents(t *testing.T) { runC(t, "events") }
+// TestBlockingEvents tests blocking reads, O_NONBLOCK, poll, select, epoll, several queues on a channel, fork, and
+// event counts at destruction.
+func TestBlockingEvents(t *testing.T) { runC(t, "events") }
 
 // TestEarlyPost tests that a SEND posted in RESET, INIT or RTR is refused and not sent later.
 func TestEarlyPost(t *testing.T) { runC(t, "early") }
@@ -40,8 +40,8 @@ func TestEarlyPost(t *testing.T) { runC(t, "early") }
 // TestPinning tests rights and limits of registrations, and registered memory that the program unmaps.
 func TestPinning(t *testing.T) { runC(t, "pinning") }
 
-// TestContexts tests a thousand contexts that the program closes, or leaves to the service.
-func TestContexts(t *testing.T) {
+// TestThousandContexts tests a thousand contexts that the program closes, or leaves to the service.
+func TestThousandContexts(t *testing.T) {
 	t.Run("closed", func(t *testing.T) { runC(t, "contexts", "1000") })
 	t.Run("left", func(t *testing.T) { runC(t, "contexts", "1000", "left") })
 }
@@ -53,20 +53,20 @@ func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
 // TestPersistence tests that queue pairs, but not memory regions, may have the right to flush to persistent memory.
 func TestPersistence(t *testing.T) { runC(t, "persistence") }
 
-// TestRefill tests a program that was refused an object of any kind. After it has freed its objects, it must get
-// the same number again. Objects of other kinds may use the freed resources.
-func TestRefill(t *testing.T) {
+// TestProgramRecoversFromLimit tests a program that was refused an object of any kind. After it has freed its objects,
+// it must get the same number again. Objects of other kinds may use the freed resources.
+func TestProgramRecoversFromLimit(t *testing.T) {
 	t.Parallel()
-	program := compile(t, "cm_refill")
-	args := []string{"--link", "rxe0=" + loopback(), "--limit", "descriptors=100/400", "--limit", "contexts=30/120"}
+	program := buildWithLibibverbs(t, "cm_refill")
+	args := []string{"--link", "rxe0=" + unusedAddr(), "--limit", "descriptors=100/400", "--limit", "contexts=30/120"}
 	for _, kind := range []string{"pds", "mrs", "cqs", "qps", "srqs", "cm-ids"} {
 		args = append(args, "--limit", kind+"=50/200")
 	}
 	w := startService(t, users()[0], "", args...)
-	if out := w.out("run", "--", program); out != "ok\n" {
+	if out := w.mustRun("run", "--", program); out != "ok\n" {
 		t.Errorf("refill: got %s, want ok", out)
 	}
-	w.empty()
+	w.awaitEmpty()
 }
 
 // TestDrain tests a program that drains an extended completion queue, for which the providers of rdma-core v34 to
@@ -74,8 +74,8 @@ func TestRefill(t *testing.T) {
 // these providers it must also get one notice about the defect.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	program := compile(t, "drain")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	program := buildWithLibibverbs(t, "drain")
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, c := range []struct {
 		args   []string
 		want   string
@@ -100,7 +100,7 @@ func TestDrain(t *testing.T) {
 				said.String())
 		}
 	}
-	w.empty()
+	w.awaitEmpty()
 }
 
 // providerVersion returns the version of the installed libibverbs.
@@ -128,11 +128,11 @@ func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
 // device reports. The test also tests a service that other users share, and a /dev/shm as small as in a container.
 func TestDeviceLimits(t *testing.T) {
 	runC(t, "limits")
-	program := compile(t, "limits")
+	program := buildWithLibibverbs(t, "limits")
 	t.Run("shared", func(t *testing.T) {
 		needRoot(t)
-		w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+loopback())
-		if out := w.out("run", "--", program, "longest"); !strings.HasSuffix(out, "ok\n") {
+		w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+unusedAddr())
+		if out := w.mustRun("run", "--", program, "longest"); !strings.HasSuffix(out, "ok\n") {
 			t.Errorf("limits with a small /dev/shm: got %s, want ok at the end", out)
 		}
 	})
@@ -140,11 +140,11 @@ func TestDeviceLimits(t *testing.T) {
 		needRoot(t)
 		needProgram(t, "util-linux", "unshare", "mount")
 		for _, u := range users() {
-			w := newWorld(t, u, "")
+			w := newTestService(t, u, "")
 			script := fmt.Sprintf(`mount -t tmpfs -o size=64m,mode=1777 none /dev/shm &&
 				exec setpriv --reuid %d --clear-groups "$0" "$@"`, u.uid)
-			cmd := exec.CommandContext(w.deadline(60), "unshare", "-m", "sh", "-c", script, binary(t), "run", "--private",
-				"--link", "rxe0="+loopback(), "--", program)
+			cmd := exec.CommandContext(w.deadline(60), "unshare", "-m", "sh", "-c", script, verbenaBinary(t), "run", "--private",
+				"--link", "rxe0="+unusedAddr(), "--", program)
 			out, err := cmd.CombinedOutput()
 			if err != nil || !strings.HasSuffix(string(out), "ok\n") {
 				t.Errorf("%s: %v\n%s", u.name, err, out)
@@ -160,8 +160,8 @@ func TestInvalidationFails(t *testing.T) { runC(t, "invalidate") }
 // TestPinnedPages tests that `res show` prints the number of a program's pinned pages.
 func TestPinnedPages(t *testing.T) {
 	t.Parallel()
-	program := compile(t, "pinning")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	program := buildWithLibibverbs(t, "pinning")
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	cmd := w.cmd(w.deadline(60), "run", "--", program, "hold")
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -174,10 +174,10 @@ func TestPinnedPages(t *testing.T) {
 	if _, err := fmt.Fscan(stdout, &word); err != nil || word != "ready" {
 		t.Fatalf("%q, %v", word, err)
 	}
-	if out := w.out("res", "show"); !strings.Contains(out, "20 KiB") {
+	if out := w.mustRun("res", "show"); !strings.Contains(out, "20 KiB") {
 		t.Errorf("res show: got no line with five pinned pages:\n%s", out)
 	}
 	syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	cmd.Wait()
-	w.empty()
+	w.awaitEmpty()
 }

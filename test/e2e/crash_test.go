@@ -17,55 +17,55 @@ import (
 	"verbena/internal/testutil"
 )
 
-// startLoaded starts a ping-pong that runs until the test ends it.
-func startLoaded(t *testing.T, w *world, extra ...string) (server, client *exec.Cmd) {
+// startLoadedPingpong starts a ping-pong that runs until the test ends it.
+func startLoadedPingpong(t *testing.T, w *testService, extra ...string) (server, client *exec.Cmd) {
 	t.Helper()
 	return startPair(t, w, "ibv_rc_pingpong", append([]string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, extra...))
 }
 
 // startPair starts the server and the client of a program. startPair returns when both programs have a connected
 // queue pair and exchange messages. A receive that is posted after the removal of the device would not be flushed.
-func startPair(t *testing.T, w *world, program string, args []string) (server, client *exec.Cmd) {
+func startPair(t *testing.T, w *testService, program string, args []string) (server, client *exec.Cmd) {
 	t.Helper()
-	port := tcpPort()
+	port := unusedTCPPort()
 	args = append([]string{"run", "--", program, "-p", port}, args...)
 	server = w.cmd(w.deadline(60), args...)
 	server.Stdout, server.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
-	(&pair{server: w, port: port}).awaitListening(make(chan error, 1))
+	(&programPair{server: w, port: port}).awaitListening(make(chan error, 1))
 	client = w.cmd(w.deadline(60), append(args, "127.0.0.1")...)
 	client.Stdout, client.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
 	if err := client.Start(); err != nil {
 		t.Fatal(err)
 	}
-	before := w.packets()
+	before := w.receivedPackets()
 	if !testutil.Poll(func() bool {
-		r := w.resources()
-		return len(r) == 2 && connected(r[0]) && connected(r[1]) && w.packets() > before+100
+		r := w.openContexts()
+		return len(r) == 2 && isConnected(r[0]) && isConnected(r[1]) && w.receivedPackets() > before+100
 	}) {
 		t.Fatalf("pair: got no exchange: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
 	}
 	return server, client
 }
 
-// packets returns the number of packets that the devices have received.
-func (w *world) packets() (n uint64) {
+// receivedPackets returns the number of packets that the devices have received.
+func (w *testService) receivedPackets() (n uint64) {
 	w.t.Helper()
-	for _, d := range w.ask(&ctl.Request{Op: ctl.OpStatShow}).Stats {
+	for _, d := range w.sendRequest(&ctl.Request{Op: ctl.OpStatShow}).Stats {
 		n += d.Counters["rcvd_pkts"]
 	}
 	return n
 }
 
-func connected(c ctl.ContextInfo) bool {
+func isConnected(c ctl.ContextInfo) bool {
 	// The queue pair of the passive side remains in RTR.
 	return len(c.QPs) > 0 && (c.QPs[0].State == "RTS" || c.QPs[0].State == "RTR")
 }
 
-// programOf returns the PID of the program that a launcher has started.
-func programOf(t *testing.T, launcher *exec.Cmd) int {
+// programPID returns the PID of the program that a launcher has started.
+func programPID(t *testing.T, launcher *exec.Cmd) int {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", launcher.Process.Pid, launcher.Process.Pid))
 	if pids := strings.Fields(string(b)); err == nil && len(pids) > 0 {
@@ -98,10 +98,10 @@ func TestKillProgram(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
-			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
 			for range 3 {
-				server, client := startLoaded(t, w, mode...)
-				pids := []int{programOf(t, client), programOf(t, server)}
+				server, client := startLoadedPingpong(t, w, mode...)
+				pids := []int{programPID(t, client), programPID(t, server)}
 				for _, pid := range pids {
 					syscall.Kill(pid, syscall.SIGKILL)
 				}
@@ -109,10 +109,10 @@ func TestKillProgram(t *testing.T) {
 					t.Errorf("launcher: got exit code %d, want 137", c)
 				}
 				waitWithin(t, "server", server, 5*time.Second)
-				w.empty()
+				w.awaitEmpty()
 			}
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
-			p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
+			p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
 			if err := p.run(); err != nil {
 				t.Fatal(err)
 			}
@@ -124,10 +124,10 @@ func TestKillProgram(t *testing.T) {
 // does not block for ever.
 func TestKillPeer(t *testing.T) {
 	needProgram(t, "perftest", "ib_write_bw")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	args := []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50", "-u", "10"}
 	server, client := startPair(t, w, "ib_write_bw", args)
-	syscall.Kill(programOf(t, server), syscall.SIGKILL)
+	syscall.Kill(programPID(t, server), syscall.SIGKILL)
 	waitWithin(t, "server", server, 5*time.Second)
 	if c := waitWithin(t, "client", client, 20*time.Second); c == 0 || c > 128 {
 		t.Errorf("survivor: got exit code %d, want a different failure", c)
@@ -135,7 +135,7 @@ func TestKillPeer(t *testing.T) {
 	if out := fmt.Sprint(client.Stdout) + fmt.Sprint(client.Stderr); !strings.Contains(out, "Completion with error") {
 		t.Errorf("survivor: got output %q, want a completion with error", out)
 	}
-	w.empty()
+	w.awaitEmpty()
 }
 
 // TestKillService tests that programs end with an error when their service is killed, both if they poll and if they
@@ -145,7 +145,7 @@ func TestKillService(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
-			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
 			marker := filepath.Join(filepath.Dir(w.socket), "go")
 			bystander := w.cmd(w.deadline(60), "run", "--", "sh", "-c",
 				`echo ready; for i in $(seq 1000); do [ -e `+marker+` ] && break; sleep 0.02; done; cat /proc/sys/kernel/ostype; ls / >/dev/null; exec ibv_devices`)
@@ -154,7 +154,7 @@ func TestKillService(t *testing.T) {
 			if err := bystander.Start(); err != nil {
 				t.Fatal(err)
 			}
-			server, client := startLoaded(t, w, mode...)
+			server, client := startLoadedPingpong(t, w, mode...)
 			if err := w.serve.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
@@ -172,26 +172,26 @@ func TestKillService(t *testing.T) {
 			}
 			t.Logf("client: %s", client.Stderr)
 			// The killed service must leave no file that prevents the start of the next service.
-			w2 := startService(t, w.user, "", "--link", "rxe0="+loopback())
-			w2.out("run", "--", "ibv_devices")
+			w2 := startService(t, w.user, "", "--link", "rxe0="+unusedAddr())
+			w2.mustRun("run", "--", "ibv_devices")
 		})
 	}
 }
 
-// TestLinkDel tests that programs end with errors when their device is removed.
-func TestLinkDel(t *testing.T) {
+// TestLinkDelEndsPrograms tests that programs end with errors when their device is removed.
+func TestLinkDelEndsPrograms(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {
-		w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-		server, client := startLoaded(t, w, mode...)
-		w.out("link", "del", "rxe0")
+		w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+		server, client := startLoadedPingpong(t, w, mode...)
+		w.mustRun("link", "del", "rxe0")
 		for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
 			if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
 				t.Errorf("%s: got exit code %d, want the program's own error", name, code)
 			}
 		}
-		w.empty()
-		w.out("link", "add", "rxe0", "--addr", loopback())
-		w.out("run", "--", "ibv_devinfo", "-d", "rxe0")
+		w.awaitEmpty()
+		w.mustRun("link", "add", "rxe0", "--addr", unusedAddr())
+		w.mustRun("run", "--", "ibv_devinfo", "-d", "rxe0")
 	}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // deviceNumber returns the descriptor number of a program's device file.
-func (w *world) deviceNumber(args ...string) int {
+func (w *testService) deviceNumber(args ...string) int {
 	w.t.Helper()
-	dir := scratch(w.t)
+	dir := newScratchDir(w.t)
 	if err := os.Chmod(dir, 0o777); err != nil { // the program may run as another user
 		w.t.Fatal(err)
 	}
@@ -23,7 +23,7 @@ func (w *world) deviceNumber(args ...string) int {
 	if len(args) == 0 {
 		args = []string{"ibv_devinfo"}
 	}
-	w.out(append([]string{"run", "--trace=" + trace, "--"}, args...)...)
+	w.mustRun(append([]string{"run", "--trace=" + trace, "--"}, args...)...)
 	b, err := os.ReadFile(trace)
 	if err != nil {
 		w.t.Fatal(err)
@@ -49,7 +49,7 @@ func TestDoorbells(t *testing.T) {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
 			number := func(t *testing.T, how string, args ...string) int {
-				return startService(t, u, "", "--link", "rxe0="+loopback(), "--doorbells", how).deviceNumber(args...)
+				return startService(t, u, "", "--link", "rxe0="+unusedAddr(), "--doorbells", how).deviceNumber(args...)
 			}
 			trapped, native := number(t, "trapped"), number(t, "native")
 			if native <= trapped {
@@ -61,11 +61,11 @@ func TestDoorbells(t *testing.T) {
 			if n := number(t, "auto"); (n == native) != (runtime.NumCPU() >= 3) {
 				t.Errorf("descriptor: got %d on %d processors", n, runtime.NumCPU())
 			}
-			addr := loopback()
+			addr := unusedAddr()
 			w := startService(t, u, "", "--link", "rxe0="+addr, "--doorbells", "native")
 			args := []string{"-d", "rxe0", "-g", "1", "-n", "500", "-c"}
 			for _, mode := range [][]string{nil, {"-e"}} {
-				p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: append(args, mode...),
+				p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: append(args, mode...),
 					clArgs: append(args, mode...)}
 				if err := p.run(); err != nil {
 					t.Error(err)
@@ -78,10 +78,10 @@ func TestDoorbells(t *testing.T) {
 					cmPairs[i].run(t, w, w, addr)
 				}
 			}
-			w.cmEmpty()
+			w.awaitCMEmpty()
 			for _, end := range []string{"reset", "unplug", "stop", "kill"} {
 				t.Run(end, func(t *testing.T) {
-					w := startService(t, u, "", "--link", "rxe0="+loopback(), "--doorbells", "native")
+					w := startService(t, u, "", "--link", "rxe0="+unusedAddr(), "--doorbells", "native")
 					server, client := startPair(t, w, "ib_write_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50"})
 					switch end {
 					case "stop":
@@ -89,7 +89,7 @@ func TestDoorbells(t *testing.T) {
 					case "kill":
 						w.serve.Process.Kill()
 					default:
-						w.out("dev", end, "rxe0")
+						w.mustRun("dev", end, "rxe0")
 					}
 					// The client posts. The server of a WRITE gets no completion, and detects only the end of the
 					// client.

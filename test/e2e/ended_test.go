@@ -22,10 +22,10 @@ func TestServiceEnds(t *testing.T) {
 		for _, how := range []string{"stop", "kill"} {
 			t.Run(program+", "+how, func(t *testing.T) {
 				t.Parallel()
-				w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+				w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
 				server, client := startPair(t, w, program, args)
 				if how == "stop" {
-					w.out("stop")
+					w.mustRun("stop")
 				} else if err := w.serve.Process.Kill(); err != nil {
 					t.Fatal(err)
 				}

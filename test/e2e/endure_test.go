@@ -20,8 +20,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// endurer is a process of testdata/endure.c, which resumes its work after a reset of its device.
-type endurer struct {
+// endureProcess is a process of testdata/endure.c, which resumes its work after a reset of its device.
+type endureProcess struct {
 	cmd  *exec.Cmd
 	errs bytes.Buffer
 	over chan struct{} // closed at the end of the output
@@ -32,7 +32,7 @@ type endurer struct {
 	totals [3]int // sums at the end: sessions, completions and flushed completions
 }
 
-func (e *endurer) read(r *bufio.Scanner) {
+func (e *endureProcess) readOutput(r *bufio.Scanner) {
 	defer close(e.over)
 	for r.Scan() {
 		e.mu.Lock()
@@ -45,34 +45,35 @@ func (e *endurer) read(r *bufio.Scanner) {
 	}
 }
 
-func (e *endurer) sessions() int {
+func (e *endureProcess) sessions() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.ups
 }
 
-func (e *endurer) hasEnded() bool {
+func (e *endureProcess) hasEnded() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.ended
 }
 
-// endurers is a set of processes on one device of a service.
-type endurers struct {
+// endureProcesses is a set of processes on one device of a service.
+type endureProcesses struct {
 	t      *testing.T
-	w      *world
+	w      *testService
 	client *ctl.Client
-	all    []*endurer
+	all    []*endureProcess
 }
 
-// startEndurers starts n processes with qps queue pairs each. The processes wait for completions in the ways listed
-// in modes, in rotation.
-func startEndurers(t *testing.T, w *world, client *ctl.Client, n, qps int, modes ...string) *endurers {
+// startEndureProcesses starts n processes with qps queue pairs each. The processes wait for completions in the ways
+// listed in modes, in rotation.
+func startEndureProcesses(t *testing.T, w *testService, client *ctl.Client, n, qps int,
+	modes ...string) *endureProcesses {
 	t.Helper()
-	program := compile(t, "endure")
-	s := &endurers{t: t, w: w, client: client}
+	program := buildWithLibibverbs(t, "endure")
+	s := &endureProcesses{t: t, w: w, client: client}
 	for i := range n {
-		e := &endurer{over: make(chan struct{}), cmd: w.cmd(t.Context(), "run", "--", program, strconv.Itoa(qps),
+		e := &endureProcess{over: make(chan struct{}), cmd: w.cmd(t.Context(), "run", "--", program, strconv.Itoa(qps),
 			modes[i%len(modes)])}
 		e.cmd.Stderr = &e.errs
 		out, err := e.cmd.StdoutPipe()
@@ -82,15 +83,15 @@ func startEndurers(t *testing.T, w *world, client *ctl.Client, n, qps int, modes
 		if err := e.cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		go e.read(bufio.NewScanner(out))
+		go e.readOutput(bufio.NewScanner(out))
 		s.all = append(s.all, e)
 	}
-	s.up(make([]int, n))
+	s.awaitSessions(make([]int, n))
 	return s
 }
 
-// up waits until each process has started more sessions than in since.
-func (s *endurers) up(since []int) {
+// awaitSessions waits until each process has started more sessions than in since.
+func (s *endureProcesses) awaitSessions(since []int) {
 	s.t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)
 	for i, e := range s.all {
@@ -102,20 +103,20 @@ func (s *endurers) up(since []int) {
 			}
 			if time.Now().After(deadline) {
 				s.w.serve.Process.Signal(syscall.SIGQUIT)
-				s.t.Fatalf("process %d: does not resume: %+v, %v", i, s.show(), s.w.resources())
+				s.t.Fatalf("process %d: does not resume: %+v, %v", i, s.deviceInfo(), s.w.openContexts())
 			}
 		}
 	}
 }
 
-func (s *endurers) sessions() (n []int) {
+func (s *endureProcesses) sessions() (n []int) {
 	for _, e := range s.all {
 		n = append(n, e.sessions())
 	}
 	return n
 }
 
-func (s *endurers) do(r *ctl.Request) *ctl.Response {
+func (s *endureProcesses) sendRequest(r *ctl.Request) *ctl.Response {
 	s.t.Helper()
 	resp, err := s.client.Do(r)
 	if err != nil {
@@ -124,20 +125,20 @@ func (s *endurers) do(r *ctl.Request) *ctl.Response {
 	return resp
 }
 
-func (s *endurers) show() ctl.DevInfo {
+func (s *endureProcesses) deviceInfo() ctl.DevInfo {
 	s.t.Helper()
-	return s.do(&ctl.Request{Op: ctl.OpDevShow}).Devs[0]
+	return s.sendRequest(&ctl.Request{Op: ctl.OpDevShow}).Devs[0]
 }
 
 // reset resets the device, waits until it works again, and returns the duration.
-func (s *endurers) reset(r ctl.DevReset) time.Duration {
+func (s *endureProcesses) reset(r ctl.DevReset) time.Duration {
 	s.t.Helper()
-	before := s.show().Resets
+	before := s.deviceInfo().Resets
 	r.Name = "rxe0"
-	s.do(&ctl.Request{Op: ctl.OpDevReset, Reset: &r})
+	s.sendRequest(&ctl.Request{Op: ctl.OpDevReset, Reset: &r})
 	var d ctl.DevInfo
 	if !testutil.Poll(func() bool {
-		d = s.show()
+		d = s.deviceInfo()
 		return d.Resets > before && d.State == "running"
 	}) {
 		s.t.Fatalf("device: does not recover: %+v", d)
@@ -145,16 +146,16 @@ func (s *endurers) reset(r ctl.DevReset) time.Duration {
 	return d.Recovery
 }
 
-func (s *endurers) queuePairs() (n int) {
+func (s *endureProcesses) countQueuePairs() (n int) {
 	s.t.Helper()
-	for _, c := range s.do(&ctl.Request{Op: ctl.OpResShow}).Contexts {
+	for _, c := range s.sendRequest(&ctl.Request{Op: ctl.OpResShow}).Contexts {
 		n += len(c.QPs)
 	}
 	return n
 }
 
-// end ends the processes and returns the sums of their sessions, completions and flushed completions.
-func (s *endurers) end() (totals [3]int) {
+// endAll ends the processes and returns the sums of their sessions, completions and flushed completions.
+func (s *endureProcesses) endAll() (totals [3]int) {
 	s.t.Helper()
 	for _, e := range s.all {
 		_ = e.cmd.Process.Signal(syscall.SIGTERM)
@@ -186,7 +187,7 @@ func (s *endurers) end() (totals [3]int) {
 			totals[k] += e.totals[k]
 		}
 	}
-	s.w.empty()
+	s.w.awaitEmpty()
 	return totals
 }
 
@@ -198,7 +199,7 @@ func envInt(name string, otherwise int) int {
 	return otherwise
 }
 
-func dial(t *testing.T, w *world) *ctl.Client {
+func dialControl(t *testing.T, w *testService) *ctl.Client {
 	t.Helper()
 	client, err := ctl.Dial(w.location())
 	if err != nil {
@@ -215,18 +216,18 @@ func TestEndure(t *testing.T) {
 	t.Parallel()
 	const processes, qps = 10, 6
 	resets, plugs := envInt("SOAK_RESETS", 40), envInt("SOAK_PLUGS", 15)
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
-	w.out("run", "--", "true") // the service then has allocated its long-lived resources
-	w.empty()
-	client := dial(t, w)
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	w.mustRun("run", "--", "true") // the service then has allocated its long-lived resources
+	w.awaitEmpty()
+	client := dialControl(t, w)
 	if _, err := client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // the service has accepted the connection
 		t.Fatal(err)
 	}
 	pid := w.serve.Process.Pid
 	dir := runDirOf(t, pid)
 	before, had := restingFootprintOf(t, pid, dir), descriptorsOf(pid)
-	s := startEndurers(t, w, client, processes, qps, "poll", "wait")
-	objects := s.queuePairs()
+	s := startEndureProcesses(t, w, client, processes, qps, "poll", "wait")
+	objects := s.countQueuePairs()
 	if objects < processes*qps {
 		t.Errorf("queue pairs under load: got %d", objects)
 	}
@@ -244,10 +245,10 @@ func TestEndure(t *testing.T) {
 		if rnd.IntN(left[0]+left[1]) >= left[0] {
 			left[1]--
 			if left[1]%5 == 1 {
-				s.do(&ctl.Request{Op: ctl.OpDevHang, Name: "rxe0"})
+				s.sendRequest(&ctl.Request{Op: ctl.OpDevHang, Name: "rxe0"})
 			}
-			s.do(&ctl.Request{Op: ctl.OpDevUnplug, Name: "rxe0"})
-			s.do(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"})
+			s.sendRequest(&ctl.Request{Op: ctl.OpDevUnplug, Name: "rxe0"})
+			s.sendRequest(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"})
 		} else {
 			left[0]--
 			var how ctl.DevReset
@@ -261,17 +262,17 @@ func TestEndure(t *testing.T) {
 			case 4:
 				how.Unreachable, how.Outage = true, time.Duration(1+rnd.IntN(1_000_000))
 			case 5:
-				s.do(&ctl.Request{Op: ctl.OpDevHang, Name: "rxe0"})
+				s.sendRequest(&ctl.Request{Op: ctl.OpDevHang, Name: "rxe0"})
 			}
 			recoveries = append(recoveries, s.reset(how))
 		}
-		s.up(since)
+		s.awaitSessions(since)
 		if (n+1)%500 == 0 {
 			fmt.Printf("%d cycles in %v; service: %s\n", n+1, time.Since(began).Round(time.Second), memoryOf(pid))
 		}
 	}
 
-	totals := s.end()
+	totals := s.endAll()
 	// The service closes the connection of a launcher shortly after the launcher has ended.
 	after := footprintOf(t, pid, dir)
 	if !testutil.Poll(func() bool { after = footprintOf(t, pid, dir); return !after.exceeds(before) }) {
@@ -297,19 +298,19 @@ func TestRecoveryTimes(t *testing.T) {
 			continue
 		}
 		t.Run(strconv.Itoa(qps), func(t *testing.T) {
-			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
 			n := min(qps, 10)
-			s := startEndurers(t, w, dial(t, w), n, qps/n, "idle")
-			if got := s.queuePairs(); got != qps {
+			s := startEndureProcesses(t, w, dialControl(t, w), n, qps/n, "idle")
+			if got := s.countQueuePairs(); got != qps {
 				t.Errorf("queue pairs: got %d", got)
 			}
 			var times []time.Duration
 			for range resets {
 				since := s.sessions()
 				times = append(times, s.reset(ctl.DevReset{}))
-				s.up(since)
+				s.awaitSessions(since)
 			}
-			if totals := s.end(); totals[2] < qps*resets {
+			if totals := s.endAll(); totals[2] < qps*resets {
 				t.Errorf("flushed receives: got %d, want more", totals[2])
 			}
 			slices.Sort(times)

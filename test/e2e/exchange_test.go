@@ -11,14 +11,14 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestExchange tests the commands devinfo, pingpong and perf on the device of a service, under verbena run and over
-// the service's socket. The test also runs pingpong with rdma-core's programs in both roles.
-func TestExchange(t *testing.T) {
+// TestExchangeCommands tests the commands devinfo, pingpong and perf on the device of a service, under verbena run and
+// over the service's socket. The test also runs pingpong with rdma-core's programs in both roles.
+func TestExchangeCommands(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
-	v := binary(t)
+	v := verbenaBinary(t)
 	// start prepares a program under verbena run, or with direct a verbena command over the socket.
-	start := func(w *world, direct bool, program []string, more ...string) *exec.Cmd {
+	start := func(w *testService, direct bool, program []string, more ...string) *exec.Cmd {
 		args := append([]string{"run", "--"}, program...)
 		if direct && program[0] == v {
 			args = append([]string{program[1], "--service"}, program[2:]...)
@@ -27,9 +27,9 @@ func TestExchange(t *testing.T) {
 	}
 	direct := false
 	// both runs a server and then a client, and returns the output of both.
-	both := func(t *testing.T, w *world, server, client []string) (string, string) {
+	both := func(t *testing.T, w *testService, server, client []string) (string, string) {
 		t.Helper()
-		port := tcpPort()
+		port := unusedTCPPort()
 		var sout bytes.Buffer
 		s := start(w, direct, server, "-p", port)
 		s.Stdout, s.Stderr = &sout, &sout
@@ -38,7 +38,7 @@ func TestExchange(t *testing.T) {
 		}
 		done := make(chan error, 1)
 		go func() { done <- s.Wait() }()
-		w.out("wait", "--listen", port)
+		w.mustRun("wait", "--listen", port)
 		out, err := start(w, direct, client, "-p", port, "127.0.0.1").CombinedOutput()
 		if serr := <-done; err != nil || serr != nil {
 			t.Fatalf("%v: server: %v, client: %v\n--- server\n%s--- client\n%s", client, serr, err, sout.String(), out)
@@ -48,14 +48,14 @@ func TestExchange(t *testing.T) {
 	all := users()
 	for n, u := range all {
 		t.Run(u.name, func(t *testing.T) {
-			mine := func(i int) bool { return full || i%len(all) == n } // each pair of programs runs in one of the cells
-			address := loopback()
+			mine := func(i int) bool { return fullMatrix || i%len(all) == n } // each pair of programs runs in one of the cells
+			address := unusedAddr()
 			w := startService(t, u, "", "--link", "rxe0="+address)
-			if out := w.out("run", "--", v, "devinfo", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") ||
+			if out := w.mustRun("run", "--", v, "devinfo", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") ||
 				!strings.Contains(out, "/dev/infiniband/uverbs0") {
 				t.Errorf("devinfo: %s", out)
 			}
-			if out := w.out("devinfo", "--service", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") ||
+			if out := w.mustRun("devinfo", "--service", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") ||
 				!strings.Contains(out, w.socket) {
 				t.Errorf("devinfo --service: %s", out)
 			}
@@ -107,7 +107,7 @@ func TestExchange(t *testing.T) {
 				}
 			}
 			// A reset during the exchange must end both programs with a message.
-			port := tcpPort()
+			port := unusedTCPPort()
 			out := make(chan string, 2)
 			run := func(args ...string) {
 				c := w.cmd(w.deadline(60), append([]string{"run", "--", v, "perf", "-p", port}, args...)...)
@@ -120,18 +120,18 @@ func TestExchange(t *testing.T) {
 				}()
 			}
 			run()
-			w.out("wait", "--listen", port)
+			w.mustRun("wait", "--listen", port)
 			run("-D", "1h", "--type", "uc", "--op", "write", "127.0.0.1")
 			testutil.Eventually(t, "two queue pairs in RTS", func() bool {
-				return strings.Count(w.out("qp", "show"), "RTS") == 2
+				return strings.Count(w.mustRun("qp", "show"), "RTS") == 2
 			})
-			w.out("dev", "reset", "rxe0")
+			w.mustRun("dev", "reset", "rxe0")
 			for range 2 {
 				if o := <-out; !strings.Contains(o, "rxe0 was reset or removed") || strings.Contains(o, "exit status 0") {
 					t.Errorf("perf during a reset: %s", o)
 				}
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }

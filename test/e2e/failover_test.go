@@ -17,8 +17,8 @@ import (
 	"verbena/scenario"
 )
 
-// failover is a scenario of examples/failover.
-type failover struct {
+// failoverScenario is a scenario of examples/failover.
+type failoverScenario struct {
 	name string
 	bugs map[string][]string // maps faulty builds to their failing expectations: "subject: what"
 	// without is the name of an action to omit. fails lists the expectations that must then fail, besides those of
@@ -27,7 +27,7 @@ type failover struct {
 	fails   []string
 }
 
-var failovers = []failover{
+var failoverScenarios = []failoverScenario{
 	{"portflap", map[string][]string{"portflap-bug": {"sender: never prints /gave up/", "sender: prints /^reconnected/"}},
 		"flap", []string{"sender: prints /port error/", "sender: prints /^reconnected/",
 			"rxe0: retry_exceeded_err is at least 1"}},
@@ -62,7 +62,7 @@ func TestFailover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	build := scratch(t)
+	build := newScratchDir(t)
 	if out, err := exec.Command("make", "-C", dir, "BUILD="+build, "CC=gcc",
 		"CFLAGS=-O1 -Werror").CombinedOutput(); err != nil {
 		t.Fatalf("make: %v\n%s", err, out)
@@ -73,7 +73,7 @@ func TestFailover(t *testing.T) {
 			t.Fatalf("FAILOVER=%s is not a number of at least 1", s)
 		}
 	}
-	for _, f := range failovers {
+	for _, f := range failoverScenarios {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
 			for range times {
@@ -85,15 +85,15 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-func (f *failover) run(t *testing.T, dir, build string) {
-	reports := scratch(t)
+func (f *failoverScenario) run(t *testing.T, dir, build string) {
+	reports := newScratchDir(t)
 	n := 0
 	// once runs the scenario with a build of the program, and returns its result.
 	once := func(program string, args ...string) (*scenario.Result, string) {
 		t.Helper()
 		n++
 		report := filepath.Join(reports, fmt.Sprintf("%d.json", n))
-		argv := append([]string{binary(t), "scenario", "run", "-q", filepath.Join(dir, f.name+".yaml"),
+		argv := append([]string{verbenaBinary(t), "scenario", "run", "-q", filepath.Join(dir, f.name+".yaml"),
 			"--set", "PROGRAM=" + filepath.Join(build, program), "--report", report}, args...)
 		if os.Getuid() == 0 { // other tests also use the addresses and ports in the file
 			argv = append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$0" "$@"`}, argv...)

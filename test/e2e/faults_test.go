@@ -23,18 +23,18 @@ type ruleState struct {
 	NotReady                                  int `json:"not_ready"`
 }
 
-func (w *world) faults() (list []ruleState) {
+func (w *testService) activeRules() (list []ruleState) {
 	w.t.Helper()
-	if err := json.Unmarshal([]byte(w.out("fault", "show", "--json")), &list); err != nil {
+	if err := json.Unmarshal([]byte(w.mustRun("fault", "show", "--json")), &list); err != nil {
 		w.t.Fatal(err)
 	}
 	return list
 }
 
-// fault adds a rule to rxe0 and returns its number.
-func (w *world) fault(flags ...string) int {
+// addFault adds a rule to rxe0 and returns its number.
+func (w *testService) addFault(flags ...string) int {
 	w.t.Helper()
-	out := w.out(append([]string{"fault", "add", "--dev", "rxe0"}, flags...)...)
+	out := w.mustRun(append([]string{"fault", "add", "--dev", "rxe0"}, flags...)...)
 	id, err := strconv.Atoi(strings.TrimSpace(out))
 	if err != nil {
 		w.t.Fatalf("fault add: got output %q", out)
@@ -42,12 +42,12 @@ func (w *world) fault(flags ...string) int {
 	return id
 }
 
-// pingpong runs a pair of ibv_rc_pingpong over rxe0. The programs check their data, and wait for events. Programs
+// runPingpong runs a pair of ibv_rc_pingpong over rxe0. The programs check their data, and wait for events. Programs
 // that poll would use processor time that the service needs.
-func (w *world) pingpong(args ...string) (*pair, error) {
+func (w *testService) runPingpong(args ...string) (*programPair, error) {
 	w.t.Helper()
 	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7", "-e"}, args...)
-	p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
+	p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
 	return p, p.runLossy()
 }
 
@@ -56,7 +56,7 @@ func (w *world) pingpong(args ...string) (*pair, error) {
 func TestFaultFlags(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	addr := loopback()
+	addr := unusedAddr()
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+addr)
 	for _, c := range []struct {
 		flags []string
@@ -80,16 +80,16 @@ func TestFaultFlags(t *testing.T) {
 		t.Run(strings.Join(c.flags, " "), func(t *testing.T) {
 			w := *w
 			w.t = t
-			id := w.fault(c.flags...)
-			if _, err := w.pingpong("-s", "65536", "-n", "20"); err != nil {
+			id := w.addFault(c.flags...)
+			if _, err := w.runPingpong("-s", "65536", "-n", "20"); err != nil {
 				t.Fatal(err)
 			}
-			r := w.faults()
+			r := w.activeRules()
 			if len(r) != 1 || r[0].ID != id || r[0].Dev != "rxe0" || !c.did(r[0]) {
 				t.Errorf("state of the rule: got %+v", r)
 			}
-			w.out("fault", "clear", strconv.Itoa(id))
-			if r := w.faults(); len(r) != 0 {
+			w.mustRun("fault", "clear", strconv.Itoa(id))
+			if r := w.activeRules(); len(r) != 0 {
 				t.Errorf("rules left: %+v", r)
 			}
 		})
@@ -100,14 +100,14 @@ func TestFaultFlags(t *testing.T) {
 func TestFaultStop(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	w.fault("--stop", "--skip", "500")
-	p, err := w.pingpong("-s", "4096", "-n", "10000")
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w.addFault("--stop", "--skip", "500")
+	p, err := w.runPingpong("-s", "4096", "-n", "10000")
 	if err == nil || !strings.Contains(p.serverOut+p.clientOut, "transport retry counter exceeded") {
 		t.Errorf("%v\n%s%s", err, p.serverOut, p.clientOut)
 	}
-	w.out("fault", "clear")
-	if _, err := w.pingpong("-n", "100"); err != nil {
+	w.mustRun("fault", "clear")
+	if _, err := w.runPingpong("-n", "100"); err != nil {
 		t.Error(err)
 	}
 }
@@ -117,12 +117,12 @@ func TestFaultSeed(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	dropped := func(seed string) int {
-		w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-		w.fault("--drop", "20%", "--limit", "200", "--seed", seed)
-		if _, err := w.pingpong("-s", "16384", "-n", "100"); err != nil {
+		w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+		w.addFault("--drop", "20%", "--limit", "200", "--seed", seed)
+		if _, err := w.runPingpong("-s", "16384", "-n", "100"); err != nil {
 			t.Fatal(err)
 		}
-		r := w.faults()[0]
+		r := w.activeRules()[0]
 		if r.Seen < 200 {
 			t.Fatalf("packets seen by the rule: got %d, want at least 200", r.Seen)
 		}
@@ -137,8 +137,8 @@ func TestFaultSeed(t *testing.T) {
 // TestFaultQP tests that a rule for one queue pair does not affect other queue pairs.
 func TestFaultQP(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	port := tcpPort()
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	port := unusedTCPPort()
 	args := []string{"run", "--", "stdbuf", "-oL", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", port}
 	server := w.cmd(w.deadline(60), args...)
 	out, err := server.StdoutPipe()
@@ -156,8 +156,8 @@ func TestFaultQP(t *testing.T) {
 	if m == nil {
 		t.Fatalf("first line of the server: got %q, %v", first, err)
 	}
-	w.fault("--qp", m[1], "--drop", "100%")
-	if _, err := w.pingpong("-n", "100"); err != nil {
+	w.addFault("--qp", m[1], "--drop", "100%")
+	if _, err := w.runPingpong("-n", "100"); err != nil {
 		t.Errorf("other queue pairs: %v", err)
 	}
 	b, err := w.cmd(w.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
@@ -167,7 +167,7 @@ func TestFaultQP(t *testing.T) {
 	if err == nil || !strings.Contains(string(b), "transport retry counter exceeded") {
 		t.Errorf("the queue pair: %v\n%s%s", err, b, serverErr.String())
 	}
-	if r := w.faults()[0]; r.Dropped == 0 {
+	if r := w.activeRules()[0]; r.Dropped == 0 {
 		t.Errorf("state of the rule: got %+v", r)
 	}
 }

@@ -60,7 +60,7 @@ func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 	t.Helper()
 	needRoot(t)
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	need(t, err == nil, fmt.Sprintf("/dev/fuse: %v", err))
+	needCondition(t, err == nil, fmt.Sprintf("/dev/fuse: %v", err))
 	dir, err := os.MkdirTemp("", "verbena-fuse-")
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 	if err := unix.Mount("verbena-test", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		unix.Close(fd)
 		os.Remove(dir)
-		need(t, false, fmt.Sprintf("mount a FUSE file system: %v", err))
+		needCondition(t, false, fmt.Sprintf("mount a FUSE file system: %v", err))
 	}
 	t.Cleanup(f.abort)
 	go f.serve()
@@ -85,17 +85,17 @@ func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 // abort fails every request, including held requests, and ends the file system.
 func (f *stallFS) abort() {
 	f.once.Do(func() {
-		f.release(nil)
+		f.releaseHeld(nil)
 		_ = unix.Unmount(f.dir, unix.MNT_FORCE)
 		_ = unix.Unmount(f.dir, unix.MNT_DETACH)
 		os.Remove(f.dir)
 	})
 }
 
-func (f *stallFS) page() string { return filepath.Join(f.dir, "page") }
+func (f *stallFS) pagePath() string { return filepath.Join(f.dir, "page") }
 
-// release answers the held requests and all later ones. After release, the file begins with content.
-func (f *stallFS) release(content []byte) {
+// releaseHeld answers the held requests and all later ones. After release, the file begins with content.
+func (f *stallFS) releaseHeld(content []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	copy(f.content, content)
@@ -105,8 +105,8 @@ func (f *stallFS) release(content []byte) {
 	}
 }
 
-// await returns when a held request for the file with this name has arrived.
-func (f *stallFS) await(name string) {
+// awaitRequest returns when a held request for the file with this name has arrived.
+func (f *stallFS) awaitRequest(name string) {
 	f.t.Helper()
 	for timeout := time.After(10 * time.Second); ; {
 		select {
@@ -136,7 +136,7 @@ func (f *stallFS) serve() {
 		held := f.holds[op]
 		f.mu.Unlock()
 		if !held {
-			f.answer(op, buf[:n])
+			f.answerRequest(op, buf[:n])
 			continue
 		}
 		select {
@@ -145,12 +145,12 @@ func (f *stallFS) serve() {
 		}
 		go func() {
 			<-f.free
-			f.answer(op, buf[:n])
+			f.answerRequest(op, buf[:n])
 		}()
 	}
 }
 
-func (f *stallFS) answer(op uint32, in []byte) {
+func (f *stallFS) answerRequest(op uint32, in []byte) {
 	body := make([]byte, fuseOutSize)
 	var errno syscall.Errno
 	u32 := func(v ...uint32) {

@@ -32,8 +32,8 @@ func soakRounds() int {
 	return 100
 }
 
-// victim is a kind of program that the soak kills. Several commands start in sequence.
-type victim struct {
+// killedProgram is a kind of program that the soak kills. Several commands start in sequence.
+type killedProgram struct {
 	name   string
 	weight int
 	life   time.Duration // limit of the random time before the kill
@@ -41,11 +41,11 @@ type victim struct {
 }
 
 type killSoak struct {
-	*world
+	*testService
 	t       *testing.T
 	client  *ctl.Client
 	dir     string // directory of the service; queue files have its name as prefix
-	victims []victim
+	victims []killedProgram
 	base    footprint
 	killed  map[string]int
 
@@ -64,8 +64,8 @@ type footprint struct {
 func TestKillSoak(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
-	s := &killSoak{world: w, t: t, killed: map[string]int{}}
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	s := &killSoak{testService: w, t: t, killed: map[string]int{}}
 	var err error
 	if s.client, err = ctl.Dial(w.location()); err != nil {
 		t.Fatal(err)
@@ -81,22 +81,22 @@ func TestKillSoak(t *testing.T) {
 	}
 	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 	s.dir = runDirOf(t, w.serve.Process.Pid)
-	s.victims = []victim{{"rawverbs", 90, 60 * time.Millisecond, [][]string{{raw, "hoard", "SEED"}}}}
-	add := func(pkg string, v victim) {
+	s.victims = []killedProgram{{"rawverbs", 90, 60 * time.Millisecond, [][]string{{raw, "hoard", "SEED"}}}}
+	add := func(pkg string, v killedProgram) {
 		if _, err := exec.LookPath(v.argv[0][0]); err != nil {
 			t.Logf("%s is not installed (apt-get install %s)", v.name, pkg)
 			return
 		}
 		s.victims = append(s.victims, v)
 	}
-	add("ibverbs-utils", victim{"ibv_rc_pingpong", 6, 300 * time.Millisecond, [][]string{
+	add("ibverbs-utils", killedProgram{"ibv_rc_pingpong", 6, 300 * time.Millisecond, [][]string{
 		{"ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100000000", "-p", "PORT"},
 		{"ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100000000", "-p", "PORT", "127.0.0.1"}}})
-	add("perftest", victim{"ib_write_bw", 3, 600 * time.Millisecond, [][]string{
+	add("perftest", killedProgram{"ib_write_bw", 3, 600 * time.Millisecond, [][]string{
 		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT"},
 		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT", "127.0.0.1"}}})
 	if exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil {
-		add("python3-pyverbs", victim{"pyverbs", 1, 1500 * time.Millisecond,
+		add("python3-pyverbs", killedProgram{"pyverbs", 1, 1500 * time.Millisecond,
 			[][]string{{"/usr/bin/python3", "-c", pyverbsHoard}}})
 	}
 	seed := uint64(time.Now().UnixNano())
@@ -110,8 +110,8 @@ func TestKillSoak(t *testing.T) {
 		if i == 5 { // the service then has allocated its long-lived resources
 			s.base = restingFootprintOf(s.t, s.serve.Process.Pid, s.dir)
 		}
-		what := s.round(r)
-		s.empty(i, what)
+		what := s.runRound(r)
+		s.awaitEmpty(i, what)
 		if i%500 == 499 {
 			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed,
 				memoryOf(w.serve.Process.Pid))
@@ -217,8 +217,8 @@ func memoryOf(pid int) string {
 	return strings.Join(list, ", ")
 }
 
-// round starts a victim, kills it, and waits until its objects are freed.
-func (s *killSoak) round(r *rand.Rand) string {
+// runRound starts a victim, kills it, and waits until its objects are freed.
+func (s *killSoak) runRound(r *rand.Rand) string {
 	total := 0
 	for _, v := range s.victims {
 		total += v.weight
@@ -231,7 +231,7 @@ func (s *killSoak) round(r *rand.Rand) string {
 		}
 		n -= v.weight
 	}
-	port, seed := tcpPort(), r.Uint64()
+	port, seed := unusedTCPPort(), r.Uint64()
 	var launchers []*exec.Cmd
 	for i, argv := range v.argv {
 		if i > 0 {
@@ -241,7 +241,7 @@ func (s *killSoak) round(r *rand.Rand) string {
 		for _, a := range argv {
 			args = append(args, strings.NewReplacer("PORT", port, "SEED", fmt.Sprint(seed)).Replace(a))
 		}
-		c := exec.Command(binary(s.t), args...)
+		c := exec.Command(verbenaBinary(s.t), args...)
 		c.Env = append(os.Environ(), "VERBENA_SOCKET="+s.socket)
 		c.Dir = "/"
 		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -258,7 +258,7 @@ func (s *killSoak) round(r *rand.Rand) string {
 	if r.IntN(2) == 0 {
 		testutil.Eventually(s.t, v.name+" to create an object, or to end", func() bool {
 			_, objects := s.countObjects()
-			return objects > 0 || slices.ContainsFunc(launchers, ended)
+			return objects > 0 || slices.ContainsFunc(launchers, hasEnded)
 		})
 	}
 	time.Sleep(time.Duration(r.Int64N(int64(v.life))))
@@ -305,8 +305,8 @@ func (s *killSoak) countObjects() (contexts, objects int) {
 	return contexts, objects
 }
 
-// ended reports whether a child process has ended, without reaping it.
-func ended(c *exec.Cmd) bool {
+// hasEnded reports whether a child process has ended, without reaping it.
+func hasEnded(c *exec.Cmd) bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, c.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 	return err == nil && info.Signo == int32(unix.SIGCHLD)
@@ -323,8 +323,8 @@ func childrenOf(pid int) (list []int) {
 	return list
 }
 
-// empty waits until no object or program of a round is left.
-func (s *killSoak) empty(round int, what string) {
+// awaitEmpty waits until no object or program of a round is left.
+func (s *killSoak) awaitEmpty(round int, what string) {
 	var contexts, programs int
 	var now footprint
 	began, wait := time.Now(), time.Millisecond

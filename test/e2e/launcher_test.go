@@ -17,7 +17,7 @@ import (
 
 // TestLauncher tests that run passes arguments, output and exit codes through.
 func TestLauncher(t *testing.T) {
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	notExecutable := filepath.Join(t.TempDir(), "plain")
 	os.WriteFile(notExecutable, []byte("x"), 0o644)
 	for _, c := range []struct {
@@ -38,7 +38,7 @@ func TestLauncher(t *testing.T) {
 		{"path not found", []string{"/no/such/program"}, "", 127, "", "/no/such/program"},
 		{"not executable", []string{notExecutable}, "", 126, "", "permission denied"},
 		{"directory", []string{"/tmp"}, "", 126, "", "/tmp"},
-		{"nested", []string{binary(t), "run", "--", "true"}, "", 125, "", "omit the inner `verbena run`"},
+		{"nested", []string{verbenaBinary(t), "run", "--", "true"}, "", 125, "", "omit the inner `verbena run`"},
 		{"files of the host", []string{"cat", "/proc/sys/kernel/ostype"}, "", 0, "Linux\n", ""},
 		{"the device file", []string{"stat", "-c", "%F", "/dev/infiniband/uverbs0"}, "", 0, "character special file\n", ""},
 		{"listing the devices", []string{"ls", "/sys/class/infiniband"}, "", 0, "rxe0\n", ""},
@@ -49,7 +49,8 @@ func TestLauncher(t *testing.T) {
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &stdout, &stderr
 			code := exitCode(cmd.Run())
 			if code != c.code || stdout.String() != c.stdout || !strings.Contains(stderr.String(), c.stderr) {
-				t.Errorf("run: got exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code, stdout.String(),
+				t.Errorf("run: got exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code,
+					stdout.String(),
 					c.stdout, stderr.String(), c.stderr)
 			}
 			if code >= 125 && code < 128 && strings.Count(stderr.String(), "\n") != 1 {
@@ -59,9 +60,9 @@ func TestLauncher(t *testing.T) {
 	}
 }
 
-// TestSignals tests that a signal to the launcher reaches the program.
-func TestSignals(t *testing.T) {
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+// TestSignalsReachProgram tests that a signal to the launcher reaches the program.
+func TestSignalsReachProgram(t *testing.T) {
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
 			if signal.Ignored(sig) {
@@ -91,12 +92,12 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// TestOnDemand tests that the first run starts a service, that several programs share the service, and that `stop`
-// ends it.
-func TestOnDemand(t *testing.T) {
+// TestServiceStartsOnDemand tests that the first run starts a service, that several programs share the service, and
+// that `stop` ends it.
+func TestServiceStartsOnDemand(t *testing.T) {
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
-			w := newWorld(t, u, "")
+			w := newTestService(t, u, "")
 			t.Cleanup(func() { w.cmd(context.Background(), "stop").Run() })
 			// Concurrent runs must use one service.
 			var cmds []*exec.Cmd
@@ -113,10 +114,10 @@ func TestOnDemand(t *testing.T) {
 					t.Errorf("%v\n%s", err, b)
 				}
 			}
-			if out := w.out("link", "show"); !strings.Contains(out, "rxe0") {
+			if out := w.mustRun("link", "show"); !strings.Contains(out, "rxe0") {
 				t.Errorf("link show: %s", out)
 			}
-			w.out("stop")
+			w.mustRun("stop")
 			testutil.Eventually(t, "the service to end", func() bool {
 				return exitCode(w.cmd(context.Background(), "link", "show").Run()) == 125
 			})
@@ -124,10 +125,10 @@ func TestOnDemand(t *testing.T) {
 	}
 }
 
-func TestPrivate(t *testing.T) {
+func TestPrivateService(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_devices")
-	w := newWorld(t, users()[0], "")
-	if out := w.out("run", "--private", "--link", "rxe5="+loopback(), "--", "ibv_devices"); !strings.Contains(out,
+	w := newTestService(t, users()[0], "")
+	if out := w.mustRun("run", "--private", "--link", "rxe5="+unusedAddr(), "--", "ibv_devices"); !strings.Contains(out,
 		"rxe5") {
 		t.Errorf("run --private: got %s, want rxe5 in it", out)
 	}
@@ -139,12 +140,12 @@ func TestPrivate(t *testing.T) {
 // TestBadInput tests that invalid input causes exit code 125 and a single line with the reason, and that the
 // service continues.
 func TestBadInput(t *testing.T) {
-	addr := loopback()
+	addr := unusedAddr()
 	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
-	other := newWorld(t, users()[0], "")
+	other := newTestService(t, users()[0], "")
 	for _, c := range []struct {
 		name string
-		w    *world
+		w    *testService
 		args []string
 		want string
 	}{
@@ -153,12 +154,12 @@ func TestBadInput(t *testing.T) {
 		{"not an address", w, []string{"link", "add", "rxe1", "--addr", "nowhere"}, "nowhere"},
 		{"no such interface", w, []string{"link", "add", "rxe1", "--netdev", "nope0"}, "nope0"},
 		{"address in use", w, []string{"link", "add", "rxe1", "--addr", addr}, "address of link rxe0"},
-		{"name taken", w, []string{"link", "add", "rxe0", "--addr", loopback()}, "exists"},
-		{"bad name", w, []string{"link", "add", "mlx5_0", "--addr", loopback()}, "rxe"},
+		{"name taken", w, []string{"link", "add", "rxe0", "--addr", unusedAddr()}, "exists"},
+		{"bad name", w, []string{"link", "add", "mlx5_0", "--addr", unusedAddr()}, "rxe"},
 		{"delete what is not there", w, []string{"link", "del", "rxe9"}, "there are: rxe0"},
 		{"fault on no device", w, []string{"fault", "add", "--dev", "rxe9", "--drop", "1%"}, "rxe9"},
 		{"fault with nonsense", w, []string{"fault", "add", "--dev", "rxe0", "--drop", "150%"}, "150%"},
-		{"second service", w, []string{"serve", "--link", "rxe0=" + loopback()}, "running already"},
+		{"second service", w, []string{"serve", "--link", "rxe0=" + unusedAddr()}, "running already"},
 		{"no program", w, []string{"run"}, "PROGRAM"},
 		{"flags of a private service", w, []string{"run", "--wire", "--", "true"}, "--private"},
 		{"no such flag", w, []string{"run", "--nonsense", "--", "true"}, "--nonsense"},
@@ -171,7 +172,7 @@ func TestBadInput(t *testing.T) {
 			}
 		})
 	}
-	w.out("run", "--", "true")
+	w.mustRun("run", "--", "true")
 }
 
 // TestFullShm tests that programs need no space on /dev/shm for their queues. A service needs a little space on
@@ -179,8 +180,8 @@ func TestBadInput(t *testing.T) {
 func TestFullShm(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	full := newWorld(t, users()[0], "")
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	full := newTestService(t, users()[0], "")
 	script := `mount -t tmpfs -o size=4m tmpfs /dev/shm; "$0" serve --link rxe0=$1 2>$2/log & service=$!; "$0" wait
 		head -c 8m /dev/zero >/dev/shm/others 2>/dev/null
 		"$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -r 16000 -p 18517 >$2/server & server=$!
@@ -189,7 +190,8 @@ func TestFullShm(t *testing.T) {
 		rm /dev/shm/others
 		"$0" run -- ibv_devinfo >/dev/null || echo "programs have failed afterwards"
 		kill $service; wait $service; cat $2/log`
-	cmd := exec.CommandContext(full.deadline(60), "unshare", "-m", "sh", "-c", script, binary(t), loopback(), t.TempDir())
+	cmd := exec.CommandContext(full.deadline(60), "unshare", "-m", "sh", "-c", script, verbenaBinary(t), unusedAddr(),
+		t.TempDir())
 	cmd.Env = append(os.Environ(), "VERBENA_SOCKET="+full.socket)
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Contains(string(out), "have failed") {
@@ -197,9 +199,10 @@ func TestFullShm(t *testing.T) {
 	}
 	// A service cannot start without space for the files below /sys.
 	for _, size := range []string{"4k", "64k"} {
-		script := `mount -t tmpfs -o size=` + size + ` tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() +
+		script := `mount -t tmpfs -o size=` + size + ` tmpfs /dev/shm && exec "$0" run --private --link rxe0=` +
+			unusedAddr() +
 			` -- ibv_devinfo`
-		cmd := exec.Command("unshare", "-m", "sh", "-c", script, binary(t))
+		cmd := exec.Command("unshare", "-m", "sh", "-c", script, verbenaBinary(t))
 		out, err := cmd.CombinedOutput()
 		if code := exitCode(err); code != 125 || strings.Count(string(out), "\n") != 1 ||
 			!strings.Contains(string(out), "no space left") ||
@@ -207,5 +210,5 @@ func TestFullShm(t *testing.T) {
 			t.Errorf("%s of /dev/shm: got exit code %d, want 125 and one line with the remedy:\n%s", size, code, out)
 		}
 	}
-	w.out("run", "--", "true")
+	w.mustRun("run", "--", "true")
 }

@@ -25,9 +25,9 @@ import (
 // shortcut and the wire.
 func TestPortFlap(t *testing.T) {
 	t.Parallel()
-	program := compile(t, "portflap")
+	program := buildWithLibibverbs(t, "portflap")
 	for _, args := range [][]string{nil, {"--wire"}} {
-		w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + loopback()}, args...)...)
+		w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + unusedAddr()}, args...)...)
 		cmd := w.cmd(w.deadline(60), "run", "--", program)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
@@ -42,15 +42,15 @@ func TestPortFlap(t *testing.T) {
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
 			switch said = lines.Text(); said {
 			case "connected":
-				w.out("link", "set", "rxe0", "down")
+				w.mustRun("link", "set", "rxe0", "down")
 			case "failed":
-				w.out("link", "set", "rxe0", "up")
+				w.mustRun("link", "set", "rxe0", "up")
 			}
 		}
 		if err := cmd.Wait(); err != nil || said != "ok" {
 			t.Errorf("%v: got %v, after %q\n%s", args, err, said, &stderr)
 		}
-		w.empty()
+		w.awaitEmpty()
 	}
 }
 
@@ -59,17 +59,17 @@ func TestPortFlap(t *testing.T) {
 func TestShapedFlaps(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_bw")
-	addr := loopback()
-	w := startService(t, users()[0], "", "--link", "rxe0="+addr, "--link", "rxe1="+loopback())
+	addr := unusedAddr()
+	w := startService(t, users()[0], "", "--link", "rxe0="+addr, "--link", "rxe1="+unusedAddr())
 	flaps := 20
-	if full {
+	if fullMatrix {
 		flaps = 1000
 	}
 	for _, end := range [][]string{{"link", "set", "rxe1", "--rate", "none"}, {"dev", "reset", "rxe1"},
 		{"dev", "unplug", "rxe1"},
 		{"dev", "hang", "rxe1"}, {"link", "set", "rxe1", "down"}, {"link", "del", "rxe1"}} {
-		w.out("link", "set", "rxe1", "--rate", "1Mbit", "--delay", "2s", "--queue", "1MB", "--ecn-threshold", "1KB")
-		port := tcpPort()
+		w.mustRun("link", "set", "rxe1", "--rate", "1Mbit", "--delay", "2s", "--queue", "1MB", "--ecn-threshold", "1KB")
+		port := unusedTCPPort()
 		server := w.cmd(w.deadline(60), "run", "--", "ib_write_bw", "-d", "rxe0", "-x", "1", "-p", port, "-D", "30")
 		client := w.cmd(w.deadline(60), "run", "--", "ib_write_bw", "-d", "rxe1", "-x", "1", "-p", port, "-D", "30",
 			"127.0.0.1")
@@ -78,34 +78,34 @@ func TestShapedFlaps(t *testing.T) {
 				t.Fatal(err)
 			}
 			if i == 0 {
-				w.out("wait", "--listen", port)
+				w.mustRun("wait", "--listen", port)
 			}
 		}
-		testutil.Poll(func() bool { return w.counter("rxe1", "sent_pkts") > 0 })
+		testutil.Poll(func() bool { return w.readCounter("rxe1", "sent_pkts") > 0 })
 		for range flaps {
-			w.out("link", "set", "rxe0", "flap=1ms")
+			w.mustRun("link", "set", "rxe0", "flap=1ms")
 		}
-		w.out(end...)
+		w.mustRun(end...)
 		for _, c := range []*exec.Cmd{server, client} {
 			c.Process.Signal(syscall.SIGKILL)
 			c.Wait()
 		}
-		w.empty()
+		w.awaitEmpty()
 		switch end[1] {
 		case "unplug":
-			w.out("dev", "plug", "rxe1")
+			w.mustRun("dev", "plug", "rxe1")
 		case "hang":
-			w.out("dev", "reset", "rxe1")
+			w.mustRun("dev", "reset", "rxe1")
 		case "set":
-			w.out("link", "set", "rxe1", "up")
+			w.mustRun("link", "set", "rxe1", "up")
 		}
 	}
-	w.out("link", "add", "rxe1", "--addr", loopback())
-	if _, err := w.pingpong("-n", "100"); err != nil {
+	w.mustRun("link", "add", "rxe1", "--addr", unusedAddr())
+	if _, err := w.runPingpong("-n", "100"); err != nil {
 		t.Error(err)
 	}
 	// At the end the service stops with a full queue: see startService.
-	w.out("link", "set", "rxe0", "--delay", "1m")
+	w.mustRun("link", "set", "rxe0", "--delay", "1m")
 	p := w.cmd(w.deadline(60), "run", "--", "ibv_uc_pingpong", "-d", "rxe0", "-g", "1")
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
@@ -114,10 +114,10 @@ func TestShapedFlaps(t *testing.T) {
 	p.Wait()
 }
 
-// counter returns the value of a device's counter.
-func (w *world) counter(dev, name string) (n int) {
+// readCounter returns the value of a device's counter.
+func (w *testService) readCounter(dev, name string) (n int) {
 	w.t.Helper()
-	for l := range strings.Lines(w.out("stat", "show", "--dev", dev)) {
+	for l := range strings.Lines(w.mustRun("stat", "show", "--dev", dev)) {
 		if f := strings.Fields(l); len(f) == 3 && f[1] == name {
 			n = atoi(f[2])
 		}
@@ -133,32 +133,34 @@ type faultyProgram struct {
 	stays          bool     // true if the server serves several clients in sequence
 }
 
-// pingpong returns a program with a client. The client has the server's arguments, followed by the server's
+// faultyPingpong returns a program with a client. The client has the server's arguments, followed by the server's
 // address.
-func pingpong(listens bool, args ...string) faultyProgram {
+func faultyPingpong(listens bool, args ...string) faultyProgram {
 	return faultyProgram{name: args[0], server: args, client: append(slices.Clone(args), "127.0.0.1"), listens: listens}
 }
 
-func (p faultyProgram) as(name string) faultyProgram {
+func (p faultyProgram) named(name string) faultyProgram {
 	p.name = name
 	return p
 }
 
 // faultyPrograms lists the programs of docs/results/failover-verbs.md. CI runs only the first one.
 var faultyPrograms = []faultyProgram{
-	pingpong(true, "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-e", "-p", "PORT").as("ibv_rc_pingpong -e"),
-	pingpong(true, "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ibv_ud_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ibv_uc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ib_write_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ib_write_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ib_read_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ib_read_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ib_atomic_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ib_atomic_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
-	pingpong(true, "ib_send_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-c", "UD", "-p", "PORT").as("ib_send_bw -c UD"),
-	pingpong(true, "ib_send_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-e", "-p", "PORT").as("ib_send_lat -e"),
-	pingpong(false, "ib_write_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-R", "-p", "PORT").as("ib_write_bw -R"),
+	faultyPingpong(true, "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-e", "-p",
+		"PORT").named("ibv_rc_pingpong -e"),
+	faultyPingpong(true, "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ibv_ud_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ibv_uc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ib_write_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ib_write_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ib_read_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ib_read_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ib_atomic_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ib_atomic_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
+	faultyPingpong(true, "ib_send_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-c", "UD", "-p",
+		"PORT").named("ib_send_bw -c UD"),
+	faultyPingpong(true, "ib_send_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-e", "-p", "PORT").named("ib_send_lat -e"),
+	faultyPingpong(false, "ib_write_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-R", "-p", "PORT").named("ib_write_bw -R"),
 	{name: "rdma_server, rdma_client", server: []string{"rdma_server", "-p", "PORT"},
 		client: []string{"rdma_client", "-s", "127.0.0.1", "-p", "PORT"}},
 	{name: "rping", server: []string{"rping", "-s", "-a", "127.0.0.1", "-C", "3", "-p", "PORT"},
@@ -186,8 +188,8 @@ var faultyPrograms = []faultyProgram{
 	{name: "ibv_asyncwatch, for a second", server: []string{"timeout", "-s", "KILL", "1", "ibv_asyncwatch", "-d", "rxe0"}},
 }
 
-// program returns the name of the program that a server runs.
-func (p *faultyProgram) program() string {
+// serverName returns the name of the program that a server runs.
+func (p *faultyProgram) serverName() string {
 	for i, a := range p.server {
 		switch {
 		case a == "env", strings.Contains(a, "="):
@@ -200,21 +202,21 @@ func (p *faultyProgram) program() string {
 	return ""
 }
 
-// outcome holds the results of both ends of a run.
-type outcome struct {
+// pairOutcome holds the results of both ends of a run.
+type pairOutcome struct {
 	server, client string // exit codes; "waits" for an end that did not exit after the other end had failed
 	says           string // last line of the end that failed first, or of both ends if both wait
 }
 
-func (o outcome) String() string {
+func (o pairOutcome) String() string {
 	if o.client == "" {
 		return o.server
 	}
 	return o.server + " / " + o.client
 }
 
-// exits returns the description of a command's exit.
-func exits(err error) string {
+// describeExit returns the description of a command's exit.
+func describeExit(err error) string {
 	if err == nil {
 		return "0"
 	}
@@ -224,14 +226,14 @@ func exits(err error) string {
 	return err.Error()
 }
 
-// lastWords returns the last line that contains words.
-func lastWords(out string) string {
+// lastWordLine returns the last line that contains words.
+func lastWordLine(out string) string {
 	lines := strings.Split(out, "\n")
 	for _, l := range slices.Backward(lines) {
 		if l = strings.TrimSpace(l); strings.Trim(l, "-+*| ") == "" {
 			continue
 		}
-		if changing.MatchString(l) {
+		if variableOutput.MatchString(l) {
 			return "" // lines of figures and numbers only
 		}
 		return l
@@ -239,19 +241,19 @@ func lastWords(out string) string {
 	return ""
 }
 
-// changing matches output that differs between runs.
-var changing = regexp.MustCompile(`0x|[0-9]\.[0-9]|usec|GID`)
+// variableOutput matches output that differs between runs.
+var variableOutput = regexp.MustCompile(`0x|[0-9]\.[0-9]|usec|GID`)
 
 // runFaulty runs a program to its end. If one end has failed and the other still waits, runFaulty kills the waiting
 // end.
-func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o outcome, hang bool) {
+func runFaulty(w *testService, p *faultyProgram, addr string, stay time.Duration) (o pairOutcome, hang bool) {
 	ctx := w.deadline(60)
 	type end struct {
 		cmd  *exec.Cmd
 		out  bytes.Buffer
 		done chan error
 	}
-	port, dir := tcpPort(), w.t.TempDir()
+	port, dir := unusedTCPPort(), w.t.TempDir()
 	start := func(args []string) *end {
 		args = slices.Clone(args)
 		for i := range args {
@@ -271,7 +273,7 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 		select {
 		case err := <-e.done:
 			e.done <- err
-			return exits(err)
+			return describeExit(err)
 		case <-time.After(d):
 			return "waits"
 		}
@@ -285,7 +287,7 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 				time.Sleep(200 * time.Millisecond)
 				break
 			}
-			if exec.Command(binary(w.t), "wait", "--listen", port, "--timeout", "100ms").Run() == nil {
+			if exec.Command(verbenaBinary(w.t), "wait", "--listen", port, "--timeout", "100ms").Run() == nil {
 				break
 			}
 		}
@@ -322,17 +324,17 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 		o.client = codes[1]
 	}
 	if first >= 0 {
-		o.says = lastWords(ends[first].out.String())
+		o.says = lastWordLine(ends[first].out.String())
 		for i, c := range codes {
 			if c != "0" && c != "waits" && c != "serves" {
-				o.says = lastWords(ends[i].out.String())
+				o.says = lastWordLine(ends[i].out.String())
 				break
 			}
 		}
 		return o, false
 	}
 	for _, e := range ends {
-		if said := lastWords(e.out.String()); said != "" && !strings.Contains(o.says, said) {
+		if said := lastWordLine(e.out.String()); said != "" && !strings.Contains(o.says, said) {
 			o.says += "; " + said
 		}
 	}
@@ -373,14 +375,15 @@ func TestVerbFaults(t *testing.T) {
 // failEachVerb makes each verb of a program fail, at its first call, or with each at every call. failEachVerb
 // returns the outcomes as rows of the table.
 func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
-	if _, err := exec.LookPath(p.program()); err != nil {
-		need(t, false, p.program()+": apt-get install ibverbs-utils perftest rdmacm-utils qperf ucx-utils libfabric-bin")
+	if _, err := exec.LookPath(p.serverName()); err != nil {
+		needCondition(t, false,
+			p.serverName()+": apt-get install ibverbs-utils perftest rdmacm-utils qperf ucx-utils libfabric-bin")
 	}
-	addr := loopback()
+	addr := unusedAddr()
 	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
 	// These rules count the calls, with almost no other effect.
 	for _, v := range service.VerbNames() {
-		w.out("fault", "add", "--verb", v, "--delay", "1ns")
+		w.mustRun("fault", "add", "--verb", v, "--delay", "1ns")
 	}
 	clean, hang := runFaulty(w, p, addr, 5*time.Second)
 	if hang || p.client != nil && (clean.server != "0" && clean.server != "serves" || clean.client != "0") {
@@ -392,7 +395,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			calls[r.Verb.Verb] = r.Seen
 		}
 	}
-	w.out("fault", "clear")
+	w.mustRun("fault", "clear")
 	if len(calls) < 2 {
 		t.Fatalf("%s: calls: got only %v", p.name, calls)
 	}
@@ -403,10 +406,10 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 		if !each {
 			n = min(n, 1)
 		}
-		var became []outcome
+		var became []pairOutcome
 		var nths []int
-		for nth := 1; nth <= min(n, maxNth); nth++ {
-			w.out("fault", "add", "--verb", verb, "--errno", "ENOMEM", "--nth", fmt.Sprint(nth))
+		for nth := 1; nth <= min(n, maxFailedCalls); nth++ {
+			w.mustRun("fault", "add", "--verb", verb, "--errno", "ENOMEM", "--nth", fmt.Sprint(nth))
 			o, hang := runFaulty(w, p, addr, time.Second)
 			r := w.verbFaults()
 			switch {
@@ -415,14 +418,15 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			case hang && !each:
 				t.Errorf("%s, %s %d: neither end exits", p.name, verb, nth)
 			}
-			w.out("fault", "clear")
-			w.empty()
+			w.mustRun("fault", "clear")
+			w.awaitEmpty()
 			if r[0].Hit == 0 {
 				continue // the program did not reach this call in this run
 			}
 			became, nths = append(became, o), append(nths, nth)
-			if crashed := slices.Contains(crashes, o.server) || slices.Contains(crashes, o.client); (hang || crashed) && each {
-				if odd = append(odd, verb); whyVerb(p.name, verb) == "" {
+			if crashed := slices.Contains(crashExitCodes, o.server) || slices.Contains(crashExitCodes, o.client); (hang ||
+				crashed) && each {
+				if odd = append(odd, verb); hangReason(p.name, verb) == "" {
 					t.Errorf("%s, %s %d: got %v without a reason: add the reason to whyVerbs: %s", p.name, verb, nth, o, o.says)
 				}
 			}
@@ -445,7 +449,7 @@ func reasonsOf(program string, verbs []string) (list string) {
 	var whys []string
 	of := map[string][]string{}
 	for _, v := range slices.Compact(verbs) {
-		why := whyVerb(program, v)
+		why := hangReason(program, v)
 		if of[why] == nil {
 			whys = append(whys, why)
 		}
@@ -462,7 +466,7 @@ func reasonsOf(program string, verbs []string) (list string) {
 
 // outcomeList returns the outcomes as a list, and joins equal outcomes of consecutive calls: "1–2: 1 / 1, 3: waits
 // / 1".
-func outcomeList(nths []int, became []outcome) string {
+func outcomeList(nths []int, became []pairOutcome) string {
 	var list []string
 	for i := 0; i < len(became); {
 		j := i + 1
@@ -483,7 +487,7 @@ func outcomeList(nths []int, became []outcome) string {
 }
 
 // errorMessage returns the message of the first outcome with an error at one end.
-func errorMessage(became []outcome) string {
+func errorMessage(became []pairOutcome) string {
 	for _, o := range became {
 		if strings.Trim(o.String(), "0serv /") != "" && o.says != "" {
 			return fmt.Sprintf("%.120s", strings.NewReplacer("|", "\\|", "`", "'").Replace(o.says))
@@ -492,9 +496,9 @@ func errorMessage(became []outcome) string {
 	return ""
 }
 
-// whyVerbs explains why both ends of a program wait, or why an end crashes, after the failure of a verb. The
+// hangReasons explains why both ends of a program wait, or why an end crashes, after the failure of a verb. The
 // explanations come from the source of each program.
-var whyVerbs = []struct {
+var hangReasons = []struct {
 	program string
 	verbs   string // pattern of verbs
 	why     string
@@ -529,9 +533,9 @@ var whyVerbs = []struct {
 			"the connection with an identifier that it does not have yet."},
 }
 
-// whyVerb returns the entry of whyVerbs for a verb of a program, or "".
-func whyVerb(program, verb string) string {
-	for _, w := range whyVerbs {
+// hangReason returns the entry of hangReasons for a verb of a program, or "".
+func hangReason(program, verb string) string {
+	for _, w := range hangReasons {
 		if regexp.MustCompile("^"+w.program+"$").MatchString(program) &&
 			regexp.MustCompile("^"+w.verbs+"$").MatchString(verb) {
 			return w.why
@@ -540,11 +544,11 @@ func whyVerb(program, verb string) string {
 	return ""
 }
 
-// crashes lists the exit codes of a program killed by SIGSEGV or SIGABRT.
-var crashes = []string{"139", "134"}
+// crashExitCodes lists the exit codes of a program killed by SIGSEGV or SIGABRT.
+var crashExitCodes = []string{"139", "134"}
 
-// maxNth limits the number of failed calls for each verb. Programs handle later calls in the same way.
-const maxNth = 4
+// maxFailedCalls limits the number of failed calls for each verb. Programs handle later calls in the same way.
+const maxFailedCalls = 4
 
 const verbFaultsHead = `# Results: one verb fails, and the program's reaction
 
@@ -571,13 +575,13 @@ type verbFaultState struct {
 	Verb      struct{ Verb string } `json:"verb_fault"`
 }
 
-func (w *world) verbFaults() (list []verbFaultState) {
+func (w *testService) verbFaults() (list []verbFaultState) {
 	w.t.Helper()
-	unmarshal(w, w.out("fault", "show", "--json"), &list)
+	unmarshal(w, w.mustRun("fault", "show", "--json"), &list)
 	return list
 }
 
-func unmarshal(w *world, text string, v any) {
+func unmarshal(w *testService, text string, v any) {
 	w.t.Helper()
 	if err := json.Unmarshal([]byte(text), v); err != nil {
 		w.t.Fatal(err)

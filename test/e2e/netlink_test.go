@@ -23,9 +23,9 @@ func TestRdmaTool(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
-			addr := loopback()
+			addr := unusedAddr()
 			w := startService(t, u, "", "--link", "rxe0="+addr)
-			rdma := func(args ...string) string { return w.out(append([]string{"run", "--", "rdma"}, args...)...) }
+			rdma := func(args ...string) string { return w.mustRun(append([]string{"run", "--", "rdma"}, args...)...) }
 			for _, c := range []struct{ args, want string }{
 				{"dev", "0: rxe0: node_type ca "},
 				{"link", "link rxe0/1 state ACTIVE physical_state LINK_UP netdev lo"},
@@ -70,7 +70,8 @@ func TestRdmaTool(t *testing.T) {
 				t.Errorf("rdma resource: got no %q in:\n%s", want, out)
 			}
 			// The entry of an SRQ shows its PD, and the queue pairs that receive from it.
-			p := w.cmd(w.deadline(60), "run", "--", "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-q", "3", "-p", tcpPort())
+			p := w.cmd(w.deadline(60), "run", "--", "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-q", "3", "-p",
+				unusedTCPPort())
 			if err := p.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -94,25 +95,25 @@ func TestRdmaTool(t *testing.T) {
 				_ = p.Wait()
 			}
 			rdma("link", "add", "rxe7", "type", "rxe", "netdev", "lo")
-			if out := w.out("link", "show"); !strings.Contains(out, "rxe7") {
+			if out := w.mustRun("link", "show"); !strings.Contains(out, "rxe7") {
 				t.Errorf("rdma link add: got no rxe7:\n%s", out)
 			}
 			rdma("link", "delete", "rxe7")
-			if out := w.out("link", "show"); strings.Contains(out, "rxe7") {
+			if out := w.mustRun("link", "show"); strings.Contains(out, "rxe7") {
 				t.Errorf("rdma link delete: got rxe7 still in the list:\n%s", out)
 			}
-			w.cmEmpty()
+			w.awaitCMEmpty()
 		})
 	}
 }
 
-// TestRdmaToolOfOthers tests the rdma tool as a user of another user's service. The user must see only their own
+// TestRdmaToolForeignService tests the rdma tool as a user of another user's service. The user must see only their own
 // objects, and must not be able to change devices.
-func TestRdmaToolOfOthers(t *testing.T) {
+func TestRdmaToolForeignService(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "iproute2", "rdma")
 	needProgram(t, "rdmacm-utils", "rping")
-	addr := loopback()
+	addr := unusedAddr()
 	w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+addr)
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	s := w.cmd(w.deadline(60), "run", "--", "rping", "-s", "-a", addr)
@@ -124,10 +125,10 @@ func TestRdmaToolOfOthers(t *testing.T) {
 		_ = s.Wait()
 	}()
 	testutil.Poll(func() bool {
-		return strings.Contains(w.out("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN")
+		return strings.Contains(w.mustRun("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN")
 	})
 	other := w.as(users()[1].uid)
-	if out := other.out("run", "--", "rdma", "resource"); !strings.Contains(out, "cm_id 0 ") ||
+	if out := other.mustRun("run", "--", "rdma", "resource"); !strings.Contains(out, "cm_id 0 ") ||
 		!strings.Contains(out, "ctx 0 ") {
 		t.Errorf("another user sees:\n%s", out)
 	}

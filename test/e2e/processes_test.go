@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-const python = "/usr/bin/python3"
+const pythonPath = "/usr/bin/python3"
 
-const pythonProcesses = `
+const pythonProcessesScript = `
 import multiprocessing as mp, subprocess, sys, threading
 import pyverbs.device as d
 def use(n):
@@ -29,15 +29,15 @@ if __name__ == '__main__':
     print('ok')
 `
 
-// TestProcesses tests fork, exec, spawn, threads and close in programs that use a device file. One part runs with a
+// TestForkExecSpawn tests fork, exec, spawn, threads and close in programs that use a device file. One part runs with a
 // service that accesses the programs itself, the other part with access through their launchers.
-func TestProcesses(t *testing.T) {
+func TestForkExecSpawn(t *testing.T) {
 	t.Parallel()
-	c, raw := buildC(t, "process"), buildRawverbs(t)
-	dir := scratch(t)
+	c, raw := buildStaticC(t, "process"), buildRawverbs(t)
+	dir := newScratchDir(t)
 	os.Chmod(dir, 0o755)
 	script := filepath.Join(dir, "processes.py")
-	if err := os.WriteFile(script, []byte(pythonProcesses), 0o644); err != nil {
+	if err := os.WriteFile(script, []byte(pythonProcessesScript), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, mode := range []struct {
@@ -46,7 +46,8 @@ func TestProcesses(t *testing.T) {
 	}{{"direct", nil}, {"by the launcher", []string{"--ask-launchers"}}} {
 		t.Run(mode.name, func(t *testing.T) {
 			t.Parallel()
-			w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + loopback()}, mode.args...)...)
+			w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + unusedAddr()},
+				mode.args...)...)
 			for _, p := range []struct {
 				name string
 				argv []string
@@ -64,29 +65,30 @@ func TestProcesses(t *testing.T) {
 				{"close_range", []string{c, "close-range"}, 1},
 				{"close of everything", []string{c, "close-all"}, 1},
 				{"shell", []string{"sh", "-c", c + " plain & " + raw + " transfer; wait; (" + c + " plain)"}, 3},
-				{"Python", []string{python, script}, 4},
+				{"Python", []string{pythonPath, script}, 4},
 			} {
 				t.Run(p.name, func(t *testing.T) {
-					if p.argv[0] == python {
-						need(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil, "apt-get install python3-pyverbs")
+					if p.argv[0] == pythonPath {
+						needCondition(t, exec.Command(pythonPath, "-c", "import pyverbs.device").Run() == nil,
+							"apt-get install python3-pyverbs")
 					}
-					if out := w.out(append([]string{"run", "--"}, p.argv...)...); strings.Count(out, "ok\n") != p.oks ||
+					if out := w.mustRun(append([]string{"run", "--"}, p.argv...)...); strings.Count(out, "ok\n") != p.oks ||
 						out != strings.Repeat("ok\n", p.oks) {
 						t.Errorf("output: got %q, want %d times ok", out, p.oks)
 					}
 				})
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }
 
-// TestContainers tests that a program and its service work without privileges that a container may lack. Private
-// services start and stop repeatedly at one address.
-func TestContainers(t *testing.T) {
+// TestUnprivilegedContainers tests that a program and its service work without privileges that a container may lack.
+// Private services start and stop repeatedly at one address.
+func TestUnprivilegedContainers(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
-	raw, addr := buildRawverbs(t), loopback()
+	raw, addr := buildRawverbs(t), unusedAddr()
 	nobody := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
 	for _, c := range []struct {
 		name string
@@ -99,9 +101,10 @@ func TestContainers(t *testing.T) {
 			"--mount-proc")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			need(t, exec.Command(c.argv[0], append(c.argv[1:], "true")...).Run() == nil, strings.Join(c.argv, " "))
+			needCondition(t, exec.Command(c.argv[0], append(c.argv[1:], "true")...).Run() == nil, strings.Join(c.argv, " "))
 			for range 3 {
-				out, err := exec.Command(c.argv[0], append(c.argv[1:], binary(t), "run", "--private", "--link", "rxe0="+addr, "--",
+				out, err := exec.Command(c.argv[0], append(c.argv[1:], verbenaBinary(t), "run", "--private", "--link",
+					"rxe0="+addr, "--",
 					raw, "transfer")...).CombinedOutput()
 				if err != nil || string(out) != "ok\n" {
 					t.Errorf("%v: %q", err, out)

@@ -12,45 +12,47 @@ import (
 	"time"
 )
 
-// paths lists the packet paths between two programs of one service.
-var paths = []struct {
+// packetPaths lists the packet paths between two programs of one service.
+var packetPaths = []struct {
 	name string
 	args []string
 }{{"shortcut", nil}, {"wire", []string{"--wire"}}}
 
-// cell is a combination of a user and a path.
-type cell struct {
+// matrixCell is a combination of a user and a path.
+type matrixCell struct {
 	user user
 	name string
 	addr string
 	args []string // arguments of verbena serve
 }
 
-// cells returns all combinations of a user and a path with full counts. Otherwise it returns fewer combinations, in
-// which every user and every path occurs, because no program depends on the combination.
-func cells() (all []cell) {
+// matrixCells returns all combinations of a user and a path with full counts. Otherwise it returns fewer combinations,
+// in which every user and every path occurs, because no program depends on the combination.
+func matrixCells() (all []matrixCell) {
 	for i, u := range users() {
-		for k, path := range paths {
-			if full || (i+k)%2 == 1 || len(users()) == 1 {
-				addr := loopback()
-				all = append(all, cell{u, u.name + "/" + path.name, addr, append([]string{"--link", "rxe0=" + addr}, path.args...)})
+		for k, path := range packetPaths {
+			if fullMatrix || (i+k)%2 == 1 || len(users()) == 1 {
+				addr := unusedAddr()
+				all = append(all, matrixCell{u, u.name + "/" + path.name, addr, append([]string{"--link", "rxe0=" + addr},
+					path.args...)})
 			}
 		}
 	}
 	return all
 }
 
-func TestDevices(t *testing.T) {
+func TestDeviceListing(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devices", "ibv_devinfo")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
-			addr := loopback()
+			addr := unusedAddr()
 			w := startService(t, u, "", "--link", "rxe0="+addr)
-			if out := w.out("run", "--", "ibv_devices"); !regexp.MustCompile(`(?m)^\s*rxe0\s+[0-9a-f]{16}$`).MatchString(out) {
+			if out := w.mustRun("run", "--",
+				"ibv_devices"); !regexp.MustCompile(`(?m)^\s*rxe0\s+[0-9a-f]{16}$`).MatchString(out) {
 				t.Errorf("ibv_devices: got no rxe0 with its GUID:\n%s", out)
 			}
-			out := w.out("run", "--", "ibv_devinfo", "-v")
+			out := w.mustRun("run", "--", "ibv_devinfo", "-v")
 			for _, want := range []string{`hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`, `active_mtu:\s+4096`,
 				`link_layer:\s+Ethernet`,
 				`GID\[\s*0\]:\s+fe80:`, `GID\[\s*1\]:\s+::ffff:` + regexp.QuoteMeta(addr) + `, RoCE v2`} {
@@ -61,14 +63,14 @@ func TestDevices(t *testing.T) {
 			if n := strings.Count(out, "GID["); n != 2 {
 				t.Errorf("ibv_devinfo: got %d GIDs, want 2:\n%s", n, out)
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }
 
 // iterations returns the full count, or a count that limits one cell of the matrix to 16 MB.
 func iterations(size int) int {
-	if full {
+	if fullMatrix {
 		return 10000
 	}
 	return min(1000, max(20, 16<<20/size))
@@ -77,13 +79,13 @@ func iterations(size int) int {
 func TestPingpongRC(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	for _, c := range cells() {
+	for _, c := range matrixCells() {
 		t.Run(c.name, func(t *testing.T) {
 			w := startService(t, c.user, "", c.args...)
 			for _, size := range []int{1, 4096, 65536, 1048576} {
 				for _, mtu := range []int{256, 512, 1024, 2048, 4096} {
 					for _, mode := range []string{"poll", "events"} {
-						if !full && mtu != 1024 && (mode == "events" || mtu != 4096 && (c.user.uid != 0 || mtu != 256)) {
+						if !fullMatrix && mtu != 1024 && (mode == "events" || mtu != 4096 && (c.user.uid != 0 || mtu != 256)) {
 							continue
 						}
 						args := []string{"-d", "rxe0", "-g", "1", "-n", fmt.Sprint(iterations(size)), "-c",
@@ -91,7 +93,7 @@ func TestPingpongRC(t *testing.T) {
 						if mode == "events" {
 							args = append(args, "-e")
 						}
-						p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 300}
+						p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 300}
 						if err := p.run(); err != nil {
 							t.Fatal(err)
 						}
@@ -99,7 +101,7 @@ func TestPingpongRC(t *testing.T) {
 					}
 				}
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }
@@ -117,8 +119,8 @@ func usecPerIter(out string) string {
 func TestPingpongGIDs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
-	for _, path := range paths {
-		w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+	for _, path := range packetPaths {
+		w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
 		for _, program := range []string{"ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"} {
 			for _, gid := range []string{"0", "1"} {
 				t.Run(path.name+"/"+program+"/gid"+gid, func(t *testing.T) {
@@ -126,7 +128,7 @@ func TestPingpongGIDs(t *testing.T) {
 					if program != "ibv_ud_pingpong" {
 						args = append(args, "-c", "-s", "9000")
 					}
-					p := &pair{program: program, server: w, client: w, serverArgs: args, clArgs: args}
+					p := &programPair{program: program, server: w, client: w, serverArgs: args, clArgs: args}
 					if err := p.run(); err != nil {
 						t.Fatal(err)
 					}
@@ -141,7 +143,7 @@ func TestSharedQueues(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
 	needProgram(t, "perftest", "ib_send_bw", "ib_send_lat")
-	for _, place := range cells() {
+	for _, place := range matrixCells() {
 		w := startService(t, place.user, "", place.args...)
 		for _, c := range []string{
 			"ibv_srq_pingpong -d rxe0 -g 1 -n 500 -c",
@@ -153,13 +155,13 @@ func TestSharedQueues(t *testing.T) {
 		} {
 			t.Run(place.name+"/"+c, func(t *testing.T) {
 				args := strings.Fields(c)
-				p := &pair{program: args[0], server: w, client: w, serverArgs: args[1:], clArgs: args[1:]}
+				p := &programPair{program: args[0], server: w, client: w, serverArgs: args[1:], clArgs: args[1:]}
 				if err := p.run(); err != nil {
 					t.Fatal(err)
 				}
 			})
 		}
-		w.empty()
+		w.awaitEmpty()
 	}
 }
 
@@ -167,18 +169,18 @@ func TestSharedQueues(t *testing.T) {
 func TestMulticast(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_send_lat")
-	for _, c := range cells() {
+	for _, c := range matrixCells() {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w := startService(t, c.user, "", c.args...)
 			host := netip.MustParseAddr(c.addr).As4()
 			group := fmt.Sprintf("0:0:0:0:0:0:0:0:0:0:255:255:239:%d:%d:%d", host[1], host[2], host[3])
 			args := []string{"-d", "rxe0", "-x", "1", "-F", "-n", "500", "-c", "UD", "-g", "-M", group}
-			p := &pair{program: "ib_send_lat", server: w, client: w, serverArgs: args, clArgs: args}
+			p := &programPair{program: "ib_send_lat", server: w, client: w, serverArgs: args, clArgs: args}
 			if err := p.run(); err != nil {
 				t.Fatal(err)
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }
@@ -199,18 +201,18 @@ func TestPerftest(t *testing.T) {
 		{[]string{"ib_send_lat", "ib_write_lat", "ib_write_bw"}, []string{"-c UC -s 2", "-c UC -s 4096", "-c UC -s 65536"}},
 		{[]string{"ib_send_lat"}, []string{"-c UD -s 2", "-c UD -s 1024"}},
 	}
-	for k, c := range cells() {
+	for k, c := range matrixCells() {
 		t.Run(c.name, func(t *testing.T) {
 			w := startService(t, c.user, "", c.args...)
 			for _, row := range table {
 				for i, tool := range row.tools {
 					variants := row.variants
-					if !full { // each variant runs some of the programs
+					if !fullMatrix { // each variant runs some of the programs
 						variants = variants[(i+k)%len(variants):][:1]
 					}
 					for _, variant := range variants {
 						args := append([]string{"-d", "rxe0", "-x", "1", "-F", "-n", "500"}, strings.Fields(variant)...)
-						p := &pair{program: tool, server: w, client: w, serverArgs: args, clArgs: args}
+						p := &programPair{program: tool, server: w, client: w, serverArgs: args, clArgs: args}
 						if err := p.run(); err != nil {
 							t.Fatalf("%s %s: %v", tool, variant, err)
 						}
@@ -218,15 +220,15 @@ func TestPerftest(t *testing.T) {
 					}
 				}
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }
 
-var figures = regexp.MustCompile(`(?m)^\s*\d+\s+\d+(\s+[\d.]+)+\s*$`)
+var figuresPattern = regexp.MustCompile(`(?m)^\s*\d+\s+\d+(\s+[\d.]+)+\s*$`)
 
 func lastFigures(out string) string {
-	m := figures.FindAllString(out, -1)
+	m := figuresPattern.FindAllString(out, -1)
 	if len(m) == 0 {
 		return "no figure in: " + out
 	}
@@ -238,21 +240,21 @@ func lastFigures(out string) string {
 func TestManyEventRuns(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	start := time.Now()
 	runs := 12
-	if full {
+	if fullMatrix {
 		runs = 300
 	}
 	for i := range runs {
 		args := []string{"-d", "rxe0", "-g", "1", "-n", "200", "-e", "-c"}
-		p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 30}
+		p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 30}
 		if err := p.run(); err != nil {
 			t.Fatalf("run %d: %v", i, err)
 		}
 	}
 	t.Logf("%d runs in %v", runs, time.Since(start).Round(time.Millisecond))
-	w.empty()
+	w.awaitEmpty()
 }
 
 // TestLibfabric tests a server of fi_pingpong without an address. A client on another host must find the server by
@@ -261,9 +263,9 @@ func TestManyEventRuns(t *testing.T) {
 func TestLibfabric(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libfabric-bin", "fi_pingpong")
-	exchange := func(t *testing.T, a, b *world, addr string) {
+	exchange := func(t *testing.T, a, b *testService, addr string) {
 		for _, how := range [][]string{{"-p", "verbs", "-e", "msg"}, {"-p", "verbs;ofi_rxm", "-e", "rdm"}} {
-			port := tcpPort()
+			port := unusedTCPPort()
 			args := append([]string{"run", "--", "fi_pingpong", "-I", "10"}, how...)
 			server := a.cmd(a.deadline(60), append(args, "-B", port)...)
 			var said bytes.Buffer
@@ -271,7 +273,7 @@ func TestLibfabric(t *testing.T) {
 			if err := server.Start(); err != nil {
 				t.Fatal(err)
 			}
-			a.out("wait", "--listen", port)
+			a.mustRun("wait", "--listen", port)
 			out, err := b.cmd(b.deadline(60), append(args, "-P", port, addr)...).CombinedOutput()
 			if serr := server.Wait(); err != nil || serr != nil {
 				t.Errorf("%v: server: %v, client: %v\n--- server\n%s--- client\n%s", how, serr, err, &said, out)
@@ -279,12 +281,12 @@ func TestLibfabric(t *testing.T) {
 		}
 	}
 	t.Run("one host", func(t *testing.T) {
-		w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+		w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 		exchange(t, w, w, "127.0.0.1")
 	})
 	for _, args := range [][]string{nil, {"--no-loopback"}} {
 		t.Run(fmt.Sprint("two hosts", args), func(t *testing.T) {
-			nsA, nsB := netns(t)
+			nsA, nsB := newNetNSPair(t)
 			a := startService(t, users()[0], nsA, append(args, "--link", "rxe0=veth0")...)
 			b := startService(t, users()[0], nsB, append(args, "--link", "rxe0=veth0")...)
 			exchange(t, a, b, "10.77.0.1")

@@ -16,7 +16,7 @@ import (
 func TestPyverbs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "python3", "/usr/bin/python3")
-	need(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil,
+	needCondition(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil,
 		"python3-pyverbs: scripts/deps installs it")
 	run, err := filepath.Abs("../pyverbs/run")
 	if err != nil {
@@ -30,11 +30,11 @@ func TestPyverbs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range paths {
+	for _, path := range packetPaths {
 		t.Run(path.name, func(t *testing.T) {
 			t.Parallel()
 			w := startService(t, user{"user", uint32(os.Getuid())}, "",
-				append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+				append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
 			cmd := w.cmd(w.deadline(240), "run", "--", run, "rxe0", "1", "1")
 			if cache, err := os.UserCacheDir(); err == nil {
 				cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache) // this cache may contain the tests
@@ -44,11 +44,11 @@ func TestPyverbs(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v: %v\n%s", runErr, err, out)
 			}
-			for _, c := range pyverbs.Complaints(got, recorded, reasons) {
+			for _, c := range pyverbs.Mismatches(got, recorded, reasons) {
 				t.Error(c)
 			}
 			t.Logf("passing tests: got %d, want %d as recorded", got.Count(pyverbs.OK), recorded.Count(pyverbs.OK))
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }

@@ -14,7 +14,7 @@ import (
 func TestQPTrace(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t)
-	port := tcpPort()
+	port := unusedTCPPort()
 	server := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port)
 	client := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port,
 		"127.0.0.1")
@@ -23,7 +23,7 @@ func TestQPTrace(t *testing.T) {
 	}
 	defer server.Wait()
 	defer server.Process.Kill()
-	w.out("wait", "--listen", port)
+	w.mustRun("wait", "--listen", port)
 	if err := client.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestQPTrace(t *testing.T) {
 		DestQPN uint32 `json:"dest_qpn"`
 	}
 	connected := func() bool {
-		if err := json.Unmarshal([]byte(w.out("qp", "show", "--json")), &qps); err != nil {
+		if err := json.Unmarshal([]byte(w.mustRun("qp", "show", "--json")), &qps); err != nil {
 			t.Fatal(err)
 		}
 		return len(qps) == 2 && qps[0].State == "RTS" && qps[1].State == "RTS"
@@ -47,22 +47,22 @@ func TestQPTrace(t *testing.T) {
 		t.Errorf("queue pairs: got %+v, want each connected with the other", qps)
 	}
 	num := fmt.Sprint(qps[0].Num)
-	if out := w.out("qp", "trace", num); strings.Contains(out, "psn") {
+	if out := w.mustRun("qp", "trace", num); strings.Contains(out, "psn") {
 		t.Errorf("trace at the start: got %q, want nothing", out)
 	}
 	for _, want := range []string{"send RC SEND Only psn ", "receive RC Acknowledge psn ", "send completed: success",
 		"receive completed: success"} {
 		var out string
 		has := func() bool {
-			out = w.out("qp", "trace", num)
+			out = w.mustRun("qp", "trace", num)
 			return strings.Contains(out, want)
 		}
 		if !testutil.Poll(has) {
 			t.Fatalf("trace: got\n%.1000s\nwant %q in it", out, want)
 		}
 	}
-	w.out("qp", "trace", num, "--off")
-	if out := w.out("qp", "show"); strings.Contains(out, "traced") {
+	w.mustRun("qp", "trace", num, "--off")
+	if out := w.mustRun("qp", "show"); strings.Contains(out, "traced") {
 		t.Errorf("qp show after the end of the trace: got %q", out)
 	}
 }

@@ -59,11 +59,11 @@ func TestBlockDevice(t *testing.T) {
 	}
 	run("mkfs.ext4", "-q", "-d", "/usr/include/linux", source)
 
-	target := start(t, regexp.MustCompile(`log in at (\S+)`), bin,
-		"target", "--quiet", "--addr", loopback(), "--port", "0", "--reset-every", "80ms", "data="+disk)
+	target := startReadyProgram(t, regexp.MustCompile(`log in at (\S+)`), bin,
+		"target", "--quiet", "--addr", unusedAddr(), "--port", "0", "--reset-every", "80ms", "data="+disk)
 	socket := filepath.Join(dir, "nbd.sock")
-	initiator := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
-		"disk", "--quiet", "--addr", loopback(), "--target", target.ready, "--export", "data", "--nbd", socket,
+	initiator := startReadyProgram(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
+		"disk", "--quiet", "--addr", unusedAddr(), "--target", target.ready, "--export", "data", "--nbd", socket,
 		"--reset-every", "50ms", "--wait", "60s")
 	if initiator.ready != strconv.Itoa(size) {
 		t.Errorf("size of the disk: got %s bytes", initiator.ready)
@@ -82,7 +82,7 @@ func TestBlockDevice(t *testing.T) {
 			"--output="+filepath.Join(dir, "fio.out"))
 	}
 
-	said := initiator.end(t)
+	said := initiator.interrupt(t)
 	t.Log(said)
 	m := regexp.MustCompile(`(\d+) resets, (\d+) sessions, (\d+) requests posted again, (\d+) failed`).FindStringSubmatch(
 		said)
@@ -93,7 +93,7 @@ func TestBlockDevice(t *testing.T) {
 	if resets, _ := strconv.Atoi(m[1]); resets < 20 || m[4] != "0" {
 		t.Errorf("end of the disk: got %s, want many resets and no failures", m[0])
 	}
-	target.end(t)
+	target.interrupt(t)
 }
 
 // TestBlockDeviceKill tests that flushed data exists after the target was killed and restarted, both for the
@@ -111,16 +111,17 @@ func TestBlockDeviceKill(t *testing.T) {
 	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	addr := loopback()
-	target := func() *server {
-		return start(t, regexp.MustCompile(`log in at (\S+)`), bin, "target", "--quiet", "--addr", addr, "data="+file)
+	addr := unusedAddr()
+	target := func() *readyProgram {
+		return startReadyProgram(t, regexp.MustCompile(`log in at (\S+)`), bin, "target", "--quiet", "--addr", addr,
+			"data="+file)
 	}
 	io := func(command string) *exec.Cmd {
 		return exec.Command("qemu-io", "-f", "raw", "-c", command, "nbd+unix:///?socket="+socket)
 	}
 	first := target()
-	disk := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
-		"disk", "--quiet", "--addr", loopback(), "--target", first.ready, "--export", "data", "--nbd", socket, "--wait",
+	disk := startReadyProgram(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
+		"disk", "--quiet", "--addr", unusedAddr(), "--target", first.ready, "--export", "data", "--nbd", socket, "--wait",
 		"60s", "--patience=-1s")
 	if out, err := io("write -f -P 7 5000 100000").CombinedOutput(); err != nil {
 		t.Fatalf("write: %v\n%s", err, out)
@@ -138,22 +139,22 @@ func TestBlockDeviceKill(t *testing.T) {
 	time.Sleep(500 * time.Millisecond) // the disk has sent its request at this point
 	late := time.AfterFunc(time.Minute, func() { disk.cmd.Process.Kill() })
 	defer late.Stop()
-	t.Log(disk.end(t))
+	t.Log(disk.interrupt(t))
 	if err := held.Wait(); err == nil {
 		t.Error("write to a stopped disk: got success, want an error")
 	}
 }
 
-// server is a program that prints a line when it is ready.
-type server struct {
+// readyProgram is a program that prints a line when it is ready.
+type readyProgram struct {
 	cmd   *exec.Cmd
 	ready string // first submatch of ready
 	rest  chan string
 }
 
-func start(t *testing.T, ready *regexp.Regexp, name string, args ...string) *server {
+func startReadyProgram(t *testing.T, ready *regexp.Regexp, name string, args ...string) *readyProgram {
 	t.Helper()
-	s := &server{cmd: exec.Command(name, args...), rest: make(chan string, 1)}
+	s := &readyProgram{cmd: exec.Command(name, args...), rest: make(chan string, 1)}
 	var errs bytes.Buffer
 	s.cmd.Stderr = &errs
 	out, err := s.cmd.StdoutPipe()
@@ -183,13 +184,13 @@ func start(t *testing.T, ready *regexp.Regexp, name string, args ...string) *ser
 }
 
 // kill kills the program, without an orderly end.
-func (s *server) kill() {
+func (s *readyProgram) kill() {
 	s.cmd.Process.Kill()
 	s.cmd.Wait()
 }
 
-// end interrupts the program, and returns its output since it was ready.
-func (s *server) end(t *testing.T) string {
+// interrupt interrupts the program, and returns its output since it was ready.
+func (s *readyProgram) interrupt(t *testing.T) string {
 	t.Helper()
 	s.cmd.Process.Signal(syscall.SIGINT)
 	said := <-s.rest

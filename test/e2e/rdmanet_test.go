@@ -12,22 +12,22 @@ import (
 
 // rdmanetTests returns the test program of package rdmanet.
 func rdmanetTests(t *testing.T) string {
-	return build(t, "rdmanet-tests", func(path string) []string {
+	return buildProgram(t, "rdmanet-tests", func(path string) []string {
 		return []string{"go", "test", "-c", "-o", path, "verbena/rdmanet"}
 	})
 }
 
-// ways lists the ways in which a Go program opens a device of a service.
-var ways = []struct {
+// openModes lists the ways in which a Go program opens a device of a service.
+var openModes = []struct {
 	name string
-	cmd  func(w *world, program string, args ...string) *exec.Cmd
+	cmd  func(w *testService, program string, args ...string) *exec.Cmd
 }{
-	{"verbena run", func(w *world, program string, args ...string) *exec.Cmd {
+	{"verbena run", func(w *testService, program string, args ...string) *exec.Cmd {
 		c := w.cmd(w.deadline(100), append([]string{"run", "--", program}, args...)...)
 		c.Env = append(c.Env, "VERBS_DEVICE=rxe0")
 		return c
 	}},
-	{"socket", func(w *world, program string, args ...string) *exec.Cmd {
+	{"socket", func(w *testService, program string, args ...string) *exec.Cmd {
 		c := w.cmd(w.deadline(100))
 		c.Path, c.Args = program, append([]string{program}, args...)
 		c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_SERVICE="+w.socket)
@@ -39,14 +39,14 @@ var ways = []struct {
 func TestRdmanet(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	for _, way := range ways {
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	for _, way := range openModes {
 		c := way.cmd(w, tests, "-test.v", "-test.run", "^(TestConn|TestFlow|TestHTTP|TestListener|TestCM|TestKilledPeer)$")
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", way.name, err, out)
 		}
 	}
-	w.empty() // the service detects the end of a program a moment later
+	w.awaitEmpty() // the service detects the end of a program a moment later
 }
 
 // TestRdmanetAcross runs nettest's tests, and transfers of both kinds, between the services of two network
@@ -54,10 +54,10 @@ func TestRdmanet(t *testing.T) {
 func TestRdmanetAcross(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
-	nsA, nsB := netns(t)
+	nsA, nsB := newNetNSPair(t)
 	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
 	b := startService(t, users()[0], nsB, "--link", "rxe0=veth0")
-	socket := &ways[1]
+	socket := &openModes[1]
 	c := socket.cmd(a, tests, "-test.v", "-test.run", "^TestConn$")
 	c.Env = append(c.Env, "VERBS_PEER_SERVICE="+b.socket)
 	out, err := c.CombinedOutput()
@@ -66,7 +66,7 @@ func TestRdmanetAcross(t *testing.T) {
 	}
 	for _, how := range []string{"tcp 10.77.0.1:18790", "cm 10.77.0.1:18790", "tcp [fd77::1]:18791",
 		"cm [fd77::1]:18791"} {
-		for _, way := range ways {
+		for _, way := range openModes {
 			if way.name == socket.name && how[:3] == "tcp" {
 				continue // the program runs outside of both namespaces
 			}
@@ -84,8 +84,8 @@ func TestRdmanetAcross(t *testing.T) {
 			}
 		}
 	}
-	for _, w := range []*world{a, b} {
-		w.empty() // the service detects the end of a program a moment later
+	for _, w := range []*testService{a, b} {
+		w.awaitEmpty() // the service detects the end of a program a moment later
 	}
 }
 
@@ -94,8 +94,8 @@ func TestRdmanetAcross(t *testing.T) {
 func TestRdmanetReset(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	for _, way := range ways {
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	for _, way := range openModes {
 		for _, how := range []string{"tcp 127.0.0.1:0", "cm :0"} {
 			for _, do := range [][]string{{"reset"}, {"unplug", "plug"}} {
 				name := fmt.Sprint(way.name, ", ", how, ", ", do)
@@ -115,7 +115,7 @@ func TestRdmanetReset(t *testing.T) {
 						t.Errorf("%s: got %q, want %q", name, lines.Text(), want)
 					}
 					for _, x := range do {
-						w.out("dev", x, "rxe0")
+						w.mustRun("dev", x, "rxe0")
 					}
 					do = nil
 				}
@@ -125,5 +125,5 @@ func TestRdmanetReset(t *testing.T) {
 			}
 		}
 	}
-	w.empty() // the service detects the end of a program a moment later
+	w.awaitEmpty() // the service detects the end of a program a moment later
 }

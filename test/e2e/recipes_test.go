@@ -15,13 +15,13 @@ func TestRecoveryRecipes(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc", "cc")
 	_, err := os.Stat("/usr/include/infiniband/verbs.h")
-	need(t, err == nil, "libibverbs-dev")
+	needCondition(t, err == nil, "libibverbs-dev")
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("../../examples/recovery")); err != nil {
 		t.Fatal(err)
 	}
-	w := startService(t, user{"self", uint32(os.Getuid())}, "", "--link", "rxe0="+loopback())
-	if err := os.Symlink(binary(t), filepath.Join(dir, "verbena")); err != nil {
+	w := startService(t, user{"self", uint32(os.Getuid())}, "", "--link", "rxe0="+unusedAddr())
+	if err := os.Symlink(verbenaBinary(t), filepath.Join(dir, "verbena")); err != nil {
 		t.Fatal(err)
 	}
 	c := exec.CommandContext(w.deadline(200), "sh", "recover.sh")
@@ -32,7 +32,7 @@ func TestRecoveryRecipes(t *testing.T) {
 		t.Fatalf("recover.sh: %v\n%s", err, out)
 	}
 	// The script makes five resets. One of the resets happens twice.
-	if d := w.dev(); d.Resets != 6 || d.Contexts+d.Zombies != 0 {
+	if d := w.firstDevice(); d.Resets != 6 || d.Contexts+d.Zombies != 0 {
 		t.Errorf("device: got %+v, want 6 resets and no contexts", d)
 	}
 	if !strings.Contains(string(out), "finished: ") {

@@ -12,10 +12,10 @@ import (
 // TestReports runs the programs of test/reports that need the C library. TestVerbs runs the other programs.
 func TestReports(t *testing.T) {
 	t.Parallel()
-	program := compile(t, "reports")
+	program := buildWithLibibverbs(t, "reports")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
-			w := startService(t, u, "", "--link", "rxe0="+loopback())
+			w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
 			for _, r := range reports.All() {
 				if r.C == "" {
 					continue
@@ -29,7 +29,7 @@ func TestReports(t *testing.T) {
 					t.Errorf("%s (%s): got %q, %v, want %v", r.ID, r.C, out, err, want)
 				}
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }

@@ -19,18 +19,18 @@ import (
 	"verbena/internal/testutil"
 )
 
-// dev returns the first device.
-func (w *world) dev() ctl.DevInfo {
+// firstDevice returns the first device.
+func (w *testService) firstDevice() ctl.DevInfo {
 	w.t.Helper()
-	list := w.ask(&ctl.Request{Op: ctl.OpDevShow}).Devs
+	list := w.sendRequest(&ctl.Request{Op: ctl.OpDevShow}).Devs
 	if len(list) == 0 {
 		w.t.Fatal("service: got no device")
 	}
 	return list[0]
 }
 
-// queuesClean fails the test if a service still has queue files of ended programs.
-func queuesClean(t *testing.T, service int) {
+// checkNoQueueFiles fails the test if a service still has queue files of ended programs.
+func checkNoQueueFiles(t *testing.T, service int) {
 	t.Helper()
 	testutil.Eventually(t, "the queue files of ended programs to be closed", func() bool {
 		return !slices.ContainsFunc(descriptorsOf(service), func(to string) bool {
@@ -71,12 +71,12 @@ func TestResetPrograms(t *testing.T) {
 		{do: [][]string{{"reset", "rxe0", "--at", "completion"}}, waits: true},
 	} {
 		for k, p := range programs {
-			if fail.waits && !p.waits || !full && (i+k)%2 == 1 && i > 0 {
+			if fail.waits && !p.waits || !fullMatrix && (i+k)%2 == 1 && i > 0 {
 				continue
 			}
 			t.Run(strings.Join(fail.do[0], " ")+"/"+p.name+strings.Join(p.args[len(p.args)-1:], ""), func(t *testing.T) {
 				t.Parallel()
-				w := startService(t, u, "", "--link", "rxe0="+loopback())
+				w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
 				server, client := startPair(t, w, p.name, p.args)
 				watch := w.cmd(w.deadline(60), "run", "--", "ibv_asyncwatch", "-d", "rxe0")
 				var seen bytes.Buffer
@@ -84,9 +84,9 @@ func TestResetPrograms(t *testing.T) {
 				if err := watch.Start(); err != nil {
 					t.Fatal(err)
 				}
-				testutil.Poll(func() bool { return w.dev().Contexts == 3 })
+				testutil.Poll(func() bool { return w.firstDevice().Contexts == 3 })
 				for _, args := range fail.do {
-					w.out(append([]string{"dev"}, args...)...)
+					w.mustRun(append([]string{"dev"}, args...)...)
 				}
 				for name, c := range map[string]*exec.Cmd{"server": server, "client": client, "ibv_asyncwatch": watch} {
 					if code := waitWithin(t, name, c, 30*time.Second); code == 0 || code >= 125 {
@@ -97,13 +97,13 @@ func TestResetPrograms(t *testing.T) {
 					t.Errorf("ibv_asyncwatch: got no fatal event:\n%s", seen.String())
 				}
 				if fail.after != nil {
-					w.out(append([]string{"dev"}, fail.after...)...)
+					w.mustRun(append([]string{"dev"}, fail.after...)...)
 				}
-				w.empty()
-				queuesClean(t, w.serve.Process.Pid)
-				testutil.Poll(func() bool { return w.dev().State == "running" })
+				w.awaitEmpty()
+				checkNoQueueFiles(t, w.serve.Process.Pid)
+				testutil.Poll(func() bool { return w.firstDevice().State == "running" })
 				args := []string{"-d", "rxe0", "-g", "1", "-c"}
-				again := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
+				again := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
 				if err := again.run(); err != nil {
 					t.Errorf("exchange on the recovered device: %v", err)
 				}
@@ -162,7 +162,7 @@ sys.stdin.readline()
 // TestUnreachableHardware tests commands while the hardware does not answer, including an outage that begins during a
 // registration. Each command must return at once, with success or with an error that names the cause.
 func TestUnreachableHardware(t *testing.T) {
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	refused := func(why string, args ...string) {
 		t.Helper()
 		if out, err := w.cmd(w.deadline(20), args...).CombinedOutput(); err == nil || !strings.Contains(string(out), why) {
@@ -170,16 +170,16 @@ func TestUnreachableHardware(t *testing.T) {
 		}
 	}
 	for _, at := range [][]string{nil, {"--at=registration"}} {
-		w.out(append([]string{"dev", "reset", "rxe0", "--unreachable"}, at...)...)
+		w.mustRun(append([]string{"dev", "reset", "rxe0", "--unreachable"}, at...)...)
 		testutil.Eventually(t, "the device to be gone", func() bool {
-			d := w.dev()
+			d := w.firstDevice()
 			return d.Device == "gone" && d.State == "recovering" && d.Hardware == "unreachable" // the outage may begin later
 		})
 		refused("verbena dev plug rxe0", "dev", "reset", "rxe0")
-		w.out("dev", "unplug", "rxe0")
+		w.mustRun("dev", "unplug", "rxe0")
 		refused("not plugged in", "dev", "unplug", "rxe0")
-		w.out("dev", "plug", "rxe0")
-		if d := w.dev(); d.State != "running" {
+		w.mustRun("dev", "plug", "rxe0")
+		if d := w.firstDevice(); d.State != "running" {
 			t.Errorf("device after dev plug: got %+v", d)
 		}
 	}
@@ -188,37 +188,38 @@ func TestUnreachableHardware(t *testing.T) {
 	if err := short.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Eventually(t, "the device to recover", func() bool { return w.dev().State == "recovering" })
-	w.out("dev", "plug", "rxe0")
+	testutil.Eventually(t, "the device to recover", func() bool { return w.firstDevice().State == "recovering" })
+	w.mustRun("dev", "plug", "rxe0")
 	if err := short.Wait(); err != nil {
 		t.Error(err)
 	}
-	w.out("dev", "reset", "rxe0", "--unreachable")
+	w.mustRun("dev", "reset", "rxe0", "--unreachable")
 	testutil.Stays(t, 600*time.Millisecond, "recovering, beyond the time of an earlier outage", func() bool {
-		return w.dev().State == "recovering"
+		return w.firstDevice().State == "recovering"
 	})
-	w.out("dev", "plug", "rxe0")
-	w.out("dev", "reset", "rxe0", "--unreachable", "--at=registration")
-	w.out("link", "del", "rxe0")
+	w.mustRun("dev", "plug", "rxe0")
+	w.mustRun("dev", "reset", "rxe0", "--unreachable", "--at=registration")
+	w.mustRun("link", "del", "rxe0")
 }
 
-// TestZombie tests a process that keeps the objects of the old device, while this process and others use the
-// recovered device.
-func TestZombie(t *testing.T) {
+// TestZombieKeepsOldDevice tests a process that keeps the objects of the old device, while this process and others use
+// the recovered device.
+func TestZombieKeepsOldDevice(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	const python = "/usr/bin/python3"
-	need(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
+	needCondition(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil,
+		"python3-pyverbs: scripts/deps installs it")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
-			w := startService(t, u, "", "--link", "rxe0="+loopback())
+			w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
 			c := w.cmd(w.deadline(60), "run", "--", python, "-c", zombieScript)
 			in, err := c.StdinPipe()
 			if err != nil {
 				t.Fatal(err)
 			}
-			out := &lineFeed{ch: make(chan string, 100)}
+			out := &lineWriter{ch: make(chan string, 100)}
 			c.Stdout, c.Stderr = out, out
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
@@ -238,20 +239,20 @@ func TestZombie(t *testing.T) {
 				}
 			}
 			until("ready")
-			w.out("dev", "reset", "rxe0")
+			w.mustRun("dev", "reset", "rxe0")
 			in.Write([]byte("\n"))
 			want := []string{"event True", "query_device EIO", "alloc_pd EIO", "reg_mr EIO", "create_cq EIO", "query_qp EIO"}
 			if got := until("zombie"); strings.Join(got, ",") != strings.Join(want, ",") {
 				t.Errorf("zombie: got %q, want %q", got, want)
 			}
-			if d := w.dev(); d.Zombies != 1 || d.Contexts != 0 || d.Resets != 1 {
+			if d := w.firstDevice(); d.Zombies != 1 || d.Contexts != 0 || d.Resets != 1 {
 				t.Errorf("dev show: %+v", d)
 			}
-			if r := w.resources(); len(r) != 1 || !r[0].Zombie {
+			if r := w.openContexts(); len(r) != 1 || !r[0].Zombie {
 				t.Errorf("res show: %v", r)
 			}
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
-			other := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
+			other := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
 			if err := other.run(); err != nil {
 				t.Errorf("pingpong while the zombie exists: %v", err)
 			}
@@ -259,8 +260,8 @@ func TestZombie(t *testing.T) {
 			if got := until("closed"); strings.Join(got, ",") != "new 1" {
 				t.Errorf("last output: got %q", got)
 			}
-			w.empty()
-			queuesClean(t, w.serve.Process.Pid)
+			w.awaitEmpty()
+			checkNoQueueFiles(t, w.serve.Process.Pid)
 			in.Write([]byte("\n"))
 			if code := waitWithin(t, "the program", c, 20*time.Second); code != 0 {
 				t.Errorf("exit code %d", code)
@@ -269,13 +270,13 @@ func TestZombie(t *testing.T) {
 	}
 }
 
-// lineFeed delivers the written data line by line.
-type lineFeed struct {
+// lineWriter delivers the written data line by line.
+type lineWriter struct {
 	ch   chan string
 	rest string
 }
 
-func (l *lineFeed) Write(b []byte) (int, error) {
+func (l *lineWriter) Write(b []byte) (int, error) {
 	l.rest += string(b)
 	for {
 		line, rest, ok := strings.Cut(l.rest, "\n")
@@ -303,11 +304,11 @@ func TestSoakReset(t *testing.T) {
 	}
 	resets, plugs := count("SOAK_RESETS"), count("SOAK_PLUGS")
 	const pairs = 5
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	for n := range resets + plugs {
 		var all []*exec.Cmd
 		for i := range pairs {
-			port := tcpPort()
+			port := unusedTCPPort()
 			args := []string{"run", "--", "ibv_rc_pingpong", "-p", port, "-d", "rxe0", "-g", "1", "-n", "100000000"}
 			if i%2 == 1 {
 				args = append(args, "-e")
@@ -316,7 +317,7 @@ func TestSoakReset(t *testing.T) {
 			if err := server.Start(); err != nil {
 				t.Fatal(err)
 			}
-			(&pair{server: w, port: port}).awaitListening(make(chan error, 1))
+			(&programPair{server: w, port: port}).awaitListening(make(chan error, 1))
 			client := w.cmd(w.deadline(120), append(args, "127.0.0.1")...)
 			if err := client.Start(); err != nil {
 				t.Fatal(err)
@@ -326,8 +327,8 @@ func TestSoakReset(t *testing.T) {
 		running := 0
 		if !testutil.Poll(func() bool {
 			running = 0
-			for _, r := range w.resources() {
-				if connected(r) {
+			for _, r := range w.openContexts() {
+				if isConnected(r) {
 					running++
 				}
 			}
@@ -336,27 +337,27 @@ func TestSoakReset(t *testing.T) {
 			t.Fatalf("running programs: got only %d", running)
 		}
 		if n%2 == 0 && n/2 < resets || n >= 2*plugs {
-			w.out("dev", "reset", "rxe0")
+			w.mustRun("dev", "reset", "rxe0")
 		} else {
-			w.out("dev", "unplug", "rxe0")
-			w.out("dev", "plug", "rxe0")
+			w.mustRun("dev", "unplug", "rxe0")
+			w.mustRun("dev", "plug", "rxe0")
 		}
 		for i, c := range all {
 			if code := waitWithin(t, "program "+strconv.Itoa(i), c, 30*time.Second); code == 0 {
 				t.Errorf("cycle %d: program %d: got exit code 0, want an error", n, i)
 			}
 		}
-		w.empty()
+		w.awaitEmpty()
 		if t.Failed() {
 			return
 		}
 	}
-	queuesClean(t, w.serve.Process.Pid)
+	checkNoQueueFiles(t, w.serve.Process.Pid)
 	t.Logf("%d resets, %d unplugs with %d processes", resets, plugs, 2*pairs)
 }
 
-// silenceScript posts a receive, and prints the receive's completion after a reset of the device.
-const silenceScript = `
+// noFlushScript posts a receive, and prints the receive's completion after a reset of the device.
+const noFlushScript = `
 import sys, time
 from pyverbs.device import Context
 from pyverbs.pd import PD
@@ -392,8 +393,9 @@ for o in qp, mr, cq, pd, ctx:
 func TestNoFlush(t *testing.T) {
 	t.Parallel()
 	const python = "/usr/bin/python3"
-	need(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	needCondition(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil,
+		"python3-pyverbs: scripts/deps installs it")
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, c := range []struct {
 		args []string
 		want string
@@ -401,7 +403,7 @@ func TestNoFlush(t *testing.T) {
 		{[]string{"dev", "reset", "rxe0"}, "event True\ncompletions 1 True\n"},
 		{[]string{"dev", "reset", "rxe0", "--no-flush"}, "event True\ncompletions 0\n"},
 	} {
-		cmd := w.cmd(w.deadline(60), "run", "--", python, "-c", silenceScript)
+		cmd := w.cmd(w.deadline(60), "run", "--", python, "-c", noFlushScript)
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -417,7 +419,7 @@ func TestNoFlush(t *testing.T) {
 		if line, err := read.ReadString('\n'); line != "ready\n" {
 			t.Fatalf("%q, %v", line, err)
 		}
-		w.out(c.args...)
+		w.mustRun(c.args...)
 		fmt.Fprintln(in)
 		rest, err := io.ReadAll(read)
 		if err != nil || string(rest) != c.want {

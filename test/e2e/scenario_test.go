@@ -15,12 +15,12 @@ import (
 // runScenario runs a scenario with a device rxe0 at a loopback address, and returns its exit code and its output.
 func runScenario(t *testing.T, addr, text string) (code int, out string) {
 	t.Helper()
-	path := filepath.Join(scratch(t), "scenario.yaml")
+	path := filepath.Join(newScratchDir(t), "scenario.yaml")
 	text = "name: scenario\ntimeout: 20s\ndevices: [{name: rxe0, addr: [" + addr + "]}]\n" + text
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	argv := []string{binary(t), "scenario", "run", path}
+	argv := []string{verbenaBinary(t), "scenario", "run", path}
 	if os.Getuid() == 0 { // other tests also use the address
 		argv = append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$0" "$@"`}, argv...)
 	}
@@ -75,7 +75,7 @@ programs:
 // their output must still be printed, and no report may replace another.
 func TestScenarioReports(t *testing.T) {
 	t.Parallel()
-	dir := scratch(t)
+	dir := newScratchDir(t)
 	write := func(path, addr string) string {
 		path = filepath.Join(dir, path)
 		text := "name: " + filepath.Base(path) + "\ndevices: [{name: rxe0, addr: [" + addr +
@@ -89,7 +89,7 @@ func TestScenarioReports(t *testing.T) {
 		write("b/first.yaml", "127.0.94.5")
 	run := func(want int, says string, args ...string) {
 		t.Helper()
-		c := exec.CommandContext(t.Context(), binary(t), append([]string{"scenario", "run", "--quiet"}, args...)...)
+		c := exec.CommandContext(t.Context(), verbenaBinary(t), append([]string{"scenario", "run", "--quiet"}, args...)...)
 		out, err := c.CombinedOutput()
 		if exitCode(err) != want || !strings.Contains(string(out), says) {
 			t.Errorf("%v: got exit code %d, want %d and %q:\n%s", args, exitCode(err), want, says, out)
@@ -105,7 +105,7 @@ func TestScenarioReports(t *testing.T) {
 	}
 	run(125, "rename one", "--report", reports, first, other)
 	run(0, "ok    first.yaml", first, other)
-	c := exec.CommandContext(t.Context(), binary(t), "scenario", "run", "--quiet", second)
+	c := exec.CommandContext(t.Context(), verbenaBinary(t), "scenario", "run", "--quiet", second)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)

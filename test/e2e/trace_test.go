@@ -22,14 +22,14 @@ func TestTrace(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	needProgram(t, "strace", "strace")
-	program, raw := attackProgram(t, "attack"), buildRawverbs(t)
-	w := newWorld(t, user{"root", 0}, "")
+	program, raw := buildAttackProgram(t, "attack"), buildRawverbs(t)
+	w := newTestService(t, user{"root", 0}, "")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	dir := t.TempDir()
 	const calls = "trace=%file,%process,ioctl,ppoll,prlimit64,process_vm_readv,process_vm_writev,kill,tkill,tgkill,pidfd_open," +
 		"pidfd_getfd,inotify_add_watch,openat,openat2,unlinkat,statx,newfstatat,readlinkat"
 	c := exec.Command("strace", "-ff", "-s", "256", "-o", filepath.Join(dir, "thread"), "-e", calls, "-e", "signal=none",
-		binary(t), "serve", "--socket", w.socket, "--mode", "0666", "--wire", "--link", "rxe0="+loopback())
+		verbenaBinary(t), "serve", "--socket", w.socket, "--mode", "0666", "--wire", "--link", "rxe0="+unusedAddr())
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestTrace(t *testing.T) {
 			t.Logf("%v: %v: %s", argv, err, out)
 		}
 	}
-	w.out("stop")
+	w.mustRun("stop")
 	select {
 	case <-over:
 	case <-time.After(20 * time.Second):

@@ -13,16 +13,16 @@ import (
 )
 
 // sharedService starts a root service that other users may use as the flags permit.
-func sharedService(t *testing.T, args ...string) *world {
+func sharedService(t *testing.T, args ...string) *testService {
 	t.Helper()
 	needRoot(t)
-	w := startService(t, user{"root", 0}, "", append([]string{"--link", "rxe0=" + loopback()}, args...)...)
+	w := startService(t, user{"root", 0}, "", append([]string{"--link", "rxe0=" + unusedAddr()}, args...)...)
 	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
 	return w
 }
 
 // as returns the same service for another user.
-func (w *world) as(uid uint32, groups ...uint32) *world {
+func (w *testService) as(uid uint32, groups ...uint32) *testService {
 	o := *w
 	o.user, o.groups = user{fmt.Sprint(uid), uid}, groups
 	return &o
@@ -34,11 +34,11 @@ func TestDevicePermissions(t *testing.T) {
 	w := sharedService(t, "--group", "12345", "--mode", "0660")
 	raw := buildRawverbs(t)
 	inside := w.as(1001, 12345)
-	if out := inside.out("run", "--", "stat", "-c", "%F %a %u:%g",
+	if out := inside.mustRun("run", "--", "stat", "-c", "%F %a %u:%g",
 		"/dev/infiniband/uverbs0"); out != "character special file 660 0:12345\n" {
 		t.Errorf("stat: %q", out)
 	}
-	if out := inside.out("run", "--", raw, "transfer"); out != "ok\n" {
+	if out := inside.mustRun("run", "--", raw, "transfer"); out != "ok\n" {
 		t.Errorf("in the group: %q", out)
 	}
 	b, err := w.as(1002).cmd(w.deadline(20), "run", "--", raw, "transfer").CombinedOutput()
@@ -52,14 +52,14 @@ func TestDevicePermissions(t *testing.T) {
 	if err == nil || !strings.Contains(string(b), "open uverbs0: permission denied") {
 		t.Errorf("program after a change of its user: got %v, %q", err, b)
 	}
-	for _, args := range [][]string{{"stop"}, {"link", "add", "rxe9", "--addr", loopback()}, {"link", "del", "rxe0"},
+	for _, args := range [][]string{{"stop"}, {"link", "add", "rxe9", "--addr", unusedAddr()}, {"link", "del", "rxe0"},
 		{"fault", "add", "--dev", "rxe0", "--drop", "50%"}, {"fault", "clear"}} {
 		b, err := inside.cmd(w.deadline(20), args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(b), "operation not permitted") {
 			t.Errorf("verbena %v as a user: %v, %q", args, err, b)
 		}
 	}
-	if out := inside.out("link", "show"); !strings.Contains(out, "rxe0") {
+	if out := inside.mustRun("link", "show"); !strings.Contains(out, "rxe0") {
 		t.Errorf("link show as a user: got %q", out)
 	}
 }
@@ -126,7 +126,7 @@ func TestTwoUsers(t *testing.T) {
 // trusts it.
 func TestOtherUserIsRefused(t *testing.T) {
 	needRoot(t)
-	w := startService(t, user{"nobody", 65534}, "", "--link", "rxe0="+loopback(), "--mode", "0666")
+	w := startService(t, user{"nobody", 65534}, "", "--link", "rxe0="+unusedAddr(), "--mode", "0666")
 	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
 	b, err := w.as(1002).cmd(w.deadline(20), "run", "--", "true").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "--service-user") {
@@ -152,13 +152,13 @@ func TestForgedAttach(t *testing.T) {
 		}
 		f.Close()
 	}
-	if out := w.out("run", "--", "echo", "works"); out != "works\n" {
+	if out := w.mustRun("run", "--", "echo", "works"); out != "works\n" {
 		t.Errorf("afterwards: %q", out)
 	}
 }
 
 // attachWith asks the service to supervise a program, and sends a descriptor with the request.
-func attachWith(w *world, f *os.File) error {
+func attachWith(w *testService, f *os.File) error {
 	c, err := ctl.Dial(w.location())
 	if err != nil {
 		w.t.Fatal(err)

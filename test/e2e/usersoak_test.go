@@ -19,8 +19,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// roundsOf returns the number of rounds of a soak. The number is ROUNDS, or the short count.
-func roundsOf(short int) int {
+// soakRoundsOr returns the number of rounds of a soak. The number is ROUNDS, or the short count.
+func soakRoundsOr(short int) int {
 	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
 		return n
 	}
@@ -33,7 +33,7 @@ func roundsOf(short int) int {
 func TestSoakUsers(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
-	s := besiege(t)
+	s := startAttackedService(t)
 	// The programs of killed launchers become children of this process, which must reap them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
@@ -52,30 +52,31 @@ func TestSoakUsers(t *testing.T) {
 	longest := time.Duration(0)
 	const often = 100 // number of rounds between reports and measurements
 	var undisturbed float64
-	var control *siege // this pair shares only the machine with the programs of s
-	if roundsOf(12) >= often {
+	var control *attackedService // this pair shares only the machine with the programs of s
+	if soakRoundsOr(12) >= often {
 		needProgram(t, "perftest", "ib_send_lat")
-		s.withoutNeighbour(func() { undisturbed = s.p99() })
+		s.withoutNeighbour(func() { undisturbed = s.measureP99() })
 		t.Logf("undisturbed: p99 %.1f us", undisturbed)
-		control = besiege(t)
+		control = startAttackedService(t)
 		control.stopNeighbour()
 	}
-	for i := range roundsOf(12) {
+	for i := range soakRoundsOr(12) {
 		if i == 5 { // the service then has allocated its long-lived resources
-			base, threads = restingFootprintOf(t, s.serve.Process.Pid, dir), s.load().threads
+			base, threads = restingFootprintOf(t, s.serve.Process.Pid, dir), s.readLoad().threads
 		}
-		what := s.killRound(r, raw)
+		what := s.runKillRound(r, raw)
 		done[what]++
 		began := time.Now()
 		s.checkNeighbour()
 		s.awaitOnlyNeighbour()
 		for wait := time.Millisecond; base.descriptors > 0; wait = min(2*wait, 50*time.Millisecond) {
 			now := footprintOf(t, s.serve.Process.Pid, dir)
-			if !now.exceeds(base) && s.load().threads <= threads+32 {
+			if !now.exceeds(base) && s.readLoad().threads <= threads+32 {
 				break
 			}
 			if time.Since(began) > 15*time.Second {
-				t.Fatalf("round %d (%s): got %+v and %d threads left; before: %+v and %d\n%q", i, what, now, s.load().threads, base,
+				t.Fatalf("round %d (%s): got %+v and %d threads left; before: %+v and %d\n%q", i, what, now, s.readLoad().threads,
+					base,
 					threads,
 					descriptorsOf(s.serve.Process.Pid))
 			}
@@ -89,36 +90,40 @@ func TestSoakUsers(t *testing.T) {
 			var p99, elsewhere float64
 			var rounds int
 			s.withoutNeighbour(func() {
-				p99, rounds = s.p99Beside(func() { s.killRound(r, raw) })
-				elsewhere, _ = s.p99Beside(func() { control.killRound(r, raw) })
+				p99, rounds = s.measureP99Beside(func() { s.runKillRound(r, raw) })
+				elsewhere, _ = s.measureP99Beside(func() { control.runKillRound(r, raw) })
 			})
 			fmt.Printf(
 				"round %d: %v; service: %+v; beside %d more rounds p99 is %.1f us, %.2f times; beside rounds of another service %.2f times\n",
-				i+1, done, s.load(), rounds, p99, p99/undisturbed, elsewhere/undisturbed)
+				i+1, done, s.readLoad(), rounds, p99, p99/undisturbed, elsewhere/undisturbed)
 		}
 	}
-	t.Logf("%v; no object left after at most %v; service: %+v", done, longest.Round(time.Millisecond), s.load())
+	t.Logf("%v; no object left after at most %v; service: %+v", done, longest.Round(time.Millisecond), s.readLoad())
 }
 
 // withoutNeighbour calls f while the neighbour is stopped.
-func (s *siege) withoutNeighbour(f func()) {
+func (s *attackedService) withoutNeighbour(f func()) {
 	s.t.Helper()
 	s.stopNeighbour()
 	f()
 	_ = syscall.Kill(-s.neighbour.cmd.Process.Pid, syscall.SIGCONT)
-	s.neighbour.say("what was the longest operation?") // the next answer must cover only the operations after this one
-	s.neighbour.line(3 * time.Second)
+	// the next answer must cover only the operations after this one
+	s.neighbour.sendLine("what was the longest operation?")
+	s.neighbour.nextLine(3 * time.Second)
 }
 
-func (s *siege) stopNeighbour() { _ = syscall.Kill(-s.neighbour.cmd.Process.Pid, syscall.SIGSTOP) }
+func (s *attackedService) stopNeighbour() {
+	_ = syscall.Kill(-s.neighbour.cmd.Process.Pid, syscall.SIGSTOP)
+}
 
-// p99Beside measures p99 while it calls the function other repeatedly. p99Beside also returns the number of calls.
-func (s *siege) p99Beside(other func()) (p99 float64, times int) {
+// measureP99Beside measures p99 while it calls the function other repeatedly. measureP99Beside also returns the number
+// of calls.
+func (s *attackedService) measureP99Beside(other func()) (p99 float64, times int) {
 	s.t.Helper()
 	measured := make(chan struct{})
 	go func() {
 		defer close(measured)
-		p99 = s.p99()
+		p99 = s.measureP99()
 	}()
 	for {
 		select {
@@ -131,11 +136,11 @@ func (s *siege) p99Beside(other func()) (p99 float64, times int) {
 	}
 }
 
-// killRound starts programs of one or both users, and kills or terminates them.
-func (s *siege) killRound(r *rand.Rand, raw string) string {
+// runKillRound starts programs of one or both users, and kills or terminates them.
+func (s *attackedService) runKillRound(r *rand.Rand, raw string) string {
 	var launchers []*exec.Cmd
 	for _, uid := range [][]uint32{{attacker}, {stranger}, {attacker, stranger}}[r.IntN(3)] {
-		c := s.plain(uid, binary(s.t), "run", "--", raw, "hoard", fmt.Sprint(r.Uint64()))
+		c := s.plainCommand(uid, verbenaBinary(s.t), "run", "--", raw, "hoard", fmt.Sprint(r.Uint64()))
 		if err := c.Start(); err != nil {
 			s.t.Fatal(err)
 		}
@@ -192,14 +197,14 @@ func (s *siege) killRound(r *rand.Rand, raw string) string {
 func TestServiceKilled(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	raw := buildRawverbs(t)
-	s := besiege(t)
+	s := startAttackedService(t)
 	idle := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
-	idle.lineWith("has", 20*time.Second)
-	port := tcpPort()
+	idle.nextLineWith("has", 20*time.Second)
+	port := unusedTCPPort()
 	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n",
 		"100000000", "-e", "-p", port)
 	waiting := talk(t, server) // waits for a client that does not connect
-	s.out("wait", "--listen", port)
+	s.mustRun("wait", "--listen", port)
 	began := time.Now()
 	if err := s.serve.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -211,8 +216,8 @@ func TestServiceKilled(t *testing.T) {
 		!strings.Contains(said, "Invalid argument") {
 		t.Errorf("polling program: got no error: %s", said)
 	}
-	idle.say("a message")
-	idle.lineWith("rawverbs:", 2*time.Second)
+	idle.sendLine("a message")
+	idle.nextLineWith("rawverbs:", 2*time.Second)
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("programs: got their errors after %v", took)
 	}
@@ -225,9 +230,9 @@ func TestServiceKilled(t *testing.T) {
 func TestServiceStopped(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
-	s := besiege(t)
+	s := startAttackedService(t)
 	a := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
-	a.lineWith("has", 20*time.Second)
+	a.nextLineWith("has", 20*time.Second)
 	pid := s.serve.Process.Pid
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -246,19 +251,19 @@ func TestServiceStopped(t *testing.T) {
 		return strings.Contains(string(b), "State:\tT")
 	})
 	time.Sleep(20 * time.Millisecond)
-	a.say("a message")
+	a.sendLine("a message")
 	newcomer := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0"))
 	command := talk(t, s.cmd(s.deadline(60), "link", "show"))
-	if line, ok := a.line(time.Duration(fullCount(2, 10)) * time.Second); ok {
+	if line, ok := a.nextLine(time.Duration(fullCount(2, 10)) * time.Second); ok {
 		t.Errorf("program of a stopped service: got output %q, want none", line)
 	}
 	syscall.Kill(pid, syscall.SIGCONT)
 	stopped = false
-	a.lineWith("ok", 5*time.Second)
-	newcomer.lineWith("/dev/infiniband/uverbs0: success", 5*time.Second)
-	command.lineWith("rxe0", 5*time.Second)
-	s.neighbour.say("how is it?")
-	s.neighbour.lineWith("", 5*time.Second)
+	a.nextLineWith("ok", 5*time.Second)
+	newcomer.nextLineWith("/dev/infiniband/uverbs0: success", 5*time.Second)
+	command.nextLineWith("rxe0", 5*time.Second)
+	s.neighbour.sendLine("how is it?")
+	s.neighbour.nextLineWith("", 5*time.Second)
 	s.checkNeighbour()
 }
 
@@ -267,8 +272,8 @@ func TestLimitsAreNamed(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
 	t.Run("descriptors of the service", func(t *testing.T) {
-		s := besiege(t)
-		few := unix.Rlimit{Cur: uint64(s.load().descriptors) + 12, Max: 2048}
+		s := startAttackedService(t)
+		few := unix.Rlimit{Cur: uint64(s.readLoad().descriptors) + 12, Max: 2048}
 		if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -285,7 +290,7 @@ func TestLimitsAreNamed(t *testing.T) {
 		s.checkServes()
 	})
 	t.Run("memory of queues", func(t *testing.T) {
-		s := besiege(t, "--limit", "ring-bytes=2M/16M")
+		s := startAttackedService(t, "--limit", "ring-bytes=2M/16M")
 		out, _ := s.as(attacker).cmd(s.deadline(20), "run", "--", raw, "fill", "qps", "1000").CombinedOutput()
 		if !strings.Contains(string(out), "qps refused after") {
 			t.Errorf("fill qps: got %s, want a refusal", out)
@@ -296,10 +301,10 @@ func TestLimitsAreNamed(t *testing.T) {
 	})
 	t.Run("no room on /dev/shm", func(t *testing.T) {
 		needRoot(t)
-		w := newWorld(t, users()[0], "")
-		script := `mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() +
+		w := newTestService(t, users()[0], "")
+		script := `mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + unusedAddr() +
 			` -- true`
-		c := exec.CommandContext(w.deadline(20), "unshare", "-m", "sh", "-c", script, binary(t))
+		c := exec.CommandContext(w.deadline(20), "unshare", "-m", "sh", "-c", script, verbenaBinary(t))
 		out, err := c.CombinedOutput()
 		if exitCode(err) != 125 || !strings.Contains(string(out), "/dev/shm") ||
 			!strings.Contains(string(out), "no space left") {
@@ -307,7 +312,7 @@ func TestLimitsAreNamed(t *testing.T) {
 		}
 	})
 	t.Run("locked memory", func(t *testing.T) {
-		s := besiege(t)
+		s := startAttackedService(t)
 		script := "ulimit -l 64; exec " + s.program + " user-namespace pin 1048576"
 		out, _ := s.as(attacker).cmd(s.deadline(20), "run", "--", "sh", "-c", script).CombinedOutput()
 		if !strings.Contains(string(out), "pin: Cannot allocate memory") {
@@ -318,7 +323,7 @@ func TestLimitsAreNamed(t *testing.T) {
 		})
 	})
 	t.Run("address space of the program", func(t *testing.T) {
-		s := besiege(t)
+		s := startAttackedService(t)
 		// An error from the program's own limit must not affect the service or other programs.
 		script := "ulimit -v 20000; exec " + s.program + " neighbour"
 		out, err := s.as(attacker).cmd(s.deadline(5), "run", "--", "sh", "-c", script+" </dev/null").CombinedOutput()
@@ -328,7 +333,7 @@ func TestLimitsAreNamed(t *testing.T) {
 	})
 	t.Run("disk", func(t *testing.T) {
 		needRoot(t)
-		s := besiege(t)
+		s := startAttackedService(t)
 		dir := t.TempDir()
 		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4k"); err != nil {
 			t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 // buildSuite builds the tests of package verbs as a program.
 func buildSuite(t *testing.T) string {
 	t.Helper()
-	return build(t, "verbs-suite", func(path string) []string {
+	return buildProgram(t, "verbs-suite", func(path string) []string {
 		return []string{"go", "test", "-c", "-tags", "e2e", "-o", path, "verbena/test/suite"}
 	})
 }
@@ -23,10 +23,10 @@ func buildSuite(t *testing.T) string {
 func TestVerbs(t *testing.T) {
 	t.Parallel()
 	suite := buildSuite(t)
-	all := cells()
+	all := matrixCells()
 	for i, place := range all {
 		t.Run(place.name, func(t *testing.T) {
-			mine := func(way int) bool { return full || way%len(all) == i } // each way of opening runs in one of the cells
+			mine := func(way int) bool { return fullMatrix || way%len(all) == i } // each way of opening runs in one of the cells
 			w := startService(t, place.user, "", place.args...)
 			env := []string{"VERBS_DEVICE=rxe0", "VERBS_ADDR=" + place.addr, "VERBS_REPORTS=1"}
 			if mine(0) {
@@ -44,7 +44,7 @@ func TestVerbs(t *testing.T) {
 					t.Errorf("through the socket: %v\n%s", err, out)
 				}
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }
@@ -55,7 +55,7 @@ func TestVerbsShared(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	suite := buildSuite(t)
-	addr := loopback()
+	addr := unusedAddr()
 	w := startService(t, user{"root", 0}, "", "--link", "rxe0="+addr, "--mode", "0666")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	c := w.as(65534).cmd(w.deadline(100))
@@ -64,19 +64,19 @@ func TestVerbsShared(t *testing.T) {
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	w.empty()
-	if out := w.out("res", "show"); strings.Contains(out, "65534") {
+	w.awaitEmpty()
+	if out := w.mustRun("res", "show"); strings.Contains(out, "65534") {
 		t.Errorf("remaining charges of the user: got %s", out)
 	}
 }
 
-// TestVerbsQuiet tests that a program over the socket posts and polls without system calls, with two exceptions.
-// One call wakes a service that sleeps because the program had no processor for some time. The other call is
-// sched_yield(2) after a poll without a completion.
-func TestVerbsQuiet(t *testing.T) {
+// TestVerbsWithoutSystemCalls tests that a program over the socket posts and polls without system calls, with two
+// exceptions. One call wakes a service that sleeps because the program had no processor for some time. The other call
+// is sched_yield(2) after a poll without a completion.
+func TestVerbsWithoutSystemCalls(t *testing.T) {
 	needProgram(t, "strace", "strace")
 	suite := buildSuite(t)
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	trace := filepath.Join(t.TempDir(), "trace")
 	c := exec.CommandContext(w.deadline(100), "strace", "-f", "-e", "signal=none", "-o", trace, suite, "-test.v",
 		"-test.run", "TestQuiet")

@@ -14,8 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestFaults tests that programs complete with correct data under packet loss and reordering.
-func TestFaults(t *testing.T) {
+// TestLossAndReordering tests that programs complete with correct data under packet loss and reordering.
+func TestLossAndReordering(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "perftest", "ib_send_bw", "ib_write_bw", "ib_read_bw")
@@ -25,11 +25,11 @@ func TestFaults(t *testing.T) {
 	} {
 		t.Run(strings.Join(rule, ""), func(t *testing.T) {
 			t.Parallel()
-			w := startService(t, users()[0], "", "--link", "rxe0="+loopback(), "--seed", "1")
-			w.out(append([]string{"fault", "add", "--dev", "rxe0"}, rule...)...)
+			w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr(), "--seed", "1")
+			w.mustRun(append([]string{"fault", "add", "--dev", "rxe0"}, rule...)...)
 			for _, size := range []string{"64", "65536", "1048576"} {
 				args := []string{"-d", "rxe0", "-g", "1", "-c", "-s", size, "-n", "20", "-l", "7", "-e"}
-				p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
+				p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
 				if err := p.runLossy(); err != nil {
 					t.Fatal(err)
 				}
@@ -37,17 +37,17 @@ func TestFaults(t *testing.T) {
 			}
 			for _, tool := range []string{"ib_send_bw", "ib_write_bw", "ib_read_bw"} {
 				args := []string{"-d", "rxe0", "-x", "1", "-F", "-s", "65536", "-n", "50", "-u", "14"}
-				p := &pair{program: tool, server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
+				p := &programPair{program: tool, server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
 				if err := p.run(); err != nil {
 					t.Fatal(err)
 				}
 				t.Logf("%s: %s", tool, lastFigures(p.clientOut))
 			}
-			out := w.out("fault", "show")
+			out := w.mustRun("fault", "show")
 			if regexp.MustCompile(`(\s0){5}\s*$`).MatchString(out) {
 				t.Errorf("rule: matched no packet: %s", out)
 			}
-			w.empty()
+			w.awaitEmpty()
 		})
 	}
 }
@@ -58,33 +58,34 @@ const lossyRepeats = 2
 
 // runLossy runs the pair under packet loss. runLossy repeats the run if one end exited too early, and logs the
 // repeat, which tools/verdict counts.
-func (p *pair) runLossy() error {
+func (p *programPair) runLossy() error {
 	p.server.t.Helper()
 	for repeats := 0; ; repeats++ {
 		err := p.run()
-		if err == nil || repeats == lossyRepeats || !p.leftTooEarly() {
+		if err == nil || repeats == lossyRepeats || !p.exitedTooEarly() {
 			return err
 		}
 		p.server.t.Logf("repeat: %s left before its last acknowledgement had arrived", p.program)
 	}
 }
 
-// leftTooEarly reports whether an end exited before its peer had received its last acknowledgement. ibv_rc_pingpong
+// exitedTooEarly reports whether an end exited before its peer had received its last acknowledgement. ibv_rc_pingpong
 // destroys its queue pair as soon as its own work is complete. If the acknowledgement of the peer's last message
 // was lost, no queue pair remains to repeat the acknowledgement, on any device. The peer then has received its
 // data, but not its last completion.
-func (p *pair) leftTooEarly() bool {
+func (p *programPair) exitedTooEarly() bool {
 	const lost = "transport retry counter exceeded (12) for wr_id 2"
 	return strings.Contains(p.serverOut, lost) && strings.Contains(p.clientOut, "usec/iter") ||
 		strings.Contains(p.clientOut, lost) && strings.Contains(p.serverOut, "usec/iter")
 }
 
-// netns creates two network namespaces connected by a veth pair, with addresses 10.77.0.1 and .2, fd77::1 and ::2.
-func netns(t *testing.T) (a, b string) {
+// newNetNSPair creates two network namespaces connected by a veth pair, with addresses 10.77.0.1 and .2, fd77::1 and
+// ::2.
+func newNetNSPair(t *testing.T) (a, b string) {
 	t.Helper()
 	needRoot(t)
 	needProgram(t, "iproute2", "ip")
-	a, b = nsName(), nsName()
+	a, b = newNetNSName(), newNetNSName()
 	run := func(args ...string) {
 		t.Helper()
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
@@ -119,10 +120,10 @@ func TestTwoServices(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "perftest", "ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_write_lat", "ib_read_lat")
 	needProgram(t, "tshark", "tshark", "dumpcap")
-	nsA, nsB := netns(t)
+	nsA, nsB := newNetNSPair(t)
 	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
 	b := startService(t, users()[0], nsB, "--link", "rxe0=veth0")
-	t.Log(a.out("link", "show"))
+	t.Log(a.mustRun("link", "show"))
 
 	file := filepath.Join(t.TempDir(), "wire.pcapng")
 	capture := exec.Command("ip", "netns", "exec", nsA, "dumpcap", "-q", "-i", "veth0", "-f", "udp port 4791", "-B", "64",
@@ -132,18 +133,18 @@ func TestTwoServices(t *testing.T) {
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	a.awaitFile(file)
+	a.awaitCapture(file)
 
 	// GID 0 is the link-local address, GID 1 the IPv4 address, GID 2 the IPv6 address.
 	for _, gid := range []string{"0", "1", "2"} {
 		for _, mtu := range []string{"256", "1024", "4096"} {
-			if gid != "1" && mtu != "1024" && !full {
+			if gid != "1" && mtu != "1024" && !fullMatrix {
 				continue
 			}
 			for _, size := range []int{1, 4096, 65536, 1048576} {
 				args := []string{"-d", "rxe0", "-g", gid, "-c", "-m", mtu, "-s", fmt.Sprint(size), "-n",
 					fmt.Sprint(max(10, iterations(size)/10))}
-				p := &pair{program: "ibv_rc_pingpong", server: a, client: b, serverArgs: args, clArgs: append(args, "-e"),
+				p := &programPair{program: "ibv_rc_pingpong", server: a, client: b, serverArgs: args, clArgs: append(args, "-e"),
 					peer: "10.77.0.1"}
 				if err := p.run(); err != nil {
 					t.Fatalf("gid %s mtu %s: %v", gid, mtu, err)
@@ -152,19 +153,19 @@ func TestTwoServices(t *testing.T) {
 		}
 		for i, tool := range []string{"ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_write_lat",
 			"ib_read_lat"} {
-			if !full && fmt.Sprint(i%3) != gid {
+			if !fullMatrix && fmt.Sprint(i%3) != gid {
 				continue
 			}
 			args := []string{"-d", "rxe0", "-x", gid, "-F", "-s", "65536", "-n", "200"}
-			p := &pair{program: tool, server: a, client: b, serverArgs: args, clArgs: args, peer: "10.77.0.1"}
+			p := &programPair{program: tool, server: a, client: b, serverArgs: args, clArgs: args, peer: "10.77.0.1"}
 			if err := p.run(); err != nil {
 				t.Fatalf("gid %s: %v", gid, err)
 			}
 			t.Logf("gid %s %s: %s", gid, tool, lastFigures(p.clientOut))
 		}
 	}
-	a.empty()
-	b.empty()
+	a.awaitEmpty()
+	b.awaitEmpty()
 
 	capture.Process.Signal(syscall.SIGINT)
 	capture.Wait()
@@ -184,7 +185,7 @@ func TestTwoServices(t *testing.T) {
 	if err != nil || len(bad) > 0 {
 		t.Errorf("tshark cannot decode: %v\n%s", err, bad)
 	}
-	check, err := exec.Command(binary(t), "capture", "verify", file).CombinedOutput()
+	check, err := exec.Command(verbenaBinary(t), "capture", "verify", file).CombinedOutput()
 	if err != nil {
 		t.Errorf("capture verify: %v\n%s", err, check)
 	}

@@ -22,11 +22,11 @@ import (
 	"verbena/internal/testutil"
 )
 
-// full reports whether the matrix runs with full counts.
-var full = os.Getenv("E2E_FULL") != ""
+// fullMatrix reports whether the matrix runs with full counts.
+var fullMatrix = os.Getenv("E2E_FULL") != ""
 
-// need skips the test if a requirement is missing, and fails the test in CI.
-func need(t *testing.T, ok bool, what string) {
+// needCondition skips the test if a requirement is missing, and fails the test in CI.
+func needCondition(t *testing.T, ok bool, what string) {
 	t.Helper()
 	switch {
 	case ok:
@@ -41,16 +41,16 @@ func needProgram(t *testing.T, pkg string, names ...string) {
 	t.Helper()
 	for _, n := range names {
 		_, err := exec.LookPath(n)
-		need(t, err == nil, fmt.Sprintf("%s: apt-get install %s", n, pkg))
+		needCondition(t, err == nil, fmt.Sprintf("%s: apt-get install %s", n, pkg))
 	}
 }
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	need(t, os.Getuid() == 0, "root")
+	needCondition(t, os.Getuid() == 0, "root")
 }
 
-func binary(t *testing.T) string {
+func verbenaBinary(t *testing.T) string {
 	t.Helper()
 	b := os.Getenv("VERBENA")
 	if b == "" {
@@ -73,8 +73,8 @@ func users() []user {
 	return []user{{"root", 0}, {"nobody", 65534}}
 }
 
-// world is a service, or the location of a service that starts on demand.
-type world struct {
+// testService is a service, or the location of a service that starts on demand.
+type testService struct {
 	t      *testing.T
 	user   user
 	groups []uint32 // supplementary groups of the user
@@ -90,16 +90,16 @@ type world struct {
 // e2e DOORBELLS=native`.
 var doorbells = os.Getenv("DOORBELLS")
 
-var nextAddr atomic.Uint32
+var addrCounter atomic.Uint32
 
-// loopback returns an address that no other test uses, and most likely no other run of the tests.
-func loopback() string {
-	n := nextAddr.Add(1)
+// unusedAddr returns an address that no other test uses, and most likely no other run of the tests.
+func unusedAddr() string {
+	n := addrCounter.Add(1)
 	return fmt.Sprintf("127.%d.%d.%d", 10+os.Getpid()%200, n/200, 1+n%200)
 }
 
-// newWorld returns a world without a running service.
-func newWorld(t *testing.T, u user, netns string) *world {
+// newTestService returns a world without a running service.
+func newTestService(t *testing.T, u user, netns string) *testService {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "verbena-e2e-")
 	if err != nil {
@@ -109,25 +109,25 @@ func newWorld(t *testing.T, u user, netns string) *world {
 	if os.Getuid() == 0 {
 		os.Chown(dir, int(u.uid), int(u.uid))
 	}
-	return &world{t: t, user: u, netns: netns, socket: filepath.Join(dir, "sock")}
+	return &testService{t: t, user: u, netns: netns, socket: filepath.Join(dir, "sock")}
 }
 
 // startService starts `verbena serve` with the arguments, and stops the service at the end of the test. The test
 // then fails if files remain on /dev/shm.
-func startService(t *testing.T, u user, netns string, args ...string) *world {
+func startService(t *testing.T, u user, netns string, args ...string) *testService {
 	t.Helper()
-	w := newWorld(t, u, netns)
+	w := newTestService(t, u, netns)
 	w.start(args...)
 	return w
 }
 
 // location returns the location of the service for a client in this process, which may run as another user.
-func (w *world) location() ctl.Location {
+func (w *testService) location() ctl.Location {
 	uid := int(w.user.uid)
 	return ctl.Location{Socket: w.socket, ServiceUser: &uid}
 }
 
-func (w *world) start(args ...string) {
+func (w *testService) start(args ...string) {
 	t := w.t
 	t.Helper()
 	w.log = &testutil.Buffer{}
@@ -163,7 +163,7 @@ func (w *world) start(args ...string) {
 			t.Error("service: got data races")
 		}
 		if t.Failed() || testing.Verbose() && w.log.String() != "" {
-			t.Logf("service:\n%s", tail(w.log.String(), 40))
+			t.Logf("service:\n%s", lastLines(w.log.String(), 40))
 		}
 	})
 	// The service listens before it has created its devices and directories. The service answers when it is ready.
@@ -188,14 +188,14 @@ func (w *world) start(args ...string) {
 	}
 }
 
-func tail(s string, lines int) string {
+func lastLines(s string, lines int) string {
 	l := strings.Split(s, "\n")
 	return strings.Join(l[max(0, len(l)-lines):], "\n")
 }
 
 // cmd returns a verbena command in this world.
-func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
-	argv := append([]string{binary(w.t)}, args...)
+func (w *testService) cmd(ctx context.Context, args ...string) *exec.Cmd {
+	argv := append([]string{verbenaBinary(w.t)}, args...)
 	if w.netns != "" {
 		in := []string{"ip", "netns", "exec", w.netns}
 		if w.user.uid != uint32(os.Getuid()) {
@@ -229,10 +229,12 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 }
 
 // inContainer reports whether commands must run in a container.
-func (w *world) inContainer() bool { return w.clone != 0 && w.serve != nil && w.serve.Process != nil }
+func (w *testService) inContainer() bool {
+	return w.clone != 0 && w.serve != nil && w.serve.Process != nil
+}
 
 // enterContainer changes a command to run in the container of the service.
-func (w *world) enterContainer(c *exec.Cmd, uid uint32) {
+func (w *testService) enterContainer(c *exec.Cmd, uid uint32) {
 	id := fmt.Sprint(uid)
 	c.Args = append([]string{"nsenter", "--target", fmt.Sprint(w.serve.Process.Pid), "--user", "--pid", "--mount",
 		"--setuid", id, "--setgid", id,
@@ -240,8 +242,8 @@ func (w *world) enterContainer(c *exec.Cmd, uid uint32) {
 	c.Path = "/usr/bin/nsenter"
 }
 
-// out runs a verbena command to its end and returns its output. out fails the test if the command fails.
-func (w *world) out(args ...string) string {
+// mustRun runs a verbena command to its end and returns its output. mustRun fails the test if the command fails.
+func (w *testService) mustRun(args ...string) string {
 	w.t.Helper()
 	b, err := w.cmd(w.deadline(60), args...).CombinedOutput()
 	if err != nil {
@@ -250,14 +252,14 @@ func (w *world) out(args ...string) string {
 	return string(b)
 }
 
-func (w *world) deadline(seconds int) context.Context {
+func (w *testService) deadline(seconds int) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(seconds)*time.Second)
 	w.t.Cleanup(cancel)
 	return ctx
 }
 
-// ask sends a request to the service. A request is faster than a command, which needs a process.
-func (w *world) ask(r *ctl.Request) *ctl.Response {
+// sendRequest sends a request to the service. A request is faster than a command, which needs a process.
+func (w *testService) sendRequest(r *ctl.Request) *ctl.Response {
 	w.t.Helper()
 	c, err := ctl.Dial(w.location())
 	if err != nil {
@@ -271,43 +273,45 @@ func (w *world) ask(r *ctl.Request) *ctl.Response {
 	return answer
 }
 
-// resources returns the open device files of the service.
-func (w *world) resources() []ctl.ContextInfo {
+// openContexts returns the open device files of the service.
+func (w *testService) openContexts() []ctl.ContextInfo {
 	w.t.Helper()
-	return w.ask(&ctl.Request{Op: ctl.OpResShow}).Contexts
+	return w.sendRequest(&ctl.Request{Op: ctl.OpResShow}).Contexts
 }
 
 // resShow returns the contexts that `res show --json` prints for the user of the world. A user sees only their own
 // contexts.
-func (w *world) resShow() (list []ctl.ContextInfo) {
+func (w *testService) resShow() (list []ctl.ContextInfo) {
 	w.t.Helper()
-	if err := json.Unmarshal([]byte(w.out("res", "show", "--json")), &list); err != nil {
+	if err := json.Unmarshal([]byte(w.mustRun("res", "show", "--json")), &list); err != nil {
 		w.t.Fatal(err)
 	}
 	return list
 }
 
-// empty waits until no program has an object.
-func (w *world) empty() {
+// awaitEmpty waits until no program has an object.
+func (w *testService) awaitEmpty() {
 	w.t.Helper()
 	var r []ctl.ContextInfo
 	if !testutil.Poll(func() bool {
-		r = w.resources()
+		r = w.openContexts()
 		return len(r) == 0
 	}) {
 		w.t.Fatalf("objects left after %v: %v", testutil.Timeout, r)
 	}
 }
 
-var nextPort atomic.Uint32
+var portCounter atomic.Uint32
 
-// tcpPort returns a port for a pair of programs. No other pair uses this port, and most likely no other run of the
-// tests.
-func tcpPort() string { return fmt.Sprint(18600 + (uint32(os.Getpid())*127+nextPort.Add(1))%12000) }
+// unusedTCPPort returns a port for a pair of programs. No other pair uses this port, and most likely no other run of
+// the tests.
+func unusedTCPPort() string {
+	return fmt.Sprint(18600 + (uint32(os.Getpid())*127+portCounter.Add(1))%12000)
+}
 
-// pair is a server and a client that exchange data.
-type pair struct {
-	server, client       *world
+// programPair is a server and a client that exchange data.
+type programPair struct {
+	server, client       *testService
 	serverArgs, clArgs   []string // arguments without the program's name and the peer's address
 	program, port, peer  string
 	portFlag             string
@@ -315,15 +319,15 @@ type pair struct {
 	serverOut, clientOut string
 }
 
-// grace is the time that an end has to report its own error after the other end has failed.
-const grace = 2 * time.Second
+// peerErrorTimeout is the time that an end has to report its own error after the other end has failed.
+const peerErrorTimeout = 2 * time.Second
 
 // run runs the pair to its end. run starts the client when the server listens.
-func (p *pair) run() error {
+func (p *programPair) run() error {
 	t := p.server.t
 	t.Helper()
 	if p.port == "" {
-		p.port = tcpPort()
+		p.port = unusedTCPPort()
 	}
 	if p.portFlag == "" {
 		p.portFlag = "-p"
@@ -335,7 +339,7 @@ func (p *pair) run() error {
 		p.peer = "127.0.0.1"
 	}
 	ctx := p.server.deadline(p.timeout)
-	run := func(w *world, args []string) *exec.Cmd {
+	run := func(w *testService, args []string) *exec.Cmd {
 		return w.cmd(ctx, append([]string{"run", "--", p.program, p.portFlag, p.port}, args...)...)
 	}
 	var sout bytes.Buffer
@@ -367,7 +371,7 @@ func (p *pair) run() error {
 		serr = <-done
 	case serr = <-done:
 		if serr != nil {
-			late := time.AfterFunc(grace, func() { client.Process.Signal(syscall.SIGTERM) })
+			late := time.AfterFunc(peerErrorTimeout, func() { client.Process.Signal(syscall.SIGTERM) })
 			defer late.Stop()
 		}
 		cerr = <-over
@@ -381,7 +385,7 @@ func (p *pair) run() error {
 }
 
 // awaitListening returns when a process listens on the pair's TCP port in the server's network namespace.
-func (p *pair) awaitListening(ended chan error) {
+func (p *programPair) awaitListening(ended chan error) {
 	want := fmt.Sprintf(":%04X ", atoi(p.port))
 	for range 2000 {
 		for _, f := range []string{"tcp", "tcp6"} {

@@ -38,9 +38,9 @@ var cmTools = []cmTool{
 	{"rping at a port without a listener", "RC", "", "rping -c -a ADDR -p 9999 -C 1", ipNames[:1], false, true},
 }
 
-// dialogues holds the output of the two sides of cmtalk for each transport. The output does not depend on which
+// cmtalkOutputs holds the output of the two sides of cmtalk for each transport. The output does not depend on which
 // side is the kernel.
-var dialogues = map[string]struct{ space, active, passive string }{
+var cmtalkOutputs = map[string]struct{ space, active, passive string }{
 	"RC": {"tcp", `
 R RDMA_CM_EVENT_REJECTED status 28 data 0+148
 d RDMA_CM_EVENT_REJECTED status 28 data 0+148
@@ -90,24 +90,26 @@ r RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+179
 `},
 }
 
-// testDialogues runs each way in which a connection can begin and end.
-func testDialogues(t *testing.T) {
-	for service, d := range dialogues {
+// testCMTalk runs each way in which a connection can begin and end.
+func testCMTalk(t *testing.T) {
+	for service, d := range cmtalkOutputs {
 		for _, ip := range ipNames {
 			for _, r := range roles {
-				c := cell{Section: "cm", Operation: "private data, refusals, disconnection (`cmtalk`)", Service: service,
+				c := reportCell{Section: "cm", Operation: "private data, refusals, disconnection (`cmtalk`)", Service: service,
 					Role: r.String(), IP: ip}
 				runCell(t, c, func() error {
-					argv := func(side string) []string { return []string{theLab.program("cmtalk"), side, r.resp().ip[ip], d.space} }
-					server, err := r.resp().start(argv("-s"))
+					argv := func(side string) []string {
+						return []string{theLab.programPath("cmtalk"), side, r.resp().ip[ip], d.space}
+					}
+					server, err := r.resp().startProgram(argv("-s"))
 					if err != nil {
 						return err
 					}
-					client, err := r.req().start(argv("-c"))
+					client, err := r.req().startProgram(argv("-c"))
 					if err != nil {
 						return err
 					}
-					cstat, cout, err := client(toolTime)
+					cstat, cout, err := client(toolTimeout)
 					if err != nil {
 						return err
 					}
@@ -115,10 +117,10 @@ func testDialogues(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if got := byLetter(cout); got != d.active || cstat != 0 {
+					if got := groupByDialogue(cout); got != d.active || cstat != 0 {
 						return fmt.Errorf("%s: exit status %d, active side: got\n%swant\n%s", r.req().name, cstat, got, d.active)
 					}
-					if got := byLetter(sout); got != d.passive || sstat != 0 {
+					if got := groupByDialogue(sout); got != d.passive || sstat != 0 {
 						return fmt.Errorf("%s: exit status %d, passive side: got\n%swant\n%s", r.resp().name, sstat, got, d.passive)
 					}
 					return nil
@@ -128,8 +130,9 @@ func testDialogues(t *testing.T) {
 	}
 }
 
-// byLetter groups the lines by dialogue, because the end of one dialogue and the beginning of the next are concurrent.
-func byLetter(out string) string {
+// groupByDialogue groups the lines by dialogue, because the end of one dialogue and the beginning of the next are
+// concurrent.
+func groupByDialogue(out string) string {
 	lines := strings.SplitAfter(out, "\n")
 	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(a[:min(1, len(a))], b[:min(1, len(b))]) })
 	return "\n" + strings.Join(lines, "")
@@ -139,7 +142,7 @@ func byLetter(out string) string {
 // message may be malformed.
 func testCMCapture(t *testing.T) {
 	file := filepath.Join(theLab.dir, "cm.pcap")
-	if err := extract(theLab.pcap, file, func(f *frame) bool { return f.packet.BTH().DestQPN() == 1 }); err != nil {
+	if err := extractPackets(theLab.pcap, file, func(f *frame) bool { return f.packet.BTH().DestQPN() == 1 }); err != nil {
 		t.Fatal(err)
 	}
 	out, err := exec.Command("tshark", "-r", file, "-T", "fields", "-e", "infiniband.mad.attributeid", "-e",
@@ -170,8 +173,8 @@ func testCMCapture(t *testing.T) {
 	}
 }
 
-// extract copies selected packets of a capture.
-func extract(from, to string, which func(*frame) bool) error {
+// extractPackets copies selected packets of a capture.
+func extractPackets(from, to string, which func(*frame) bool) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
@@ -198,11 +201,11 @@ func extract(from, to string, which func(*frame) bool) error {
 
 // testCM connects programs through the connection managers of the two sides.
 func testCM(t *testing.T) {
-	testDialogues(t)
+	testCMTalk(t)
 	for _, tl := range cmTools {
 		for _, ip := range tl.ips {
 			for _, r := range roles {
-				c := cell{Section: "cm", Operation: "`" + tl.what + "`", Service: tl.service, Role: r.String(), IP: ip}
+				c := reportCell{Section: "cm", Operation: "`" + tl.what + "`", Service: tl.service, Role: r.String(), IP: ip}
 				runCell(t, c, func() error { return tl.run(r, ip) })
 			}
 		}
@@ -214,7 +217,7 @@ func (tl *cmTool) run(r role, ip string) error {
 	var server func(time.Duration) (int, string, error)
 	if tl.server != "" {
 		var err error
-		if server, err = r.resp().start(argv(tl.server)); err != nil {
+		if server, err = r.resp().startProgram(argv(tl.server)); err != nil {
 			return err
 		}
 	}
@@ -223,14 +226,14 @@ func (tl *cmTool) run(r role, ip string) error {
 	var stat int
 	var out string
 	for range 20 {
-		client, err := r.req().start(argv(tl.client))
+		client, err := r.req().startProgram(argv(tl.client))
 		if err != nil {
 			return err
 		}
-		if stat, out, err = client(toolTime); err != nil {
+		if stat, out, err = client(toolTimeout); err != nil {
 			return err
 		}
-		if tl.ended(stat, out) || tl.refused {
+		if tl.endedWithoutError(stat, out) || tl.refused {
 			break
 		}
 		time.Sleep(300 * time.Millisecond)
@@ -241,15 +244,15 @@ func (tl *cmTool) run(r role, ip string) error {
 		}
 		return nil
 	}
-	wait := toolTime
-	if !tl.ended(stat, out) || !tl.ends {
+	wait := toolTimeout
+	if !tl.endedWithoutError(stat, out) || !tl.ends {
 		wait = time.Second
 	}
 	sstat, sout, err := server(wait)
 	if err != nil {
 		return err
 	}
-	if !tl.ended(stat, out) || tl.ends && !tl.ended(sstat, sout) {
+	if !tl.endedWithoutError(stat, out) || tl.ends && !tl.endedWithoutError(sstat, sout) {
 		return fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, stat,
 			lastLines(out),
 			r.resp().name, sstat, lastLines(sout))
@@ -257,10 +260,10 @@ func (tl *cmTool) run(r role, ip string) error {
 	return nil
 }
 
-// ended reports whether a side ended without an error. Up to rdma-core 58, an rping that is done may report a
-// failure. Its main thread destroys the event channel while another thread is about to read the channel (fixed by
+// endedWithoutError reports whether a side ended without an error. Up to rdma-core 58, an rping that is done may report
+// a failure. Its main thread destroys the event channel while another thread is about to read the channel (fixed by
 // rdma-core's f3ae6534).
-func (tl *cmTool) ended(stat int, out string) bool {
+func (tl *cmTool) endedWithoutError(stat int, out string) bool {
 	race := tl.what == "rping" && stat == 255 && strings.Contains(out, "DISCONNECT EVENT") &&
 		strings.Contains(out, "rdma_get_cm_event: Bad file descriptor") && !strings.Contains(out, "failed")
 	return stat == 0 || race

@@ -28,30 +28,30 @@ var (
 	ipNames = []string{"IPv4", "IPv6"}
 )
 
-// inside marks a process in the network namespace.
-const inside = "VERBENA_INTEROP_INSIDE"
+// insideEnv marks a process in the network namespace.
+const insideEnv = "VERBENA_INTEROP_INSIDE"
 
-// bootTime limits the boot of the guest, including retries, on a slow and busy machine.
-const bootTime = 7 * time.Minute
+// bootTimeout limits the boot of the guest, including retries, on a slow and busy machine.
+const bootTimeout = 7 * time.Minute
 
 var (
 	verbenaPeer, kernelPeer *peer
-	theLab                  *lab
+	theLab                  *testbed
 )
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if os.Getenv(inside) == "" {
-		os.Exit(enter())
+	if os.Getenv(insideEnv) == "" {
+		os.Exit(enterNetNS())
 	}
-	l, err := newLab()
+	l, err := newTestbed()
 	code := 1
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "interop:", err)
 	} else {
 		theLab = l
 		code = m.Run()
-		if err := results.finish(l); err != nil {
+		if err := interopReport.finish(l); err != nil {
 			fmt.Fprintln(os.Stderr, "interop:", err)
 			code = 1
 		}
@@ -77,10 +77,10 @@ func TestInterop(t *testing.T) {
 	t.Run("shapes", testShapes)
 }
 
-// enter runs this test again in a new network namespace, which ends with the test.
-func enter() int {
+// enterNetNS runs this test again in a new network namespace, which ends with the test.
+func enterNetNS() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Env = append(os.Environ(), insideEnv+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
 	if os.Getuid() != 0 {
@@ -111,8 +111,8 @@ func enter() int {
 	return 0
 }
 
-// lab holds the network, the service, the guest and the two peers.
-type lab struct {
+// testbed holds the network, the service, the guest and the two peers.
+type testbed struct {
 	dir      string
 	env      []string
 	verbena  string // path of the binary
@@ -131,7 +131,7 @@ type program struct {
 }
 
 // launch starts a program in a new process group.
-func (l *lab) launch(name string, argv ...string) (*program, error) {
+func (l *testbed) launch(name string, argv ...string) (*program, error) {
 	p := &program{name: name, cmd: exec.Command(argv[0], argv[1:]...), out: &testutil.Buffer{}, done: make(chan struct{})}
 	p.cmd.Env = l.env
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
@@ -172,11 +172,11 @@ func (p *program) stop(sig syscall.Signal) {
 	}
 }
 
-// program returns the path of a program that is built from source.
-func (l *lab) program(name string) string { return filepath.Join(l.dir, name) }
+// programPath returns the path of a program that is built from source.
+func (l *testbed) programPath(name string) string { return filepath.Join(l.dir, name) }
 
-// run runs a command on the host and waits for it.
-func (l *lab) run(argv ...string) (string, error) {
+// runCommand runs a command on the host and waits for it.
+func (l *testbed) runCommand(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -188,8 +188,8 @@ func (l *lab) run(argv ...string) (string, error) {
 	return string(out), nil
 }
 
-func newLab() (*lab, error) {
-	l := &lab{start: time.Now(), verbena: os.Getenv("VERBENA")}
+func newTestbed() (*testbed, error) {
+	l := &testbed{start: time.Now(), verbena: os.Getenv("VERBENA")}
 	var err error
 	if l.dir, err = os.MkdirTemp("", "verbena-interop-"); err != nil {
 		return l, err
@@ -204,7 +204,7 @@ func newLab() (*lab, error) {
 		"link set lo up", "tuntap add tap0 mode tap", "link set tap0 mtu 4200 txqueuelen 10000",
 		"addr add 10.77.0.1/24 dev tap0", "addr add fd77::1/64 dev tap0 nodad", "link set tap0 up",
 	} {
-		if _, err := l.run(append([]string{"ip"}, strings.Fields(c)...)...); err != nil {
+		if _, err := l.runCommand(append([]string{"ip"}, strings.Fields(c)...)...); err != nil {
 			return l, fmt.Errorf("make the network: %w", err)
 		}
 	}
@@ -220,19 +220,21 @@ func newLab() (*lab, error) {
 	peerArgs := func(name string) []string { return []string{script, ln.Addr().String(), name, "rxe0"} }
 
 	// The guest sees the files that exist when it boots.
-	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmtalk"), "testdata/cmtalk.c", "-lrdmacm",
+	if _, err := l.runCommand("gcc", "-Wall", "-Werror", "-O1", "-o", l.programPath("cmtalk"), "testdata/cmtalk.c",
+		"-lrdmacm",
 		"-libverbs"); err != nil {
 		return l, err
 	}
-	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmwalk"), "testdata/cmwalk.c", "-lrdmacm",
+	if _, err := l.runCommand("gcc", "-Wall", "-Werror", "-O1", "-o", l.programPath("cmwalk"), "testdata/cmwalk.c",
+		"-lrdmacm",
 		"-libverbs", "-lpthread"); err != nil {
 		return l, err
 	}
-	if _, err := l.run("go", "test", "-c", "-tags", "interop", "-o", l.program("verbs-suite"),
+	if _, err := l.runCommand("go", "test", "-c", "-tags", "interop", "-o", l.programPath("verbs-suite"),
 		"verbena/test/suite"); err != nil {
 		return l, err
 	}
-	if _, err := l.run("go", "test", "-c", "-o", l.program("rdmanet-tests"), "verbena/rdmanet"); err != nil {
+	if _, err := l.runCommand("go", "test", "-c", "-o", l.programPath("rdmanet-tests"), "verbena/rdmanet"); err != nil {
 		return l, err
 	}
 	guest, err := l.launch("guest", append([]string{"guest/boot", "-v", "-n", "tap0", "-p", l.pcap, "-t", "3000", "--"},
@@ -240,7 +242,7 @@ func newLab() (*lab, error) {
 	if err != nil {
 		return l, err
 	}
-	if kernelPeer, err = accept(ln, guest, bootTime); err != nil {
+	if kernelPeer, err = acceptPeer(ln, guest, bootTimeout); err != nil {
 		return l, err
 	}
 	kernelPeer.ip, kernelPeer.lab = guestIP, l
@@ -258,14 +260,14 @@ func newLab() (*lab, error) {
 	if err != nil {
 		return l, err
 	}
-	if verbenaPeer, err = accept(ln, host, time.Minute); err != nil {
+	if verbenaPeer, err = acceptPeer(ln, host, time.Minute); err != nil {
 		return l, err
 	}
 	verbenaPeer.ip, verbenaPeer.lab = ourIP, l
 	return l, nil
 }
 
-func (l *lab) awaitSocket(serve *program) error {
+func (l *testbed) awaitSocket(serve *program) error {
 	for range 6000 {
 		if c, err := net.Dial("unix", filepath.Join(l.dir, "sock")); err == nil {
 			return c.Close()
@@ -279,7 +281,7 @@ func (l *lab) awaitSocket(serve *program) error {
 	return fmt.Errorf("the service is not ready: %s", serve.out)
 }
 
-func (l *lab) close(failed bool) {
+func (l *testbed) close(failed bool) {
 	for _, p := range []*peer{verbenaPeer, kernelPeer} {
 		if p != nil {
 			p.conn.Close() // the peer ends, and the guest ends with the peer

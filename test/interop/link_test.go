@@ -20,8 +20,8 @@ var roles = []role{{theKernel, verbena}, {verbena, theKernel}}
 
 func (r role) String() string { return r.req().name + " → " + r.resp().name }
 
-// end is one side of a link.
-type end struct {
+// linkEnd is one side of a link.
+type linkEnd struct {
 	*peer
 	gid string
 	qp  qp
@@ -32,7 +32,7 @@ type end struct {
 // link is a pair of connected queue pairs. For UD, each queue pair knows the address of the peer instead.
 type link struct {
 	service   string
-	req, resp *end
+	req, resp *linkEnd
 	ah        int // address handle of the requester
 	seed      int
 }
@@ -57,8 +57,8 @@ type linkOptions struct {
 	connected string // side that goes to RTS; "" means both, "requester" means one
 }
 
-// everything lists all rights of a peer on a buffer.
-var everything = []string{"LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC", "MW_BIND"}
+// allAccess lists all rights of a peer on a buffer.
+var allAccess = []string{"LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC", "MW_BIND"}
 
 const (
 	qkey    = 0x11111111
@@ -67,8 +67,8 @@ const (
 	maxSize = 1 << 20
 )
 
-// or returns v, or the second value if v is zero.
-func or[T comparable](v, otherwise T) T {
+// orDefault returns v, or the second value if v is zero.
+func orDefault[T comparable](v, otherwise T) T {
 	var zero T
 	if v == zero {
 		return otherwise
@@ -79,9 +79,9 @@ func or[T comparable](v, otherwise T) T {
 // newLink creates the queue pairs and the buffers.
 func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 	l := &link{service: service, seed: 1,
-		req:  &end{peer: r.req(), gid: r.req().ip[ip]},
-		resp: &end{peer: r.resp(), gid: r.resp().ip[ip]}}
-	for _, e := range []*end{l.req, l.resp} {
+		req:  &linkEnd{peer: r.req(), gid: r.req().ip[ip]},
+		resp: &linkEnd{peer: r.resp(), gid: r.resp().ip[ip]}}
+	for _, e := range []*linkEnd{l.req, l.resp} {
 		var err error
 		if e == l.resp && o.srq > 0 {
 			var s struct{ ID int }
@@ -90,22 +90,22 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 			}
 			e.srq = s.ID
 		}
-		if err := e.call(&e.qp, "qp", args{"type": service, "srq": e.srq, "sge": or(o.sge, 1),
+		if err := e.call(&e.qp, "qp", args{"type": service, "srq": e.srq, "sge": orDefault(o.sge, 1),
 			"inline": o.inline}); err != nil {
 			return nil, err
 		}
-		access := everything
+		access := allAccess
 		if e == l.resp && o.access != nil {
 			access = o.access
 		}
-		if e.buf, err = e.mr(or(o.size, maxSize)+guard+grhLen, access...); err != nil {
+		if e.buf, err = e.regMR(orDefault(o.size, maxSize)+guard+grhLen, access...); err != nil {
 			return nil, err
 		}
 	}
-	remember(l.req, l.resp)
-	remember(l.resp, l.req)
-	psn := map[*end]int{l.req: or(o.psn, 0xfffffd), l.resp: 0x123456} // wraps around
-	for _, e := range []*end{l.req, l.resp} {
+	rememberFlow(l.req, l.resp)
+	rememberFlow(l.resp, l.req)
+	psn := map[*linkEnd]int{l.req: orDefault(o.psn, 0xfffffd), l.resp: 0x123456} // wraps around
+	for _, e := range []*linkEnd{l.req, l.resp} {
 		other := l.resp
 		if e == l.resp {
 			other = l.req
@@ -113,18 +113,19 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 				continue
 			}
 		}
-		retry := or(o.retry, 7)
+		retry := orDefault(o.retry, 7)
 		if o.noRetry {
 			retry = 0
 		}
-		qpAccess := everything[:4]
+		qpAccess := allAccess[:4]
 		if e == l.resp && o.qpAccess != nil {
 			qpAccess = o.qpAccess
 		}
 		a := args{"qp": e.qp.ID, "type": service, "local": e.gid, "remote": other.gid, "qpn": other.qp.QPN,
-			"psn": psn[e], "remote_psn": psn[other], "mtu": or(o.mtu, 1024), "timeout": or(o.timeout, 18), "retry": retry,
-			"rnr_retry": or(o.rnrRetry, 7), "min_rnr": or(o.minRNR, 12), "access": qpAccess, "qkey": qkey,
-			"hop_limit": or(o.hopLimit, 64), "traffic_class": o.tclass}
+			"psn": psn[e], "remote_psn": psn[other], "mtu": orDefault(o.mtu, 1024), "timeout": orDefault(o.timeout,
+				18), "retry": retry,
+			"rnr_retry": orDefault(o.rnrRetry, 7), "min_rnr": orDefault(o.minRNR, 12), "access": qpAccess, "qkey": qkey,
+			"hop_limit": orDefault(o.hopLimit, 64), "traffic_class": o.tclass}
 		// The argument named timeout is the timeout of the queue pair, an int. Peer.call ignores it.
 		if err := e.call(nil, "connect", a); err != nil {
 			return nil, err
@@ -132,7 +133,7 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 	}
 	if service == "UD" {
 		var h struct{ ID int }
-		if err := l.req.call(&h, "ah", args{"local": l.req.gid, "remote": l.resp.gid, "hop_limit": or(o.hopLimit, 64),
+		if err := l.req.call(&h, "ah", args{"local": l.req.gid, "remote": l.resp.gid, "hop_limit": orDefault(o.hopLimit, 64),
 			"traffic_class": o.tclass}); err != nil {
 			return nil, err
 		}
@@ -141,33 +142,33 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 	return l, nil
 }
 
-// recvTo returns the object to which the responder's receives are posted.
-func (l *link) recvTo() int { return or(l.resp.srq, l.resp.qp.ID) }
+// recvTarget returns the object to which the responder's receives are posted.
+func (l *link) recvTarget() int { return orDefault(l.resp.srq, l.resp.qp.ID) }
 
-// headroom returns the number of bytes before the data in a receive of UD.
-func (l *link) headroom() int {
+// grhHeadroom returns the number of bytes before the data in a receive of UD.
+func (l *link) grhHeadroom() int {
 	if l.service == "UD" {
 		return grhLen
 	}
 	return 0
 }
 
-// address adds the destination to a work request.
-func (l *link) address(a args) args {
+// withAddress adds the destination to a work request.
+func (l *link) withAddress(a args) args {
 	if l.service == "UD" {
 		a["ah"], a["qpn"], a["qkey"] = l.ah, l.resp.qp.QPN, qkey
 	}
 	return a
 }
 
-// post posts a send work request at the requester.
-func (l *link) post(a args) error {
-	_, err := l.req.send(l.req.qp, l.address(a))
+// postSend posts a send work request at the requester.
+func (l *link) postSend(a args) error {
+	_, err := l.req.postSend(l.req.qp, l.withAddress(a))
 	return err
 }
 
-// failed adds the size of the message to an error.
-func failed(size int, err error) error {
+// sizeError adds the size of the message to an error.
+func sizeError(size int, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -190,8 +191,8 @@ func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 	switch {
 	case c.Op != op:
 		return fmt.Errorf("%s: receive: got opcode %s, want %s", l.resp.name, c.Op, op)
-	case c.Len != size+l.headroom():
-		return fmt.Errorf("%s: receive: got %d bytes, want %d", l.resp.name, c.Len, size+l.headroom())
+	case c.Len != size+l.grhHeadroom():
+		return fmt.Errorf("%s: receive: got %d bytes, want %d", l.resp.name, c.Len, size+l.grhHeadroom())
 	case c.Flags != flags:
 		return fmt.Errorf("%s: receive: got flags %#x, want %#x", l.resp.name, c.Flags, flags)
 	case imm != nil && ntohl(c.Imm) != *imm:

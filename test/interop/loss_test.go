@@ -30,10 +30,10 @@ func (d disturbance) apply(by *peer) (undo func() error, err error) {
 	if by.name == "Verbena" {
 		l := by.lab
 		undo = func() error {
-			_, err := l.run(l.verbena, "fault", "clear", "--dev", "rxe0")
+			_, err := l.runCommand(l.verbena, "fault", "clear", "--dev", "rxe0")
 			return err
 		}
-		_, err = l.run(append([]string{l.verbena, "fault", "add", "--dev", "rxe0"}, d.rule...)...)
+		_, err = l.runCommand(append([]string{l.verbena, "fault", "add", "--dev", "rxe0"}, d.rule...)...)
 		return undo, err
 	}
 	d.netem = "netem limit 100000 " + d.netem
@@ -44,7 +44,7 @@ func (d disturbance) apply(by *peer) (undo func() error, err error) {
 func (d disturbance) applyTC(by *peer) (undo func() error, err error) {
 	// The rule selects only RoCEv2, because it must not disturb the connection to the peers.
 	undo = func() error {
-		_, err := by.sh("tc qdisc del dev eth0 root")
+		_, err := by.runShell("tc qdisc del dev eth0 root")
 		return err
 	}
 	steps := []string{
@@ -53,7 +53,7 @@ func (d disturbance) applyTC(by *peer) (undo func() error, err error) {
 		"tc filter add dev eth0 parent 1: protocol ip prio 1 u32 match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:2",
 		"tc filter add dev eth0 parent 1: protocol ipv6 prio 2 u32 match ip6 protocol 17 0xff match ip6 dport 4791 0xffff flowid 1:2",
 	}
-	_, err = by.sh(strings.Join(steps, " && "))
+	_, err = by.runShell(strings.Join(steps, " && "))
 	return undo, err
 }
 
@@ -72,8 +72,8 @@ func testLoss(t *testing.T) {
 					if service != "RC" && r.req() != by {
 						continue // only requests are relevant
 					}
-					for _, ip := range someIPs("loss", by.name, d.name, service, r.String()) {
-						c := cell{Section: "loss", Operation: fmt.Sprintf("packets from %s, %s", by.name, d.name), Service: service,
+					for _, ip := range reportedIPs("loss", by.name, d.name, service, r.String()) {
+						c := reportCell{Section: "loss", Operation: fmt.Sprintf("packets from %s, %s", by.name, d.name), Service: service,
 							Role: r.String(), IP: ip}
 						runCell(t, c, func() error {
 							l, err := newLink(r, service, ip, linkOptions{timeout: 14})
@@ -81,9 +81,9 @@ func testLoss(t *testing.T) {
 								return err
 							}
 							if service == "RC" {
-								return l.reliable()
+								return l.transferReliable()
 							}
-							return l.unreliable()
+							return l.transferUnreliable()
 						})
 					}
 				}
@@ -95,9 +95,9 @@ func testLoss(t *testing.T) {
 	}
 }
 
-// reliable transfers 64 KB messages of each operation. It also adds to a counter, to check that each atomic
+// transferReliable transfers 64 KB messages of each operation. It also adds to a counter, to check that each atomic
 // operation ran once.
-func (l *link) reliable() error {
+func (l *link) transferReliable() error {
 	const size = 65536
 	for _, op := range []string{"SEND", "WRITE", "READ", "WRITE_IMM"} {
 		for range 3 {
@@ -110,7 +110,7 @@ func (l *link) reliable() error {
 		return err
 	}
 	for i := range uint64(20) {
-		got, err := l.atomic("FETCH_ADD", args{"compare_add": uint64(1)})
+		got, err := l.runAtomic("FETCH_ADD", args{"compare_add": uint64(1)})
 		if err != nil {
 			return err
 		}
@@ -121,38 +121,39 @@ func (l *link) reliable() error {
 	if err := l.resp.want64("the counter", l.resp.buf, 64, 20); err != nil {
 		return err
 	}
-	return outstanding(l)
+	return testOutstanding(l)
 }
 
-// unreliable sends numbered messages. Each message that arrives must be complete, must equal a sent message, and
-// must be in order.
-func (l *link) unreliable() error {
+// transferUnreliable sends numbered messages. Each message that arrives must be complete, must equal a sent message,
+// and must be in order.
+func (l *link) transferUnreliable() error {
 	const n = 40
-	size, at := 3000, l.headroom()
+	size, at := 3000, l.grhHeadroom()
 	if l.service == "UD" {
 		size = 1000
 	}
 	for i := range n {
-		if err := l.req.fill(l.req.buf, i*size, size, 200+i); err != nil {
+		if err := l.req.fillBuffer(l.req.buf, i*size, size, 200+i); err != nil {
 			return err
 		}
-		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, i*(size+at), size+at)); err != nil {
+		if err := l.resp.postRecv(l.recvTarget(), i, sge(l.resp.buf, i*(size+at), size+at)); err != nil {
 			return err
 		}
 	}
 	for i := range n {
-		if err := l.post(args{"op": "SEND_IMM", "wr_id": i, "imm": i, "sg": sgl{sge(l.req.buf, i*size, size)}}); err != nil {
+		if err := l.postSend(args{"op": "SEND_IMM", "wr_id": i, "imm": i, "sg": sgl{sge(l.req.buf, i*size,
+			size)}}); err != nil {
 			return err
 		}
 	}
-	sent, err := l.req.poll(l.req.qp.SendCQ, n, timeout)
+	sent, err := l.req.pollCompletions(l.req.qp.SendCQ, n, timeout)
 	if err != nil {
 		return err
 	}
 	if len(sent) != n {
 		return fmt.Errorf("%s: got %d completions, want %d", l.req.name, len(sent), n)
 	}
-	got, err := l.resp.poll(l.resp.qp.RecvCQ, n, lossy/6)
+	got, err := l.resp.pollCompletions(l.resp.qp.RecvCQ, n, lossy/6)
 	if err != nil {
 		return err
 	}
@@ -166,7 +167,7 @@ func (l *link) unreliable() error {
 			return fmt.Errorf("%s: got message %d after message %d, want messages in order", l.resp.name, number, last)
 		}
 		last = number
-		if err := l.resp.check(l.resp.buf, i*(size+at)+at, size, 200+number); err != nil {
+		if err := l.resp.checkBuffer(l.resp.buf, i*(size+at)+at, size, 200+number); err != nil {
 			return fmt.Errorf("message %d: %w", number, err)
 		}
 	}

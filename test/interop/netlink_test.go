@@ -50,8 +50,8 @@ const (
 	nlKernName = 29
 )
 
-// nlVaries lists the attributes whose values depend on a device, a process or an object.
-var nlVaries = map[int]bool{
+// nlVaryingAttrs lists the attributes whose values depend on a device, a process or an object.
+var nlVaryingAttrs = map[int]bool{
 	1: true, 5: true, 6: true, 7: true, 8: true, 18: true, 21: true, 22: true, 23: true, 24: true, nlPID: true,
 	33: true, 34: true, 42: true, 43: true, 44: true, 45: true, 50: true, 51: true, 60: true, 61: true, 62: true,
 	63: true, 64: true, 72: true, 83: true,
@@ -70,35 +70,35 @@ var nlDifferences = []struct{ pattern, why string }{
 	{`^[-+] rough: a family without operations `, "Verbena has no ib_sa; kernels without it exist, too"},
 }
 
-// facts reports the facts of an answer's attributes. For objects, facts reports only the objects of programs,
+// reportFacts reports the facts of an answer's attributes. For objects, facts reports only the objects of programs,
 // because the kernel has some objects of its own. An attribute marked as nested has flag 1.
-func (a *nlAnswer) facts(what string, add func(string)) {
+func (a *nlAnswer) reportFacts(what string, add func(string)) {
 	if a.Error != "" {
 		add(what + ": " + a.Error)
 	}
 	for _, m := range a.Messages {
-		if kernels(m.Attrs) {
+		if isKernelObject(m.Attrs) {
 			continue
 		}
 		add(fmt.Sprintf("%s: message %#x, flags %#x", what, m.Kind, m.Flags))
-		nlFacts(what, m.Attrs, add)
+		reportAttrFacts(what, m.Attrs, add)
 	}
 }
 
-// kernels reports whether an object belongs to the kernel.
-func kernels(list []nlAttr) bool {
+// isKernelObject reports whether an object belongs to the kernel.
+func isKernelObject(list []nlAttr) bool {
 	return slices.ContainsFunc(list, func(x nlAttr) bool { return x.kind == nlKernName })
 }
 
-func nlFacts(path string, list []nlAttr, add func(string)) {
+func reportAttrFacts(path string, list []nlAttr, add func(string)) {
 	for _, a := range list {
 		p := fmt.Sprintf("%s/%d", path, a.kind)
 		switch {
-		case a.nested && kernels(a.within):
+		case a.nested && isKernelObject(a.within):
 		case a.nested:
 			add(fmt.Sprintf("%s {} flag %d", p, a.length))
-			nlFacts(p, a.within, add)
-		case nlVaries[a.kind] || strings.HasPrefix(path, "res_") && a.length == 4:
+			reportAttrFacts(p, a.within, add)
+		case nlVaryingAttrs[a.kind] || strings.HasPrefix(path, "res_") && a.length == 4:
 			add(fmt.Sprintf("%s: %d bytes", p, a.length))
 		default:
 			v := a.value
@@ -124,16 +124,16 @@ func testNetlink(t *testing.T) {
 		said[p.name] = facts
 		var stops []func(time.Duration) (int, string, error)
 		for _, line := range []string{"rping -s -P -a ADDR", "rping -c -a ADDR -C 1000000"} {
-			stop, err := p.start(strings.Fields(strings.ReplaceAll(line, "ADDR", p.ip["IPv4"])))
+			stop, err := p.startProgram(strings.Fields(strings.ReplaceAll(line, "ADDR", p.ip["IPv4"])))
 			if err != nil {
 				t.Fatal(err)
 			}
 			stops = append(stops, stop)
 			time.Sleep(2 * time.Second)
 		}
-		out, err := p.sh("python3 " + script + " rxe0")
+		out, err := p.runShell("python3 " + script + " rxe0")
 		if p == verbenaPeer {
-			held, _ := theLab.run(theLab.verbena, "res", "show")
+			held, _ := theLab.runCommand(theLab.verbena, "res", "show")
 			defer func() {
 				if t.Failed() {
 					t.Logf("programs on Verbena hold\n%s", held)
@@ -157,13 +157,13 @@ func testNetlink(t *testing.T) {
 			var lines []string
 			switch {
 			case json.Unmarshal(raw, &one) == nil:
-				one.facts(what, add)
+				one.reportFacts(what, add)
 			case json.Unmarshal(raw, &many) == nil:
 				if len(many) == 0 {
 					add(what + ": none")
 				}
 				for _, a := range many {
-					a.facts(what, add)
+					a.reportFacts(what, add)
 				}
 			default:
 				if err := json.Unmarshal(raw, &lines); err != nil {

@@ -35,31 +35,32 @@ var (
 )
 
 var operations = []operation{
-	{"SEND", allServices, linkOptions{}, transfer("SEND")},
-	{"SEND with immediate", allServices, linkOptions{}, transfer("SEND_IMM")},
-	{"SEND with invalidate", rc, linkOptions{}, sendInvalidate},
-	{"RDMA WRITE", connectedServices, linkOptions{}, transfer("WRITE")},
-	{"RDMA WRITE with immediate", connectedServices, linkOptions{}, transfer("WRITE_IMM")},
-	{"RDMA READ", rc, linkOptions{}, transfer("READ")},
-	{"compare and swap", rc, linkOptions{}, compareSwap},
-	{"fetch and add", rc, linkOptions{}, fetchAdd},
-	{"SEND, path MTU 256", connectedServices, linkOptions{mtu: 256}, transfer("SEND", 0, 1, 255, 256, 257, 16384)},
-	{"SEND, path MTU 4096", connectedServices, linkOptions{mtu: 4096}, transfer("SEND", 0, 1, 4095, 4096, 4097, maxSize)},
-	{"RDMA WRITE, path MTU 4096", rc, linkOptions{mtu: 4096}, transfer("WRITE", 0, 1, 4095, 4096, 4097, maxSize)},
-	{"RDMA READ, path MTU 256", rc, linkOptions{mtu: 256}, transfer("READ", 0, 1, 255, 256, 257, 16384)},
-	{"RDMA READ, path MTU 4096", rc, linkOptions{mtu: 4096}, transfer("READ", 0, 1, 4095, 4096, 4097, maxSize)},
-	{"SEND, inline", allServices, linkOptions{inline: 64}, inline},
-	{"SEND, gathered and scattered", allServices, linkOptions{sge: 4}, scattered},
-	{"SEND, many outstanding, unsignalled", rc, linkOptions{}, outstanding},
-	{"RDMA READ, several outstanding, then fenced SEND", rc, linkOptions{}, fenced},
-	{"SEND to a shared receive queue", allServices, linkOptions{srq: 32}, transfer("SEND", 0, 1, 1024, 4096)},
-	{"limit of a shared receive queue", rc, linkOptions{srq: 32}, sharedLimit},
-	{"GRH in front of the data", []string{"UD"}, linkOptions{tclass: 0x68, hopLimit: 33}, grh},
-	{"multicast", []string{"UD"}, linkOptions{}, multicast},
-	{"bind memory window type 1", rc, linkOptions{}, windowType1},
-	{"bind memory window type 2", rc, linkOptions{}, windowType2},
-	{"ATOMIC WRITE", rc, linkOptions{}, capability("ATOMIC WRITE", 1<<40)},
-	{"FLUSH", rc, linkOptions{}, capability("FLUSH", 1<<38|1<<39)},
+	{"SEND", allServices, linkOptions{}, transferSizes("SEND")},
+	{"SEND with immediate", allServices, linkOptions{}, transferSizes("SEND_IMM")},
+	{"SEND with invalidate", rc, linkOptions{}, testSendInvalidate},
+	{"RDMA WRITE", connectedServices, linkOptions{}, transferSizes("WRITE")},
+	{"RDMA WRITE with immediate", connectedServices, linkOptions{}, transferSizes("WRITE_IMM")},
+	{"RDMA READ", rc, linkOptions{}, transferSizes("READ")},
+	{"compare and swap", rc, linkOptions{}, testCompareSwap},
+	{"fetch and add", rc, linkOptions{}, testFetchAdd},
+	{"SEND, path MTU 256", connectedServices, linkOptions{mtu: 256}, transferSizes("SEND", 0, 1, 255, 256, 257, 16384)},
+	{"SEND, path MTU 4096", connectedServices, linkOptions{mtu: 4096}, transferSizes("SEND", 0, 1, 4095, 4096, 4097,
+		maxSize)},
+	{"RDMA WRITE, path MTU 4096", rc, linkOptions{mtu: 4096}, transferSizes("WRITE", 0, 1, 4095, 4096, 4097, maxSize)},
+	{"RDMA READ, path MTU 256", rc, linkOptions{mtu: 256}, transferSizes("READ", 0, 1, 255, 256, 257, 16384)},
+	{"RDMA READ, path MTU 4096", rc, linkOptions{mtu: 4096}, transferSizes("READ", 0, 1, 4095, 4096, 4097, maxSize)},
+	{"SEND, inline", allServices, linkOptions{inline: 64}, testInline},
+	{"SEND, gathered and scattered", allServices, linkOptions{sge: 4}, testScattered},
+	{"SEND, many outstanding, unsignalled", rc, linkOptions{}, testOutstanding},
+	{"RDMA READ, several outstanding, then fenced SEND", rc, linkOptions{}, testFenced},
+	{"SEND to a shared receive queue", allServices, linkOptions{srq: 32}, transferSizes("SEND", 0, 1, 1024, 4096)},
+	{"limit of a shared receive queue", rc, linkOptions{srq: 32}, testSRQLimit},
+	{"GRH in front of the data", []string{"UD"}, linkOptions{tclass: 0x68, hopLimit: 33}, testGRH},
+	{"multicast", []string{"UD"}, linkOptions{}, testMulticast},
+	{"bind memory window type 1", rc, linkOptions{}, testWindowType1},
+	{"bind memory window type 2", rc, linkOptions{}, testWindowType2},
+	{"ATOMIC WRITE", rc, linkOptions{}, requireCapability("ATOMIC WRITE", 1<<40)},
+	{"FLUSH", rc, linkOptions{}, requireCapability("FLUSH", 1<<38|1<<39)},
 	{"XRC SEND", []string{"XRC"}, linkOptions{}, nil},
 }
 
@@ -69,10 +70,10 @@ func testOperations(t *testing.T) {
 		for _, service := range op.services {
 			for _, ip := range ipNames {
 				for _, r := range roles {
-					runCell(t, cell{Section: "operations", Operation: op.name, Service: service, Role: r.String(), IP: ip},
+					runCell(t, reportCell{Section: "operations", Operation: op.name, Service: service, Role: r.String(), IP: ip},
 						func() error {
 							if service == "XRC" {
-								return domains(r)
+								return openXRCDomains(r)
 							}
 							l, err := newLink(r, service, ip, op.options)
 							if err != nil {
@@ -86,8 +87,8 @@ func testOperations(t *testing.T) {
 	}
 }
 
-// domains opens an XRC domain on both sides. The open fails on a device without XRC.
-func domains(r role) error {
+// openXRCDomains opens an XRC domain on both sides. The open fails on a device without XRC.
+func openXRCDomains(r role) error {
 	for _, p := range []*peer{r.req(), r.resp()} {
 		if err := p.call(nil, "xrcd", nil); err != nil {
 			return err
@@ -96,12 +97,12 @@ func domains(r role) error {
 	return errors.New("both sides now have XRC domains, but this test has no transfer for them: add one")
 }
 
-// capability reports whether both sides support an operation that Linux has had since 6.2 (enum
+// requireCapability reports whether both sides support an operation that Linux has had since 6.2 (enum
 // ib_uverbs_device_cap_flags).
-func capability(name string, bits uint64) func(*link) error {
+func requireCapability(name string, bits uint64) func(*link) error {
 	return func(l *link) error {
-		for _, p := range []*end{l.req, l.resp} {
-			h, err := p.hello()
+		for _, p := range []*linkEnd{l.req, l.resp} {
+			h, err := p.queryHello()
 			if err != nil {
 				return err
 			}
@@ -113,8 +114,8 @@ func capability(name string, bits uint64) func(*link) error {
 	}
 }
 
-// transfer transfers messages of all sizes. It checks completions and data, and that no other memory was written.
-func transfer(op string, some ...int) func(*link) error {
+// transferSizes transfers messages of all sizes. It checks completions and data, and that no other memory was written.
+func transferSizes(op string, some ...int) func(*link) error {
 	return func(l *link) error {
 		list := sizes
 		if l.service == "UD" {
@@ -125,7 +126,7 @@ func transfer(op string, some ...int) func(*link) error {
 		}
 		for _, size := range list {
 			if err := l.transfer(op, size); err != nil {
-				return failed(size, err)
+				return sizeError(size, err)
 			}
 		}
 		return nil
@@ -134,15 +135,15 @@ func transfer(op string, some ...int) func(*link) error {
 
 func (l *link) transfer(op string, size int) error {
 	l.seed++
-	seed, at := l.seed, l.headroom()
+	seed, at := l.seed, l.grhHeadroom()
 	from, to := l.req, l.resp
 	if op == "READ" {
 		from, to, at = l.resp, l.req, 0
 	}
-	if err := from.fill(from.buf, 0, size, seed); err != nil {
+	if err := from.fillBuffer(from.buf, 0, size, seed); err != nil {
 		return err
 	}
-	if err := to.zero(to.buf, 0, size+guard+grhLen); err != nil {
+	if err := to.zeroBuffer(to.buf, 0, size+guard+grhLen); err != nil {
 		return err
 	}
 	wr := args{"op": op, "wr_id": seed, "sg": sgl{sge(l.req.buf, 0, size)}, "rkey": l.resp.buf.RKey,
@@ -154,28 +155,28 @@ func (l *link) transfer(op string, size int) error {
 	}
 	consumes := op == "SEND" || op == "SEND_IMM" || op == "WRITE_IMM"
 	if consumes {
-		if err := l.resp.recv(l.recvTo(), seed, sge(l.resp.buf, 0, size+at)); err != nil {
+		if err := l.resp.postRecv(l.recvTarget(), seed, sge(l.resp.buf, 0, size+at)); err != nil {
 			return err
 		}
 	}
-	err := l.deliver(op, seed, size, wr, imm, consumes)
+	err := l.deliverMessage(op, seed, size, wr, imm, consumes)
 	if err != nil {
 		return err
 	}
-	if err := to.check(to.buf, at, size, seed); err != nil {
+	if err := to.checkBuffer(to.buf, at, size, seed); err != nil {
 		return err
 	}
-	return to.untouched(to.buf, at+size, guard)
+	return to.checkZeros(to.buf, at+size, guard)
 }
 
-// deliver posts the work request and waits for both completions. If the service may lose messages and lost this
+// deliverMessage posts the work request and waits for both completions. If the service may lose messages and lost this
 // message, deliver posts the request again.
-func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes bool) error {
+func (l *link) deliverMessage(op string, seed, size int, wr args, imm *uint32, consumes bool) error {
 	for try := 1; ; try++ {
-		if err := l.post(wr); err != nil {
+		if err := l.postSend(wr); err != nil {
 			return err
 		}
-		if _, err := l.req.complete(op, l.req.qp.SendCQ, seed, "SUCCESS"); err != nil {
+		if _, err := l.req.awaitCompletion(op, l.req.qp.SendCQ, seed, "SUCCESS"); err != nil {
 			return err
 		}
 		wait := timeout
@@ -193,7 +194,7 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 			l.noteRepeat(op)
 			continue
 		}
-		got, err := l.resp.poll(l.resp.qp.RecvCQ, 1, wait)
+		got, err := l.resp.pollCompletions(l.resp.qp.RecvCQ, 1, wait)
 		switch {
 		case err != nil:
 			return err
@@ -217,54 +218,54 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 // awaitData waits until the buffer holds the data of the seed.
 func (p *peer) awaitData(m mr, size, seed int, timeout time.Duration) error {
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
-		err := p.check(m, 0, size, seed)
+		err := p.checkBuffer(m, 0, size, seed)
 		if err == nil || p.dead != nil || time.Now().After(deadline) {
 			return err
 		}
 	}
 }
 
-// inline tests that the device copies inline data at the post, so that the buffer may change at once.
-func inline(l *link) error {
-	at := l.headroom()
-	if err := l.req.fill(l.req.buf, 0, 64, 7); err != nil {
+// testInline tests that the device copies inline data at the post, so that the buffer may change at once.
+func testInline(l *link) error {
+	at := l.grhHeadroom()
+	if err := l.req.fillBuffer(l.req.buf, 0, 64, 7); err != nil {
 		return err
 	}
-	if err := l.resp.recv(l.recvTo(), 1, sge(l.resp.buf, 0, 64+at)); err != nil {
+	if err := l.resp.postRecv(l.recvTarget(), 1, sge(l.resp.buf, 0, 64+at)); err != nil {
 		return err
 	}
-	if err := l.deliver("SEND", 1, 64, args{"op": "SEND", "wr_id": 1, "flags": []string{"SIGNALED", "INLINE"},
+	if err := l.deliverMessage("SEND", 1, 64, args{"op": "SEND", "wr_id": 1, "flags": []string{"SIGNALED", "INLINE"},
 		"sg": sgl{sge(l.req.buf, 0, 64)}}, nil, true); err != nil {
 		return err
 	}
-	return l.resp.check(l.resp.buf, at, 64, 7)
+	return l.resp.checkBuffer(l.resp.buf, at, 64, 7)
 }
 
-// scattered sends from four ranges and receives into four other ranges.
-func scattered(l *link) error {
-	at := l.headroom()
+// testScattered sends from four ranges and receives into four other ranges.
+func testScattered(l *link) error {
+	at := l.grhHeadroom()
 	const size = 900
-	if err := l.req.fill(l.req.buf, 0, size, 8); err != nil {
+	if err := l.req.fillBuffer(l.req.buf, 0, size, 8); err != nil {
 		return err
 	}
 	b := l.resp.buf
-	if err := l.resp.recv(l.recvTo(), 1, sge(b, 0, at+100), sge(b, 5000, 1), sge(b, 2000, 599),
+	if err := l.resp.postRecv(l.recvTarget(), 1, sge(b, 0, at+100), sge(b, 5000, 1), sge(b, 2000, 599),
 		sge(b, 8000, 4096)); err != nil {
 		return err
 	}
 	a := l.req.buf
-	if err := l.deliver("SEND", 1, size, args{"op": "SEND", "wr_id": 1,
+	if err := l.deliverMessage("SEND", 1, size, args{"op": "SEND", "wr_id": 1,
 		"sg": sgl{sge(a, 0, 1), sge(a, 1, 511), sge(a, 512, 88), sge(a, 600, 300)}}, nil, true); err != nil {
 		return err
 	}
 	var want, got []byte
 	for _, s := range []struct {
-		e      *end
+		e      *linkEnd
 		off, n int
 		to     *[]byte
 	}{{l.req, 0, size, &want}, {l.resp, at, 100, &got}, {l.resp, 5000, 1, &got}, {l.resp, 2000, 599, &got}, {l.resp, 8000,
 		200, &got}} {
-		part, err := s.e.read(s.e.buf, s.off, s.n)
+		part, err := s.e.readBuffer(s.e.buf, s.off, s.n)
 		if err != nil {
 			return err
 		}
@@ -276,8 +277,8 @@ func scattered(l *link) error {
 	return nil
 }
 
-// read returns a part of a buffer.
-func (p *peer) read(m mr, off, n int) ([]byte, error) {
+// readBuffer returns a part of a buffer.
+func (p *peer) readBuffer(m mr, off, n int) ([]byte, error) {
 	var s string
 	if err := p.call(&s, "read", args{"mr": m.ID, "off": off, "len": n}); err != nil {
 		return nil, err
@@ -285,14 +286,14 @@ func (p *peer) read(m mr, off, n int) ([]byte, error) {
 	return hex.DecodeString(s)
 }
 
-// outstanding posts fifty messages at once, of which only the last is signalled. All messages must arrive in order.
-func outstanding(l *link) error {
+// testOutstanding posts fifty messages at once, of which only the last is signalled. All messages must arrive in order.
+func testOutstanding(l *link) error {
 	const n, size = 50, 3000
 	for i := range n {
-		if err := l.req.fill(l.req.buf, i*size, size, 100+i); err != nil {
+		if err := l.req.fillBuffer(l.req.buf, i*size, size, 100+i); err != nil {
 			return err
 		}
-		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, i*size, size)); err != nil {
+		if err := l.resp.postRecv(l.recvTarget(), i, sge(l.resp.buf, i*size, size)); err != nil {
 			return err
 		}
 	}
@@ -301,15 +302,15 @@ func outstanding(l *link) error {
 		if i == n-1 {
 			flags = []string{"SIGNALED"}
 		}
-		if err := l.post(args{"op": "SEND", "wr_id": i, "flags": flags,
+		if err := l.postSend(args{"op": "SEND", "wr_id": i, "flags": flags,
 			"sg": sgl{sge(l.req.buf, i*size, size)}}); err != nil {
 			return err
 		}
 	}
-	if _, err := l.req.complete("last SEND", l.req.qp.SendCQ, n-1, "SUCCESS"); err != nil {
+	if _, err := l.req.awaitCompletion("last SEND", l.req.qp.SendCQ, n-1, "SUCCESS"); err != nil {
 		return err
 	}
-	got, err := l.resp.poll(l.resp.qp.RecvCQ, n, timeout)
+	got, err := l.resp.pollCompletions(l.resp.qp.RecvCQ, n, timeout)
 	if err != nil {
 		return err
 	}
@@ -320,33 +321,33 @@ func outstanding(l *link) error {
 		if c.Status != "SUCCESS" || c.ID != i || c.Len != size {
 			return fmt.Errorf("%s: receive %d: got %+v, want success", l.resp.name, i, c)
 		}
-		if err := l.resp.check(l.resp.buf, i*size, size, 100+i); err != nil {
+		if err := l.resp.checkBuffer(l.resp.buf, i*size, size, 100+i); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// fenced tests that a fenced SEND sends the data fetched by earlier READs.
-func fenced(l *link) error {
+// testFenced tests that a fenced SEND sends the data fetched by earlier READs.
+func testFenced(l *link) error {
 	const n, size = 8, 5000
-	if err := l.resp.fill(l.resp.buf, 0, n*size, 9); err != nil {
+	if err := l.resp.fillBuffer(l.resp.buf, 0, n*size, 9); err != nil {
 		return err
 	}
-	if err := l.resp.recv(l.recvTo(), 99, sge(l.resp.buf, n*size, n*size)); err != nil {
+	if err := l.resp.postRecv(l.recvTarget(), 99, sge(l.resp.buf, n*size, n*size)); err != nil {
 		return err
 	}
 	for i := range n {
-		if err := l.post(args{"op": "READ", "wr_id": i, "sg": sgl{sge(l.req.buf, i*size, size)}, "rkey": l.resp.buf.RKey,
+		if err := l.postSend(args{"op": "READ", "wr_id": i, "sg": sgl{sge(l.req.buf, i*size, size)}, "rkey": l.resp.buf.RKey,
 			"addr": l.resp.buf.Addr + uint64(i*size)}); err != nil {
 			return err
 		}
 	}
-	if err := l.post(args{"op": "SEND", "wr_id": n, "flags": []string{"SIGNALED", "FENCE"},
+	if err := l.postSend(args{"op": "SEND", "wr_id": n, "flags": []string{"SIGNALED", "FENCE"},
 		"sg": sgl{sge(l.req.buf, 0, n*size)}}); err != nil {
 		return err
 	}
-	got, err := l.req.poll(l.req.qp.SendCQ, n+1, timeout)
+	got, err := l.req.pollCompletions(l.req.qp.SendCQ, n+1, timeout)
 	if err != nil {
 		return err
 	}
@@ -358,20 +359,20 @@ func fenced(l *link) error {
 	if len(got) != n+1 {
 		return fmt.Errorf("%s: got %d completions, want %d", l.req.name, len(got), n+1)
 	}
-	if _, err := l.resp.complete("receive", l.resp.qp.RecvCQ, 99, "SUCCESS"); err != nil {
+	if _, err := l.resp.awaitCompletion("receive", l.resp.qp.RecvCQ, 99, "SUCCESS"); err != nil {
 		return err
 	}
-	return l.resp.check(l.resp.buf, n*size, n*size, 9)
+	return l.resp.checkBuffer(l.resp.buf, n*size, n*size, 9)
 }
 
-// atomic runs one atomic operation and returns the fetched value.
-func (l *link) atomic(op string, a args) (uint64, error) {
+// runAtomic runs one atomic operation and returns the fetched value.
+func (l *link) runAtomic(op string, a args) (uint64, error) {
 	a["op"], a["wr_id"], a["sg"] = op, 5, sgl{sge(l.req.buf, 8, 8)}
 	a["rkey"], a["addr"] = l.resp.buf.RKey, l.resp.buf.Addr+64
-	if err := l.post(a); err != nil {
+	if err := l.postSend(a); err != nil {
 		return 0, err
 	}
-	c, err := l.req.complete(op, l.req.qp.SendCQ, 5, "SUCCESS")
+	c, err := l.req.awaitCompletion(op, l.req.qp.SendCQ, 5, "SUCCESS")
 	if err != nil {
 		return 0, err
 	}
@@ -381,13 +382,13 @@ func (l *link) atomic(op string, a args) (uint64, error) {
 	return l.req.get64(l.req.buf, 8)
 }
 
-func compareSwap(l *link) error {
+func testCompareSwap(l *link) error {
 	const old, other, swap = 0x0123456789abcdef, 0x1111111111111111, 0xfedcba9876543210
 	for _, c := range []struct{ was, compare, want uint64 }{{old, old, swap}, {old, other, old}} {
 		if err := l.resp.set64(l.resp.buf, 64, c.was); err != nil {
 			return err
 		}
-		got, err := l.atomic("CMP_SWAP", args{"compare_add": c.compare, "swap": uint64(swap)})
+		got, err := l.runAtomic("CMP_SWAP", args{"compare_add": c.compare, "swap": uint64(swap)})
 		if err != nil {
 			return err
 		}
@@ -401,13 +402,13 @@ func compareSwap(l *link) error {
 	return nil
 }
 
-func fetchAdd(l *link) error {
+func testFetchAdd(l *link) error {
 	value := uint64(0xffffffffffffff00) // wraps around
 	if err := l.resp.set64(l.resp.buf, 64, value); err != nil {
 		return err
 	}
 	for range 5 {
-		got, err := l.atomic("FETCH_ADD", args{"compare_add": uint64(0x101)})
+		got, err := l.runAtomic("FETCH_ADD", args{"compare_add": uint64(0x101)})
 		if err != nil {
 			return err
 		}
@@ -419,10 +420,10 @@ func fetchAdd(l *link) error {
 	return l.resp.want64("the value", l.resp.buf, 64, value)
 }
 
-// sharedLimit tests that the event arrives once, when the number of receives in the queue falls below the limit.
-func sharedLimit(l *link) error {
+// testSRQLimit tests that the event arrives once, when the number of receives in the queue falls below the limit.
+func testSRQLimit(l *link) error {
 	for i := range 6 {
-		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, 64)); err != nil {
+		if err := l.resp.postRecv(l.recvTarget(), i, sge(l.resp.buf, 0, 64)); err != nil {
 			return err
 		}
 	}
@@ -430,20 +431,20 @@ func sharedLimit(l *link) error {
 		return err
 	}
 	for i := range 5 {
-		if err := l.post(args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, 16)}}); err != nil {
+		if err := l.postSend(args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, 16)}}); err != nil {
 			return err
 		}
-		if _, err := l.req.complete("SEND", l.req.qp.SendCQ, i, "SUCCESS"); err != nil {
+		if _, err := l.req.awaitCompletion("SEND", l.req.qp.SendCQ, i, "SUCCESS"); err != nil {
 			return err
 		}
-		if _, err := l.resp.complete("receive", l.resp.qp.RecvCQ, i, "SUCCESS"); err != nil {
+		if _, err := l.resp.awaitCompletion("receive", l.resp.qp.RecvCQ, i, "SUCCESS"); err != nil {
 			return err
 		}
 		want := 0
 		if i >= 2 { // three receives remain, which is below the limit of four
 			want = 1
 		}
-		events, err := l.resp.events(want, "SRQ_LIMIT_REACHED")
+		events, err := l.resp.waitEvents(want, "SRQ_LIMIT_REACHED")
 		if err != nil {
 			return err
 		}
@@ -455,8 +456,8 @@ func sharedLimit(l *link) error {
 	return nil
 }
 
-// events waits for n asynchronous events of a kind and returns their number.
-func (p *peer) events(n int, kind string) (int, error) {
+// waitEvents waits for n asynchronous events of a kind and returns their number.
+func (p *peer) waitEvents(n int, kind string) (int, error) {
 	var all []string
 	wait := timeout
 	if n == 0 {
@@ -472,13 +473,13 @@ func (p *peer) events(n int, kind string) (int, error) {
 	return count, err
 }
 
-// grh tests that the receiver of a datagram finds the IP header in the 40 bytes before the data. An IPv4 header is
+// testGRH tests that the receiver of a datagram finds the IP header in the 40 bytes before the data. An IPv4 header is
 // in the last 20 of these bytes.
-func grh(l *link) error {
+func testGRH(l *link) error {
 	if err := l.transfer("SEND", 500); err != nil {
 		return err
 	}
-	h, err := l.resp.read(l.resp.buf, 0, grhLen)
+	h, err := l.resp.readBuffer(l.resp.buf, 0, grhLen)
 	if err != nil {
 		return err
 	}
@@ -506,11 +507,11 @@ func grh(l *link) error {
 	return nil
 }
 
-// groups holds multicast groups as IP addresses.
-var groups = map[bool]string{true: "239.77.0.9", false: "ff0e::7709"}
+// multicastGroups holds multicast groups as IP addresses.
+var multicastGroups = map[bool]string{true: "239.77.0.9", false: "ff0e::7709"}
 
-func multicast(l *link) error {
-	group := groups[netip.MustParseAddr(l.req.gid).Is4()]
+func testMulticast(l *link) error {
+	group := multicastGroups[netip.MustParseAddr(l.req.gid).Is4()]
 	if err := l.resp.call(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": true}); err != nil {
 		return err
 	}
@@ -525,10 +526,10 @@ func multicast(l *link) error {
 	}
 	const size = 777
 	for i, qpn := range []int{0xffffff, 0xffffff} {
-		if err := l.req.fill(l.req.buf, 0, size, 20+i); err != nil {
+		if err := l.req.fillBuffer(l.req.buf, 0, size, 20+i); err != nil {
 			return err
 		}
-		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, size+grhLen)); err != nil {
+		if err := l.resp.postRecv(l.recvTarget(), i, sge(l.resp.buf, 0, size+grhLen)); err != nil {
 			return err
 		}
 		var got []wc
@@ -536,15 +537,15 @@ func multicast(l *link) error {
 			if try > 0 {
 				l.noteRepeat("multicast SEND")
 			}
-			if _, err := l.req.send(l.req.qp, args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
+			if _, err := l.req.postSend(l.req.qp, args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
 				"qpn": qpn, "qkey": qkey}); err != nil {
 				return err
 			}
-			if _, err := l.req.complete("SEND", l.req.qp.SendCQ, i, "SUCCESS"); err != nil {
+			if _, err := l.req.awaitCompletion("SEND", l.req.qp.SendCQ, i, "SUCCESS"); err != nil {
 				return err
 			}
 			var err error
-			if got, err = l.resp.poll(l.resp.qp.RecvCQ, 1, lossy); err != nil {
+			if got, err = l.resp.pollCompletions(l.resp.qp.RecvCQ, 1, lossy); err != nil {
 				return err
 			}
 		}
@@ -554,21 +555,21 @@ func multicast(l *link) error {
 		if err := l.wantWC(got[0], "RECV", size, nil); err != nil {
 			return err
 		}
-		if err := l.resp.check(l.resp.buf, grhLen, size, 20+i); err != nil {
+		if err := l.resp.checkBuffer(l.resp.buf, grhLen, size, 20+i); err != nil {
 			return err
 		}
 	}
 	if err := l.resp.call(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": false}); err != nil {
 		return err
 	}
-	if err := l.resp.recv(l.recvTo(), 9, sge(l.resp.buf, 0, size+grhLen)); err != nil {
+	if err := l.resp.postRecv(l.recvTarget(), 9, sge(l.resp.buf, 0, size+grhLen)); err != nil {
 		return err
 	}
-	if _, err := l.req.send(l.req.qp, args{"op": "SEND", "wr_id": 9, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
+	if _, err := l.req.postSend(l.req.qp, args{"op": "SEND", "wr_id": 9, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
 		"qpn": 0xffffff, "qkey": qkey}); err != nil {
 		return err
 	}
-	got, err := l.resp.poll(l.resp.qp.RecvCQ, 1, 300*time.Millisecond)
+	got, err := l.resp.pollCompletions(l.resp.qp.RecvCQ, 1, 300*time.Millisecond)
 	if err == nil && len(got) > 0 {
 		err = fmt.Errorf("%s: got a datagram after the detach from the group, want none", l.resp.name)
 	}
@@ -584,13 +585,13 @@ type window struct {
 // windowAt and windowLen are the offset and the length of the windows in the responder's buffer.
 const windowAt, windowLen = 4096, 8192
 
-func (l *link) window(kind int) (w window, err error) {
+func (l *link) newWindow(kind int) (w window, err error) {
 	err = l.resp.call(&w, "mw", args{"type": kind})
 	return w, err
 }
 
-// bind1 binds a window of type 1 with ibv_bind_mw, and returns the new key.
-func (l *link) bind1(w window, length int, access ...string) (uint32, error) {
+// bindType1 binds a window of type 1 with ibv_bind_mw, and returns the new key.
+func (l *link) bindType1(w window, length int, access ...string) (uint32, error) {
 	if access == nil {
 		access = []string{}
 	}
@@ -600,127 +601,129 @@ func (l *link) bind1(w window, length int, access ...string) (uint32, error) {
 		"access": access, "wr_id": 30}); err != nil {
 		return 0, err
 	}
-	_, err := l.resp.complete("bind", l.resp.qp.SendCQ, 30, "SUCCESS")
+	_, err := l.resp.awaitCompletion("bind", l.resp.qp.SendCQ, 30, "SUCCESS")
 	return r.RKey, err
 }
 
-// bind2 binds a window of type 2 with a work request and returns the requested key.
-func (l *link) bind2(w window, access ...string) (uint32, error) {
-	key, err := l.resp.send(l.resp.qp, args{"op": "BIND_MW", "wr_id": 31, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowAt,
+// bindType2 binds a window of type 2 with a work request and returns the requested key.
+func (l *link) bindType2(w window, access ...string) (uint32, error) {
+	key, err := l.resp.postSend(l.resp.qp, args{"op": "BIND_MW", "wr_id": 31, "mw": w.ID, "mr": l.resp.buf.ID,
+		"off":    windowAt,
 		"length": windowLen, "access": access})
 	if err != nil {
 		return 0, err
 	}
-	_, err = l.resp.complete("bind", l.resp.qp.SendCQ, 31, "SUCCESS")
+	_, err = l.resp.awaitCompletion("bind", l.resp.qp.SendCQ, 31, "SUCCESS")
 	return key, err
 }
 
-// access reads or writes through a key, and expects one of the given statuses.
-func (l *link) access(op string, key uint32, off, n int, status ...string) error {
-	if err := l.post(args{"op": op, "wr_id": 40, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": key,
+// accessWindow reads or writes through a key, and expects one of the given statuses.
+func (l *link) accessWindow(op string, key uint32, off, n int, status ...string) error {
+	if err := l.postSend(args{"op": op, "wr_id": 40, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": key,
 		"addr": l.resp.buf.Addr + uint64(off)}); err != nil {
 		return err
 	}
 	what := fmt.Sprintf("%s of %d bytes at %d of a window from %d to %d", op, n, off, windowAt, windowAt+windowLen)
-	_, err := l.req.complete(what, l.req.qp.SendCQ, 40, status...)
+	_, err := l.req.awaitCompletion(what, l.req.qp.SendCQ, 40, status...)
 	return err
 }
 
-// usable writes and reads through a window, and checks the data.
-func (l *link) usable(key uint32) error {
-	if err := l.req.fill(l.req.buf, 0, windowLen, 50); err != nil {
+// checkUsable writes and reads through a window, and checks the data.
+func (l *link) checkUsable(key uint32) error {
+	if err := l.req.fillBuffer(l.req.buf, 0, windowLen, 50); err != nil {
 		return err
 	}
-	if err := l.access("WRITE", key, windowAt, windowLen, "SUCCESS"); err != nil {
+	if err := l.accessWindow("WRITE", key, windowAt, windowLen, "SUCCESS"); err != nil {
 		return err
 	}
-	if err := l.resp.check(l.resp.buf, windowAt, windowLen, 50); err != nil {
+	if err := l.resp.checkBuffer(l.resp.buf, windowAt, windowLen, 50); err != nil {
 		return err
 	}
-	if err := l.req.zero(l.req.buf, 0, windowLen); err != nil {
+	if err := l.req.zeroBuffer(l.req.buf, 0, windowLen); err != nil {
 		return err
 	}
-	if err := l.access("READ", key, windowAt, windowLen, "SUCCESS"); err != nil {
+	if err := l.accessWindow("READ", key, windowAt, windowLen, "SUCCESS"); err != nil {
 		return err
 	}
-	return l.req.check(l.req.buf, 0, windowLen, 50)
+	return l.req.checkBuffer(l.req.buf, 0, windowLen, 50)
 }
 
-func windowType1(l *link) error {
-	w, err := l.window(1)
+func testWindowType1(l *link) error {
+	w, err := l.newWindow(1)
 	if err != nil {
 		return err
 	}
-	first, err := l.bind1(w, windowLen, "REMOTE_WRITE", "REMOTE_READ")
+	first, err := l.bindType1(w, windowLen, "REMOTE_WRITE", "REMOTE_READ")
 	if err != nil {
 		return err
 	}
-	if err := l.usable(first); err != nil {
+	if err := l.checkUsable(first); err != nil {
 		return err
 	}
-	second, err := l.bind1(w, windowLen, "REMOTE_READ", "REMOTE_WRITE")
+	second, err := l.bindType1(w, windowLen, "REMOTE_READ", "REMOTE_WRITE")
 	if err != nil {
 		return err
 	}
 	if first == second {
 		return fmt.Errorf("%s: second bind: got the same R_Key %#x, want another one", l.resp.name, first)
 	}
-	if err := l.usable(second); err != nil {
+	if err := l.checkUsable(second); err != nil {
 		return err
 	}
-	if _, err := l.bind1(w, 0); err != nil { // length 0 makes the window invalid
+	if _, err := l.bindType1(w, 0); err != nil { // length 0 makes the window invalid
 		return err
 	}
-	return l.access("WRITE", second, windowAt, 16, "REM_ACCESS_ERR")
+	return l.accessWindow("WRITE", second, windowAt, 16, "REM_ACCESS_ERR")
 }
 
-func windowType2(l *link) error {
-	w, err := l.window(2)
+func testWindowType2(l *link) error {
+	w, err := l.newWindow(2)
 	if err != nil {
 		return err
 	}
-	key, err := l.bind2(w, "REMOTE_WRITE", "REMOTE_READ")
+	key, err := l.bindType2(w, "REMOTE_WRITE", "REMOTE_READ")
 	if err != nil {
 		return err
 	}
-	if err := l.usable(key); err != nil {
+	if err := l.checkUsable(key); err != nil {
 		return err
 	}
-	if _, err := l.resp.send(l.resp.qp, args{"op": "LOCAL_INV", "wr_id": 32, "rkey": key}); err != nil {
+	if _, err := l.resp.postSend(l.resp.qp, args{"op": "LOCAL_INV", "wr_id": 32, "rkey": key}); err != nil {
 		return err
 	}
-	if _, err := l.resp.complete("local invalidate", l.resp.qp.SendCQ, 32, "SUCCESS"); err != nil {
+	if _, err := l.resp.awaitCompletion("local invalidate", l.resp.qp.SendCQ, 32, "SUCCESS"); err != nil {
 		return err
 	}
-	return l.access("WRITE", key, windowAt, 16, "REM_ACCESS_ERR")
+	return l.accessWindow("WRITE", key, windowAt, 16, "REM_ACCESS_ERR")
 }
 
-// sendInvalidate tests that the receiver's window is invalid after the message has arrived, and that the completion
+// testSendInvalidate tests that the receiver's window is invalid after the message has arrived, and that the completion
 // names the window.
-func sendInvalidate(l *link) error {
+func testSendInvalidate(l *link) error {
 	var note error
 	for _, size := range []int{1, 1024, 5000} {
-		w, err := l.window(2)
+		w, err := l.newWindow(2)
 		if err != nil {
 			return err
 		}
-		key, err := l.bind2(w, "REMOTE_WRITE", "REMOTE_READ")
+		key, err := l.bindType2(w, "REMOTE_WRITE", "REMOTE_READ")
 		if err != nil {
 			return err
 		}
-		if err := l.req.fill(l.req.buf, 0, size, 60); err != nil {
+		if err := l.req.fillBuffer(l.req.buf, 0, size, 60); err != nil {
 			return err
 		}
-		if err := l.resp.recv(l.recvTo(), 1, sge(l.resp.buf, 0, size)); err != nil {
+		if err := l.resp.postRecv(l.recvTarget(), 1, sge(l.resp.buf, 0, size)); err != nil {
 			return err
 		}
-		if err := l.post(args{"op": "SEND_INV", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0, size)}, "rkey": key}); err != nil {
+		if err := l.postSend(args{"op": "SEND_INV", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0, size)},
+			"rkey": key}); err != nil {
 			return err
 		}
-		if _, err := l.req.complete("SEND_INV", l.req.qp.SendCQ, 2, "SUCCESS"); err != nil {
+		if _, err := l.req.awaitCompletion("SEND_INV", l.req.qp.SendCQ, 2, "SUCCESS"); err != nil {
 			return err
 		}
-		c, err := l.resp.complete("receive", l.resp.qp.RecvCQ, 1, "SUCCESS")
+		c, err := l.resp.awaitCompletion("receive", l.resp.qp.RecvCQ, 1, "SUCCESS")
 		if err != nil {
 			return err
 		}
@@ -736,11 +739,11 @@ func sendInvalidate(l *link) error {
 				l.resp.name,
 				c.Flags, c.Len, c.Imm, flag, size, key)
 		}
-		if err := l.resp.check(l.resp.buf, 0, size, 60); err != nil {
+		if err := l.resp.checkBuffer(l.resp.buf, 0, size, 60); err != nil {
 			return err
 		}
 		if size == 5000 {
-			if err := l.access("WRITE", key, windowAt, 16, "REM_ACCESS_ERR"); err != nil {
+			if err := l.accessWindow("WRITE", key, windowAt, 16, "REM_ACCESS_ERR"); err != nil {
 				return err
 			}
 		}

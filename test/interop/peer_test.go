@@ -17,15 +17,15 @@ import (
 // peer is one side of the test, which runs peer.py.
 type peer struct {
 	name string // "kernel" or "Verbena"
-	lab  *lab
+	lab  *testbed
 	ip   map[string]string // addresses by the keys "IPv4" and "IPv6"
 	conn net.Conn
 	in   *bufio.Reader
 	dead error
 }
 
-// accept waits for a peer to connect while its program runs.
-func accept(ln net.Listener, of *program, timeout time.Duration) (*peer, error) {
+// acceptPeer waits for a peer to connect while its program runs.
+func acceptPeer(ln net.Listener, of *program, timeout time.Duration) (*peer, error) {
 	type result struct {
 		c   net.Conn
 		err error
@@ -72,13 +72,13 @@ func (e *callError) Error() string {
 
 func (e *callError) Unwrap() error { return e.errno }
 
-// unsupported reports whether the error means that a side does not support a feature.
-func unsupported(err error) bool {
+// isUnsupported reports whether the error means that a side does not support a feature.
+func isUnsupported(err error) bool {
 	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EPROTONOSUPPORT)
 }
 
-// callTime limits a call, in addition to the requested wait of the method.
-const callTime = 2 * time.Minute
+// callTimeout limits a call, in addition to the requested wait of the method.
+const callTimeout = 2 * time.Minute
 
 // call runs a method and stores its result in out, unless out is nil.
 func (p *peer) call(out any, method string, a args) error {
@@ -88,7 +88,7 @@ func (p *peer) call(out any, method string, a args) error {
 	if a == nil {
 		a = args{}
 	}
-	limit := callTime
+	limit := callTimeout
 	if t, ok := a["timeout"].(float64); ok {
 		limit += time.Duration(t * float64(time.Second))
 	}
@@ -130,7 +130,7 @@ type hello struct {
 	Caps    uint64 // device_cap_flags_ex
 }
 
-func (p *peer) hello() (h hello, err error) {
+func (p *peer) queryHello() (h hello, err error) {
 	err = p.call(&h, "hello", nil)
 	return h, err
 }
@@ -143,21 +143,21 @@ type mr struct {
 	Len        int
 }
 
-func (p *peer) mr(length int, access ...string) (m mr, err error) {
+func (p *peer) regMR(length int, access ...string) (m mr, err error) {
 	err = p.call(&m, "mr", args{"length": length, "access": access})
 	return m, err
 }
 
-func (p *peer) fill(m mr, off, n, seed int) error {
+func (p *peer) fillBuffer(m mr, off, n, seed int) error {
 	return p.call(nil, "fill", args{"mr": m.ID, "off": off, "len": n, "seed": seed})
 }
 
-func (p *peer) zero(m mr, off, n int) error {
+func (p *peer) zeroBuffer(m mr, off, n int) error {
 	return p.call(nil, "zero", args{"mr": m.ID, "off": off, "len": n})
 }
 
-// check compares the buffer with the pattern of fill.
-func (p *peer) check(m mr, off, n, seed int) error {
+// checkBuffer compares the buffer with the pattern of fill.
+func (p *peer) checkBuffer(m mr, off, n, seed int) error {
 	var diff *int
 	if err := p.call(&diff, "check", args{"mr": m.ID, "off": off, "len": n, "seed": seed}); err != nil {
 		return err
@@ -168,8 +168,8 @@ func (p *peer) check(m mr, off, n, seed int) error {
 	return nil
 }
 
-// untouched checks that zeros are unchanged.
-func (p *peer) untouched(m mr, off, n int) error {
+// checkZeros checks that zeros are unchanged.
+func (p *peer) checkZeros(m mr, off, n int) error {
 	var zero bool
 	if err := p.call(&zero, "is_zero", args{"mr": m.ID, "off": off, "len": n}); err != nil {
 		return err
@@ -228,7 +228,7 @@ func (q *qp) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-func (p *peer) state(q qp) (s string, err error) {
+func (p *peer) qpState(q qp) (s string, err error) {
 	err = p.call(&s, "state", args{"qp": q.ID})
 	return s, err
 }
@@ -236,7 +236,7 @@ func (p *peer) state(q qp) (s string, err error) {
 // wantState waits for a state of a queue pair.
 func (p *peer) wantState(q qp, want string) error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		s, err := p.state(q)
+		s, err := p.qpState(q)
 		if err != nil || s == want {
 			return err
 		}
@@ -246,13 +246,13 @@ func (p *peer) wantState(q qp, want string) error {
 	}
 }
 
-// recv posts a receive to a queue pair or a shared receive queue.
-func (p *peer) recv(to int, id int, sg ...[4]int) error {
+// postRecv posts a receive to a queue pair or a shared receive queue.
+func (p *peer) postRecv(to int, id int, sg ...[4]int) error {
 	return p.call(nil, "recv", args{"to": to, "wr_id": id, "sg": sgl(sg)})
 }
 
-// send posts a send work request. It returns the new key of a memory window.
-func (p *peer) send(q qp, a args) (rkey uint32, err error) {
+// postSend posts a send work request. It returns the new key of a memory window.
+func (p *peer) postSend(q qp, a args) (rkey uint32, err error) {
 	var r struct{ RKey uint32 }
 	a["qp"] = q.ID
 	err = p.call(&r, "send", a)
@@ -278,8 +278,8 @@ type wc struct {
 	Imm        uint32
 }
 
-// poll waits for n completions.
-func (p *peer) poll(cq, n int, timeout time.Duration) (got []wc, err error) {
+// pollCompletions waits for n completions.
+func (p *peer) pollCompletions(cq, n int, timeout time.Duration) (got []wc, err error) {
 	err = p.call(&got, "poll", args{"cq": cq, "n": n, "timeout": timeout.Seconds()})
 	return got, err
 }
@@ -287,9 +287,9 @@ func (p *peer) poll(cq, n int, timeout time.Duration) (got []wc, err error) {
 // timeout limits the time of a completion that must arrive, on a slow machine.
 const timeout = 30 * time.Second
 
-// complete waits for one completion and checks its status.
-func (p *peer) complete(what string, cq, id int, statuses ...string) (wc, error) {
-	got, err := p.poll(cq, 1, timeout)
+// awaitCompletion waits for one completion and checks its status.
+func (p *peer) awaitCompletion(what string, cq, id int, statuses ...string) (wc, error) {
+	got, err := p.pollCompletions(cq, 1, timeout)
 	switch {
 	case err != nil:
 		return wc{}, err
@@ -304,8 +304,8 @@ func (p *peer) complete(what string, cq, id int, statuses ...string) (wc, error)
 	return got[0], nil
 }
 
-// sh runs a shell command on the peer's system.
-func (p *peer) sh(command string) (string, error) {
+// runShell runs a shell command on the peer's system.
+func (p *peer) runShell(command string) (string, error) {
 	var r struct {
 		Status int
 		Out    string

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// tool is a program with a server on the responder's side and a client on the requester's side.
-type tool struct {
+// interopTool is a program with a server on the responder's side and a client on the requester's side.
+type interopTool struct {
 	program string
 	service string
 	args    string // GID represents the index of the GID
@@ -24,7 +24,7 @@ const (
 	bulk     = "-d rxe0 -x GID -F -n 50 -s 65536 -u 18"
 )
 
-var tools = []tool{
+var interopTools = []interopTool{
 	{"ibv_rc_pingpong", "RC", pingpong},
 	{"ibv_rc_pingpong", "RC", pingpong + " -e"},
 	{"ibv_uc_pingpong", "UC", pingpong},
@@ -47,25 +47,26 @@ var tools = []tool{
 	{"ib_atomic_bw", "RC", "-d rxe0 -x GID -F -n 100 -A CMP_AND_SWAP"},
 }
 
-// toolTime limits the time of a program.
-const toolTime = 60 * time.Second
+// toolTimeout limits the time of a program.
+const toolTimeout = 60 * time.Second
 
 // testPrograms runs the programs of rdma-core and perftest between the two sides.
 func testPrograms(t *testing.T) {
 	port := 18800
-	for _, tl := range tools {
+	for _, tl := range interopTools {
 		for _, r := range roles {
-			for _, ip := range someIPs("programs", tl.program, tl.args, r.String()) {
-				tl.cell(t, "programs", r, ip, &port)
+			for _, ip := range reportedIPs("programs", tl.program, tl.args, r.String()) {
+				tl.runVersions(t, "programs", r, ip, &port)
 			}
 		}
 	}
 }
 
-// cell runs the program between the two sides, on the TCP ports after *port.
-func (tl tool) cell(t *testing.T, section string, r role, ip string, port *int) {
-	c := cell{
-		Section: section, Operation: "`" + tl.program + " " + strings.TrimSpace(options.ReplaceAllString(tl.args, "")) + "`",
+// runVersions runs the program between the two sides, on the TCP ports after *port.
+func (tl interopTool) runVersions(t *testing.T, section string, r role, ip string, port *int) {
+	c := reportCell{
+		Section: section, Operation: "`" + tl.program + " " + strings.TrimSpace(optionPattern.ReplaceAllString(tl.args,
+			"")) + "`",
 		Service: tl.service, Role: r.String(), IP: ip,
 	}
 	runCell(t, c, func() error {
@@ -81,8 +82,8 @@ func (tl tool) cell(t *testing.T, section string, r role, ip string, port *int) 
 	})
 }
 
-// command returns the start of the command line.
-func (tl tool) command() []string {
+// commandLine returns the start of the command line.
+func (tl interopTool) commandLine() []string {
 	c := strings.Fields(tl.program)
 	if c[0] == "verbena" {
 		c[0] = theLab.verbena
@@ -90,23 +91,23 @@ func (tl tool) command() []string {
 	return c
 }
 
-// options matches options of a program that the table omits.
-var options = regexp.MustCompile(`-d rxe0 |-[gx] GID ?|-F ?`)
+// optionPattern matches options of a program that the table omits.
+var optionPattern = regexp.MustCompile(`-d rxe0 |-[gx] GID ?|-F ?`)
 
-func (tl tool) run(r role, ip string, port int) error {
-	_, err := tl.output(r, ip, port)
+func (tl interopTool) run(r role, ip string, port int) error {
+	_, err := tl.runOutput(r, ip, port)
 	return err
 }
 
-// output runs the program, and returns the client's output.
-func (tl tool) output(r role, ip string, port int) (string, error) {
+// runOutput runs the program, and returns the client's output.
+func (tl interopTool) runOutput(r role, ip string, port int) (string, error) {
 	argv := func(p *peer) ([]string, error) {
 		var index int
 		if err := p.call(&index, "gid_index", args{"gid": p.ip[ip]}); err != nil {
 			return nil, err
 		}
 		a := strings.Fields(strings.ReplaceAll(tl.args, "GID", fmt.Sprint(index)))
-		return append(append(tl.command(), "-p", fmt.Sprint(port)), a...), nil
+		return append(append(tl.commandLine(), "-p", fmt.Sprint(port)), a...), nil
 	}
 	serverArgs, err := argv(r.resp())
 	if err != nil {
@@ -116,7 +117,7 @@ func (tl tool) output(r role, ip string, port int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	server, err := r.resp().start(serverArgs)
+	server, err := r.resp().startProgram(serverArgs)
 	if err != nil {
 		return "", err
 	}
@@ -125,15 +126,15 @@ func (tl tool) output(r role, ip string, port int) (string, error) {
 		_, out, _ := server(0)
 		return "", fmt.Errorf("%s: wait for the server to listen: %v: %s", r.resp().name, err, lastLines(out))
 	}
-	client, err := r.req().start(append(clientArgs, r.resp().ip["IPv4"]))
+	client, err := r.req().startProgram(append(clientArgs, r.resp().ip["IPv4"]))
 	if err != nil {
 		return "", err
 	}
-	cstat, cout, err := client(toolTime)
+	cstat, cout, err := client(toolTimeout)
 	if err != nil {
 		return "", err
 	}
-	wait := toolTime
+	wait := toolTimeout
 	if cstat != 0 {
 		wait = time.Second
 	}
@@ -154,8 +155,8 @@ func lastLines(s string) string {
 	return strings.Join(l[max(0, len(l)-3):], " | ")
 }
 
-// start starts a program on a peer's side. The returned function waits for the end of the program.
-func (p *peer) start(argv []string) (end func(time.Duration) (int, string, error), err error) {
+// startProgram starts a program on a peer's side. The returned function waits for the end of the program.
+func (p *peer) startProgram(argv []string) (end func(time.Duration) (int, string, error), err error) {
 	if p.name == "Verbena" { // a separate `verbena run`
 		pr, err := p.lab.launch(argv[0], append([]string{p.lab.verbena, "run", "--"}, argv...)...)
 		if err != nil {

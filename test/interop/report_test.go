@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// cell is one cell in the tables of docs/results/interop.md, and a line of JSON in the results.
-type cell struct {
+// reportCell is one cell in the tables of docs/results/interop.md, and a line of JSON in the results.
+type reportCell struct {
 	Section   string  `json:"section"`
 	Operation string  `json:"operation"`
 	Service   string  `json:"service"`
@@ -36,21 +36,21 @@ func (d *deviation) Error() string { return d.text }
 
 // report collects the cells.
 type report struct {
-	cells []cell
-	facts []fact
+	cells []reportCell
+	facts []reportFact
 }
 
-// fact is a line of a table of figures. It is a comparison or count, with its result.
-type fact struct {
+// reportFact is a line of a table of figures. It is a comparison or count, with its result.
+type reportFact struct {
 	Section string   `json:"section"`
 	Columns []string `json:"columns"`
 }
 
-var results report
+var interopReport report
 
-// someIPs returns the IP versions for a cell. These are both versions when a report is written, and otherwise one
+// reportedIPs returns the IP versions for a cell. These are both versions when a report is written, and otherwise one
 // version selected by the name.
-func someIPs(name ...string) []string {
+func reportedIPs(name ...string) []string {
 	if os.Getenv("INTEROP_DOC") != "" {
 		return ipNames
 	}
@@ -61,7 +61,7 @@ func someIPs(name ...string) []string {
 }
 
 // runCell runs a cell as a subtest on peers without objects, and records the result.
-func runCell(t *testing.T, c cell, do func() error) {
+func runCell(t *testing.T, c reportCell, do func() error) {
 	t.Helper()
 	name := strings.ReplaceAll(strings.Join([]string{c.Operation, c.Service, c.IP, c.Role}, "/"), " ", "-")
 	t.Run(name, func(t *testing.T) {
@@ -79,28 +79,28 @@ func runCell(t *testing.T, c cell, do func() error) {
 			c.Result = "pass"
 		case isDeviation:
 			c.Result, c.Reason = "note", dev.text
-		case unsupported(err):
+		case isUnsupported(err):
 			c.Result, c.Reason = "none", err.Error()
 			t.Logf("not supported: %v", err)
 		default:
 			c.Result, c.Reason = "FAIL", err.Error()
 			t.Error(err)
 		}
-		results.cells = append(results.cells, c)
+		interopReport.cells = append(interopReport.cells, c)
 	})
 	if verbenaPeer.dead != nil || kernelPeer.dead != nil {
 		t.Fatal("connections to the peers: got a lost one, want both")
 	}
-	if n := results.count()["FAIL"]; n > tooMany {
+	if n := interopReport.countResults()["FAIL"]; n > maxFailures {
 		t.Fatalf("stop after %d failed cells", n)
 	}
 }
 
-// tooMany is the number of failures that ends a run, because many failing cells wait for a timeout.
-const tooMany = 60
+// maxFailures is the number of failures that ends a run, because many failing cells wait for a timeout.
+const maxFailures = 60
 
-// count returns the number of cells for each result.
-func (r *report) count() map[string]int {
+// countResults returns the number of cells for each result.
+func (r *report) countResults() map[string]int {
 	count := map[string]int{}
 	for _, c := range r.cells {
 		count[c.Result]++
@@ -109,8 +109,8 @@ func (r *report) count() map[string]int {
 }
 
 // finish writes the results to the files named by $INTEROP_JSON and $INTEROP_DOC.
-func (r *report) finish(l *lab) error {
-	count := r.count()
+func (r *report) finish(l *testbed) error {
+	count := r.countResults()
 	fmt.Printf(
 		"interop: %d cells: %d pass, %d pass with a note, %d not supported by one side, %d FAIL; guest booted in %.0f s, all in %.0f s\n",
 		len(r.cells), count["pass"], count["note"], count["none"], count["FAIL"], l.booted.Seconds(), time.Since(
@@ -129,7 +129,7 @@ func (r *report) finish(l *lab) error {
 		}
 	}
 	if name := os.Getenv("INTEROP_DOC"); name != "" {
-		return writeFile(name, func(w *bufio.Writer) { r.document(w, l) })
+		return writeFile(name, func(w *bufio.Writer) { r.writeDocument(w, l) })
 	}
 	return nil
 }
@@ -164,9 +164,9 @@ var sections = []struct{ key, title, text string }{
 		"The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
 }
 
-// document writes the report in the format of docs/results/interop.md.
-func (r *report) document(w *bufio.Writer, l *lab) {
-	hello, err := kernelPeer.hello()
+// writeDocument writes the report in the format of docs/results/interop.md.
+func (r *report) writeDocument(w *bufio.Writer, l *testbed) {
+	hello, err := kernelPeer.queryHello()
 	if err != nil {
 		hello.Release = "of unknown version"
 	}
@@ -175,34 +175,34 @@ func (r *report) document(w *bufio.Writer, l *lab) {
 		"side and Debian's kernel, in QEMU, on the other, over a TAP device: see [test/interop](../../test/interop/doc.go).\n\n")
 	fmt.Fprintf(w, "| | |\n|---|---|\n| date | %s |\n| kernel | Linux %s, `rdma_rxe` |\n| libraries | rdma-core %s, perftest %s, on both sides |\n"+
 		"| host | Linux %s, %s, %d CPUs; the guest without KVM |\n| duration | %.0f s, of them %.0f s for booting the guest |\n\n",
-		time.Now().UTC().Format("2006-01-02"), hello.Release, version("ibverbs-providers"), version("perftest"),
+		time.Now().UTC().Format("2006-01-02"), hello.Release, packageVersion("ibverbs-providers"), packageVersion("perftest"),
 		hostRelease(), runtime.GOARCH, runtime.NumCPU(), time.Since(l.start).Seconds(), l.booted.Seconds())
 	fmt.Fprintf(w, "In a column \"A → B\", A is the requester (client) and B the responder (server). A cell is one of:\n\n"+
 		"- `pass`, with a note if the kernel departs from the specification or from the row;\n"+
 		"- `-`: one side does not have the operation;\n"+
 		"- `FAIL`.\n\nThe notes follow each table.\n")
 	for _, s := range sections {
-		if slices.ContainsFunc(r.cells, func(c cell) bool { return c.Section == s.key }) {
+		if slices.ContainsFunc(r.cells, func(c reportCell) bool { return c.Section == s.key }) {
 			fmt.Fprintf(w, "\n## %s\n\n%s\n\n", s.title, s.text)
-			r.table(w, s.key)
+			r.writeTable(w, s.key)
 		}
 	}
-	r.figures(w)
+	r.writeFacts(w)
 }
 
-// table writes the cells of a section, with a line for each operation and service and a column for each role and IP
-// version.
-func (r *report) table(w *bufio.Writer, section string) {
+// writeTable writes the cells of a section, with a line for each operation and service and a column for each role and
+// IP version.
+func (r *report) writeTable(w *bufio.Writer, section string) {
 	type line struct{ operation, service string }
 	var lines []line
-	at := map[line]map[string]cell{}
+	at := map[line]map[string]reportCell{}
 	for _, c := range r.cells {
 		if c.Section != section {
 			continue
 		}
 		k := line{c.Operation, c.Service}
 		if at[k] == nil {
-			at[k] = map[string]cell{}
+			at[k] = map[string]reportCell{}
 			lines = append(lines, k)
 		}
 		at[k][c.Role+", "+c.IP] = c
@@ -249,8 +249,8 @@ func (r *report) table(w *bufio.Writer, section string) {
 	}
 }
 
-// figures writes the facts.
-func (r *report) figures(w *bufio.Writer) {
+// writeFacts writes the facts.
+func (r *report) writeFacts(w *bufio.Writer) {
 	last := ""
 	for _, f := range r.facts {
 		if f.Section != last {
@@ -263,8 +263,8 @@ func (r *report) figures(w *bufio.Writer) {
 	}
 }
 
-func version(pkg string) string {
-	v, err := theLab.run("dpkg-query", "-W", "-f=${Version}", pkg)
+func packageVersion(pkg string) string {
+	v, err := theLab.runCommand("dpkg-query", "-W", "-f=${Version}", pkg)
 	if err != nil {
 		return "of unknown version"
 	}

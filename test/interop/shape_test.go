@@ -78,9 +78,9 @@ func (s shape) apply(by *peer) (undo func() error, err error) {
 		return disturbance{netem: s.tc}.applyTC(by)
 	}
 	l := by.lab
-	_, err = l.run(append([]string{l.verbena, "link", "set", "rxe0"}, s.link...)...)
+	_, err = l.runCommand(append([]string{l.verbena, "link", "set", "rxe0"}, s.link...)...)
 	return func() error {
-		_, err := l.run(l.verbena, "link", "set", "rxe0", "--rate", "none")
+		_, err := l.runCommand(l.verbena, "link", "set", "rxe0", "--rate", "none")
 		return err
 	}, err
 }
@@ -92,8 +92,8 @@ var perftestRow = regexp.MustCompile(`(?m)^ *[0-9]+ +[0-9]+ +([0-9.]+) +([0-9.]+
 // packet of 4096 bytes.
 func measureRate(r role, port *int) (float64, error) {
 	*port++
-	out, err := tool{program: "ib_write_bw", service: "RC",
-		args: "-d rxe0 -x GID -F -s 65536 -n 60 -t 8 -m 4096 -u 22 --report_gbits"}.output(r, "IPv4", *port)
+	out, err := interopTool{program: "ib_write_bw", service: "RC",
+		args: "-d rxe0 -x GID -F -s 65536 -n 60 -t 8 -m 4096 -u 22 --report_gbits"}.runOutput(r, "IPv4", *port)
 	if err != nil {
 		return 0, err
 	}
@@ -110,7 +110,8 @@ func measureRate(r role, port *int) (float64, error) {
 // would take processor time from the process that delays the packets.
 func measureLatency(r role, port *int) (float64, error) {
 	*port++
-	out, err := tool{program: "ib_send_lat", service: "RC", args: "-d rxe0 -x GID -F -s 64 -n 60 -u 20 -e"}.output(r,
+	out, err := interopTool{program: "ib_send_lat", service: "RC",
+		args: "-d rxe0 -x GID -F -s 64 -n 60 -u 20 -e"}.runOutput(r,
 		"IPv4", *port)
 	if err != nil {
 		return 0, err

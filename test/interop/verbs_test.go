@@ -15,8 +15,8 @@ import (
 var kernelLacks = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window", "local protection error",
 	"event of an access error"}
 
-// commands lists verbena's own programs that use package verbs.
-var commands = []tool{
+// commandTools lists verbena's own programs that use package verbs.
+var commandTools = []interopTool{
 	{"verbena pingpong", "RC", "-g GID -n 50 -s 9000"},
 	{"verbena pingpong", "UC", "-g GID -n 50 --type uc --op write -e"},
 	{"verbena perf", "RC", "-g GID -n 50 --op read -s 16K -e -q 2"},
@@ -25,13 +25,13 @@ var commands = []tool{
 
 // testCommands runs the commands within Linux, and between Linux and Verbena.
 func testCommands(t *testing.T) {
-	c := cell{Section: "verbs", Operation: "`verbena devinfo`", Service: "-", Role: kernelPeer.name, IP: "IPv4"}
+	c := reportCell{Section: "verbs", Operation: "`verbena devinfo`", Service: "-", Role: kernelPeer.name, IP: "IPv4"}
 	runCell(t, c, func() error {
-		wait, err := kernelPeer.start([]string{theLab.verbena, "devinfo", "rxe0"})
+		wait, err := kernelPeer.startProgram([]string{theLab.verbena, "devinfo", "rxe0"})
 		if err != nil {
 			return err
 		}
-		status, out, err := wait(toolTime)
+		status, out, err := wait(toolTimeout)
 		if err != nil {
 			return err
 		}
@@ -44,9 +44,9 @@ func testCommands(t *testing.T) {
 		return nil
 	})
 	port := 19800
-	for _, tl := range commands {
+	for _, tl := range commandTools {
 		for _, r := range append([]role{{theKernel, theKernel}}, roles...) {
-			tl.cell(t, "verbs", r, "IPv4", &port)
+			tl.runVersions(t, "verbs", r, "IPv4", &port)
 		}
 	}
 }
@@ -54,12 +54,13 @@ func testCommands(t *testing.T) {
 // testVerbs runs the tests of packages verbs and cm on the kernel's device, with the Go library on /dev/infiniband
 // of Linux. No test is skipped.
 func testVerbs(t *testing.T) {
-	c := cell{Section: "verbs", Operation: "packages verbs and cm on /dev/infiniband", Service: "RC, UC, UD",
+	c := reportCell{Section: "verbs", Operation: "packages verbs and cm on /dev/infiniband", Service: "RC, UC, UD",
 		Role: kernelPeer.name, IP: "IPv4"}
 	runCell(t, c, func() error {
-		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" + strings.Join(kernelLacks, ","),
+		wait, err := kernelPeer.startProgram([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" +
+			strings.Join(kernelLacks, ","),
 			"VERBS_ADDR=" + guestIP["IPv4"],
-			theLab.program("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these tests are only for Verbena
+			theLab.programPath("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these tests are only for Verbena
 		if err != nil {
 			return err
 		}
@@ -81,11 +82,13 @@ const rdmanetTests = "^(TestConn|TestFlow|TestListener|TestCM|TestKilledPeer)$"
 
 // testRdmanet runs package rdmanet between two ends on the kernel's device, and between the two sides.
 func testRdmanet(t *testing.T) {
-	tests := theLab.program("rdmanet-tests")
-	c := cell{Section: "verbs", Operation: "package rdmanet on /dev/infiniband", Service: "RC", Role: kernelPeer.name,
-		IP: "IPv4"}
+	tests := theLab.programPath("rdmanet-tests")
+	c := reportCell{Section: "verbs", Operation: "package rdmanet on /dev/infiniband", Service: "RC",
+		Role: kernelPeer.name,
+		IP:   "IPv4"}
 	runCell(t, c, func() error {
-		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_ADDR=" + guestIP["IPv4"], tests, "-test.v",
+		wait, err := kernelPeer.startProgram([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_ADDR=" + guestIP["IPv4"], tests,
+			"-test.v",
 			"-test.run", rdmanetTests})
 		if err != nil {
 			return err
@@ -104,13 +107,13 @@ func testRdmanet(t *testing.T) {
 	for _, how := range []string{"tcp", "cm"} {
 		for _, ip := range ipNames {
 			for _, r := range roles {
-				c := cell{Section: "verbs", Operation: "package rdmanet, set up over " + how, Service: "RC", Role: r.String(),
+				c := reportCell{Section: "verbs", Operation: "package rdmanet, set up over " + how, Service: "RC", Role: r.String(),
 					IP: ip}
 				runCell(t, c, func() error {
 					port++
 					end := func(p *peer, does string) (func(time.Duration) (int, string, error), error) {
 						at := net.JoinHostPort(r.resp().ip[ip], fmt.Sprint(port))
-						return p.start([]string{"env", "VERBS_DEVICE=rxe0", "RDMANET_CHILD=" + does + " " + how + " " + at, tests})
+						return p.startProgram([]string{"env", "VERBS_DEVICE=rxe0", "RDMANET_CHILD=" + does + " " + how + " " + at, tests})
 					}
 					server, err := end(r.resp(), "serve")
 					if err != nil {
@@ -120,7 +123,7 @@ func testRdmanet(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					cstat, cout, cerr := client(toolTime)
+					cstat, cout, cerr := client(toolTimeout)
 					sstat, sout, serr := server(time.Second)
 					if cstat != 0 || sstat != 0 || cerr != nil || serr != nil {
 						return fmt.Errorf("%s: exit status %d, %w: %s; %s: exit status %d, %w: %s",

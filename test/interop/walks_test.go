@@ -46,13 +46,14 @@ func testWalks(t *testing.T) {
 	same, reasons := 0, make([]int, len(walkDifferences))
 	for at := first; at < first+count; at += batch {
 		n := min(batch, first+count-at)
-		k, v := walk(t, kernelPeer, at, n, 30, "eth0"), walk(t, verbenaPeer, at, n, 20, "tap0")
+		k, v := runWalks(t, kernelPeer, at, n, 30, "eth0"), runWalks(t, verbenaPeer, at, n, 20, "tap0")
 		for seed := at; seed < at+n; seed++ {
-			why, how := differ(k[seed], v[seed])
+			why, how := compareWalks(k[seed], v[seed])
 			// On a busy machine a step may end before an answer has arrived. A real difference occurs again.
 			for again := 0; again < 2 && why == unexplained; again++ {
 				t.Logf("walk %d, again: %s", seed, how)
-				why, how = differ(walk(t, kernelPeer, seed, 1, 1, "eth0")[seed], walk(t, verbenaPeer, seed, 1, 1, "tap0")[seed])
+				why, how = compareWalks(runWalks(t, kernelPeer, seed, 1, 1, "eth0")[seed], runWalks(t, verbenaPeer, seed, 1, 1,
+					"tap0")[seed])
 			}
 			switch why {
 			case nothing:
@@ -75,10 +76,10 @@ const (
 	unexplained = -2
 )
 
-// differ compares a walk of the kernel with a walk of Verbena. It returns the index of the reason for their
+// compareWalks compares a walk of the kernel with a walk of Verbena. It returns the index of the reason for their
 // difference, or a constant for no difference or an unexplained one.
-func differ(k, v []string) (why int, how string) {
-	k, v = ordered(k), ordered(v)
+func compareWalks(k, v []string) (why int, how string) {
+	k, v = sortEvents(k), sortEvents(v)
 	i := 0
 	for i < len(k) && i < len(v) && k[i] == v[i] {
 		i++
@@ -86,7 +87,7 @@ func differ(k, v []string) (why int, how string) {
 	if len(k) == i && len(v) == i && i > 0 {
 		return nothing, ""
 	}
-	a, b := line(k, i), line(v, i)
+	a, b := lineAt(k, i), lineAt(v, i)
 	for n, d := range walkDifferences {
 		if regexp.MustCompile(d.kernel).MatchString(a) && regexp.MustCompile(d.verbena).MatchString(b) {
 			return n, ""
@@ -96,8 +97,8 @@ func differ(k, v []string) (why int, how string) {
 		strings.Join(v[max(0, i-12):min(i, len(v))], "\n"))
 }
 
-// ordered sorts the events of a step, because events of different IDs are concurrent.
-func ordered(l []string) []string {
+// sortEvents sorts the events of a step, because events of different IDs are concurrent.
+func sortEvents(l []string) []string {
 	l = slices.Clone(l)
 	for i := 0; i < len(l); i++ {
 		n := i
@@ -112,21 +113,21 @@ func ordered(l []string) []string {
 	return l
 }
 
-func line(l []string, i int) string {
+func lineAt(l []string, i int) string {
 	if i < len(l) {
 		return l[i]
 	}
 	return "-"
 }
 
-// walk runs walks on one side, and returns the lines of each.
-func walk(t *testing.T, p *peer, first, count, workers int, netif string) map[int][]string {
+// runWalks runs walks on one side, and returns the lines of each.
+func runWalks(t *testing.T, p *peer, first, count, workers int, netif string) map[int][]string {
 	t.Helper()
 	dir := filepath.Join(theLab.dir, fmt.Sprintf("walks-%s-%d", p.name, first))
 	script := fmt.Sprintf("mkdir -p %s && %s -w %d %s %s %s %s %d %d && cat %s/* && rm -r %s", dir,
-		theLab.program("cmwalk"), workers,
+		theLab.programPath("cmwalk"), workers,
 		p.ip["IPv4"], p.ip["IPv6"], netif, dir, first, count, dir, dir)
-	wait, err := p.start([]string{"sh", "-c", script})
+	wait, err := p.startProgram([]string{"sh", "-c", script})
 	if err != nil {
 		t.Fatal(err)
 	}

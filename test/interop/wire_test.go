@@ -37,13 +37,13 @@ type property struct {
 	why  string
 }
 
-// always returns a property of every packet.
-func always(f func(*frame) string) func(*frame) (string, bool) {
+// everyPacket returns a property of every packet.
+func everyPacket(f func(*frame) string) func(*frame) (string, bool) {
 	return func(p *frame) (string, bool) { return f(p), true }
 }
 
-// only returns a property of selected packets.
-func only(which func(*frame) bool, f func(*frame) string) func(*frame) (string, bool) {
+// onlyIf returns a property of selected packets.
+func onlyIf(which func(*frame) bool, f func(*frame) string) func(*frame) (string, bool) {
 	return func(p *frame) (string, bool) {
 		if !which(p) {
 			return "", false
@@ -52,8 +52,8 @@ func only(which func(*frame) bool, f func(*frame) string) func(*frame) (string, 
 	}
 }
 
-func v4(f *frame) bool { return f.v4 }
-func v6(f *frame) bool { return !f.v4 }
+func isIPv4(f *frame) bool { return f.v4 }
+func isIPv6(f *frame) bool { return !f.v4 }
 
 func operationIn(list ...roce.Operation) func(*frame) bool {
 	return func(f *frame) bool {
@@ -70,36 +70,38 @@ var (
 		roce.RDMAWriteOnly, roce.RDMAWriteOnlyWithImmediate)
 )
 
-// flowKnown reports whether the tests have created the connection of a packet.
-func flowKnown(f *frame) bool {
+// isKnownFlow reports whether the tests have created the connection of a packet.
+func isKnownFlow(f *frame) bool {
 	return f.packet.Opcode.Service() != roce.UD && len(f.knownSources) > 0
 }
 
-// answers returns a property of acknowledgements of a kind.
-func answers(which func(*frame) bool, kind func(roce.Syndrome) bool) func(*frame) (string, bool) {
-	return only(func(f *frame) bool { return which(f) && kind(f.packet.AETH().Syndrome()) },
+// acksOfKind returns a property of acknowledgements of a kind.
+func acksOfKind(which func(*frame) bool, kind func(roce.Syndrome) bool) func(*frame) (string, bool) {
+	return onlyIf(func(f *frame) bool { return which(f) && kind(f.packet.AETH().Syndrome()) },
 		func(f *frame) string { return fmt.Sprintf("%#02x", uint8(f.packet.AETH().Syndrome())) })
 }
 
-const hopLimit = "the kernel puts the route's in place of the address vector's, which was 33 once"
+const hopLimitReason = "the kernel puts the route's in place of the address vector's, which was 33 once"
 
 var properties = []property{
-	{"IPv4 time to live", only(v4, func(f *frame) string { return fmt.Sprint(f.ip[8]) }), hopLimit},
-	{"IPv4 type of service", only(v4, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[1]) }), ""},
-	{"IPv4 flags", only(v4, func(f *frame) string {
+	{"IPv4 time to live", onlyIf(isIPv4, func(f *frame) string { return fmt.Sprint(f.ip[8]) }), hopLimitReason},
+	{"IPv4 type of service", onlyIf(isIPv4, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[1]) }), ""},
+	{"IPv4 flags", onlyIf(isIPv4, func(f *frame) string {
 		return map[byte]string{0: "none", 2: "DF", 1: "MF"}[f.ip[6]>>5]
 	}), ""},
-	{"IPv4 identification", only(v4, func(f *frame) string {
+	{"IPv4 identification", onlyIf(isIPv4, func(f *frame) string {
 		if binary.BigEndian.Uint16(f.ip[4:]) < 64 {
 			return "from 0 in each batch"
 		}
 		return "counts up"
 	}), "free to choose where DF is set; the ICRC covers it"},
-	{"IPv6 hop limit", only(v6, func(f *frame) string { return fmt.Sprint(f.ip[7]) }), hopLimit},
-	{"IPv6 traffic class", only(v6, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[0]<<4|f.ip[1]>>4) }), ""},
-	{"UDP checksum over IPv4", only(v4, checksum), "optional over IPv4 (RFC 768); segmentation offload fills it in"},
-	{"UDP checksum over IPv6", only(v6, checksum), "0 is allowed to tunnels only (RFC 6935)"},
-	{"UDP source port, RC and UC", only(flowKnown, func(f *frame) string {
+	{"IPv6 hop limit", onlyIf(isIPv6, func(f *frame) string { return fmt.Sprint(f.ip[7]) }), hopLimitReason},
+	{"IPv6 traffic class", onlyIf(isIPv6, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[0]<<4|f.ip[1]>>4) }),
+		""},
+	{"UDP checksum over IPv4", onlyIf(isIPv4, describeChecksum),
+		"optional over IPv4 (RFC 768); segmentation offload fills it in"},
+	{"UDP checksum over IPv6", onlyIf(isIPv6, describeChecksum), "0 is allowed to tunnels only (RFC 6935)"},
+	{"UDP source port, RC and UC", onlyIf(isKnownFlow, func(f *frame) string {
 		for _, src := range f.knownSources {
 			if binary.BigEndian.Uint16(f.udp) == roce.SourcePortRC(src, f.packet.BTH().DestQPN()) {
 				return "by the QPNs, as Linux computes it"
@@ -107,31 +109,32 @@ var properties = []property{
 		}
 		return "other"
 	}), ""},
-	{"UDP source port, UD", only(func(f *frame) bool { return f.packet.DETH() != nil }, func(f *frame) string {
+	{"UDP source port, UD", onlyIf(func(f *frame) bool { return f.packet.DETH() != nil }, func(f *frame) string {
 		if binary.BigEndian.Uint16(f.udp) == roce.SourcePortUD(f.packet.DETH().SrcQPN()) {
 			return "by the QPN, as Linux computes it"
 		}
 		return "other"
 	}), ""},
-	{"BTH transport version", always(func(f *frame) string { return fmt.Sprint(f.packet.BTH().TVer()) }), ""},
-	{"BTH migration request", always(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().MigReq())) }),
+	{"BTH transport version", everyPacket(func(f *frame) string { return fmt.Sprint(f.packet.BTH().TVer()) }), ""},
+	{"BTH migration request", everyPacket(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().MigReq())) }),
 		"1 says that the queue pair is MIGRATED, as it reports (IBA 9.2, 17.2.8)"},
-	{"BTH P_Key", always(func(f *frame) string { return fmt.Sprintf("%#04x", f.packet.BTH().PKey()) }), ""},
-	{"BTH FECN, BECN", always(func(f *frame) string {
+	{"BTH P_Key", everyPacket(func(f *frame) string { return fmt.Sprintf("%#04x", f.packet.BTH().PKey()) }), ""},
+	{"BTH FECN, BECN", everyPacket(func(f *frame) string {
 		return fmt.Sprint(bit(f.packet.BTH().FECN()), ", ", bit(f.packet.BTH().BECN()))
 	}), ""},
-	{"BTH solicited event", always(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().SolicitedEvent())) }), ""},
-	{"BTH AckReq, last packet of a message", only(endOfRequest, func(f *frame) string {
+	{"BTH solicited event",
+		everyPacket(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().SolicitedEvent())) }), ""},
+	{"BTH AckReq, last packet of a message", onlyIf(endOfRequest, func(f *frame) string {
 		return fmt.Sprint(bit(f.packet.BTH().AckReq()))
 	}), ""},
-	{"ACK syndrome", answers(isACK, roce.Syndrome.IsACK), ""},
-	{"NAK syndrome", answers(isACK, roce.Syndrome.IsNAK), "a sequence error (0x60) is a matter of chance"},
-	{"RNR NAK syndrome", answers(isACK, roce.Syndrome.IsRNR), ""},
-	{"READ response syndrome", answers(isRead, roce.Syndrome.IsACK), ""},
-	{"atomic acknowledge syndrome", answers(isAtomicACK, roce.Syndrome.IsACK), ""},
+	{"ACK syndrome", acksOfKind(isACK, roce.Syndrome.IsACK), ""},
+	{"NAK syndrome", acksOfKind(isACK, roce.Syndrome.IsNAK), "a sequence error (0x60) is a matter of chance"},
+	{"RNR NAK syndrome", acksOfKind(isACK, roce.Syndrome.IsRNR), ""},
+	{"READ response syndrome", acksOfKind(isRead, roce.Syndrome.IsACK), ""},
+	{"atomic acknowledge syndrome", acksOfKind(isAtomicACK, roce.Syndrome.IsACK), ""},
 }
 
-func checksum(f *frame) string {
+func describeChecksum(f *frame) string {
 	if binary.BigEndian.Uint16(f.udp[6:]) == 0 {
 		return "0"
 	}
@@ -145,11 +148,11 @@ func bit(b bool) int {
 	return 0
 }
 
-// flows holds the queue pairs connected by the tests, by the destination's side and QPN.
-var flows = map[string]map[uint32][]uint32{"kernel": {}, "Verbena": {}}
+// knownFlows holds the queue pairs connected by the tests, by the destination's side and QPN.
+var knownFlows = map[string]map[uint32][]uint32{"kernel": {}, "Verbena": {}}
 
-func remember(from, to *end) {
-	m := flows[to.name]
+func rememberFlow(from, to *linkEnd) {
+	m := knownFlows[to.name]
 	if !slices.Contains(m[to.qp.QPN], from.qp.QPN) {
 		m[to.qp.QPN] = append(m[to.qp.QPN], from.qp.QPN)
 	}
@@ -191,12 +194,13 @@ func testWire(t *testing.T) {
 			}
 		}
 	}
-	results.facts = append(results.facts, fact{"The wire", []string{"field", "kernel", "Verbena", "remark"}},
-		fact{"The wire", []string{"packets", fmt.Sprint(count["kernel"]), fmt.Sprint(count["Verbena"]),
+	interopReport.facts = append(interopReport.facts, reportFact{"The wire", []string{"field", "kernel", "Verbena",
+		"remark"}},
+		reportFact{"The wire", []string{"packets", fmt.Sprint(count["kernel"]), fmt.Sprint(count["Verbena"]),
 			"of the tables above"}},
-		fact{"The wire", []string{"ICRC", "", "", fmt.Sprintf("`capture verify`: %v", icrc)}})
+		reportFact{"The wire", []string{"ICRC", "", "", fmt.Sprintf("`capture verify`: %v", icrc)}})
 	for i, p := range properties {
-		k, v := values(seen[i]["kernel"]), values(seen[i]["Verbena"])
+		k, v := joinKeys(seen[i]["kernel"]), joinKeys(seen[i]["Verbena"])
 		remark := "same"
 		if k != v {
 			remark = p.why
@@ -205,7 +209,7 @@ func testWire(t *testing.T) {
 				t.Errorf("%s: got %s from the kernel and %s from Verbena, want equal values", p.name, k, v)
 			}
 		}
-		results.facts = append(results.facts, fact{"The wire", []string{p.name, k, v, remark}})
+		interopReport.facts = append(interopReport.facts, reportFact{"The wire", []string{p.name, k, v, remark}})
 	}
 	compareOpcodes(t, opcodes["kernel"], opcodes["Verbena"])
 }
@@ -229,11 +233,11 @@ func compareOpcodes(t *testing.T, kernel, verbena map[string]bool) {
 		remark = "FAIL: " + strings.Join(differ, ", ")
 		t.Errorf("opcodes: %s", strings.Join(differ, ", "))
 	}
-	results.facts = append(results.facts, fact{"The wire",
+	interopReport.facts = append(interopReport.facts, reportFact{"The wire",
 		[]string{"opcodes", fmt.Sprint(len(kernel)), fmt.Sprint(len(verbena)), remark}})
 }
 
-func values(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), "; ") }
+func joinKeys(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), "; ") }
 
 // readFrames returns an iterator over the RoCEv2 packets of an Ethernet capture.
 func readFrames(r io.Reader) (func(yield func(*frame) bool), error) {
@@ -289,6 +293,6 @@ func parseFrame(data []byte) (*frame, bool) {
 			f.from, to = "kernel", "Verbena"
 		}
 	}
-	f.knownSources = flows[to][f.packet.BTH().DestQPN()]
+	f.knownSources = knownFlows[to][f.packet.BTH().DestQPN()]
 	return f, f.from != ""
 }

@@ -24,22 +24,22 @@ var (
 		"Go on the socket", "signals", "fork"}
 )
 
-// leftOver is the result of a program that keeps descriptors open, because a signal interrupted the call that would
-// have returned them.
-const leftOver = "ok, but descriptors are left over"
+// leftOverDescriptors is the result of a program that keeps descriptors open, because a signal interrupted the call
+// that would have returned them.
+const leftOverDescriptors = "ok, but descriptors are left over"
 
-const recorded = "testdata/kernels.json"
+const recordsFile = "testdata/kernels.json"
 
-func read() (list []Record, err error) {
-	b, err := os.ReadFile(recorded)
+func readRecords() (list []Record, err error) {
+	b, err := os.ReadFile(recordsFile)
 	if err == nil {
 		err = json.Unmarshal(b, &list)
 	}
 	return list, err
 }
 
-// parse separates the lines printed by the guest.
-func parse(suite, out string) Record {
+// parseRecord separates the lines printed by the guest.
+func parseRecord(suite, out string) Record {
 	r := Record{Suite: suite, Results: map[string]string{}}
 	for line := range strings.Lines(out) {
 		word, rest, _ := strings.Cut(strings.TrimSpace(line), ": ")
@@ -56,10 +56,10 @@ func parse(suite, out string) Record {
 	return r
 }
 
-// failed lists the programs that did not pass, in the order of programs.
-func (r *Record) failed(user string) (list []string) {
+// failedPrograms lists the programs that did not pass, in the order of programs.
+func (r *Record) failedPrograms(user string) (list []string) {
 	for _, p := range programs {
-		if got := r.Results[user+" "+p]; got != "ok" && got != leftOver {
+		if got := r.Results[user+" "+p]; got != "ok" && got != leftOverDescriptors {
 			list = append(list, p)
 		}
 	}

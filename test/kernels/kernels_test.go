@@ -13,12 +13,12 @@ import (
 	"testing"
 )
 
-// suites lists the releases of Debian whose kernels are tested, beginning with the oldest.
-const suites = "bullseye bookworm bookworm-backports trixie sid"
+// debianSuites lists the releases of Debian whose kernels are tested, beginning with the oldest.
+const debianSuites = "bullseye bookworm bookworm-backports trixie sid"
 
 // The guest runs script as root. $1 is the binary, and $2 is a program of test/rawverbs. The rxe module of the
 // kernel holds UDP port 4791 until the script removes the module.
-const script = `
+const guestScript = `
 echo "kernel: $(uname -r)"
 rmmod rdma_rxe 2>/dev/null
 ip link set lo up
@@ -89,38 +89,38 @@ func TestKernels(t *testing.T) {
 	}
 	chosen := os.Getenv("SUITES")
 	if chosen == "" {
-		chosen = suites
+		chosen = debianSuites
 	}
 	for _, suite := range strings.Fields(chosen) {
 		t.Run(suite, func(t *testing.T) {
-			args := []string{"-t", "600", "-r", suite, "--", "bash", "-c", script, "bash", verbena, raw}
+			args := []string{"-t", "600", "-r", suite, "--", "bash", "-c", guestScript, "bash", verbena, raw}
 			out, err := exec.Command("../interop/guest/boot", args...).CombinedOutput()
 			t.Logf("%s", out)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := parse(suite, string(out))
+			r := parseRecord(suite, string(out))
 			for _, user := range users {
-				for _, p := range r.failed(user) {
+				for _, p := range r.failedPrograms(user) {
 					t.Errorf("%s as %s: got %s, want ok", p, user, r.Results[user+" "+p])
 				}
 			}
-			if err := record(r); err != nil {
+			if err := replaceRecord(r); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// record replaces the record of r's suite by r.
-func record(r Record) error {
-	list, err := read()
+// replaceRecord replaces the record of r's suite by r.
+func replaceRecord(r Record) error {
+	list, err := readRecords()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	list = slices.DeleteFunc(list, func(old Record) bool { return old.Suite == r.Suite })
 	list = append(list, r)
-	order := strings.Fields(suites)
+	order := strings.Fields(debianSuites)
 	slices.SortStableFunc(list, func(a, b Record) int {
 		return slices.Index(order, a.Suite) - slices.Index(order, b.Suite)
 	})
@@ -128,5 +128,5 @@ func record(r Record) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(recorded, append(b, '\n'), 0o644)
+	return os.WriteFile(recordsFile, append(b, '\n'), 0o644)
 }

@@ -12,7 +12,7 @@ import (
 
 // TestTable compares docs/results/kernels.md with the recorded runs.
 func TestTable(t *testing.T) {
-	list, err := read()
+	list, err := readRecords()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,9 +22,9 @@ func TestTable(t *testing.T) {
 	for _, r := range list {
 		cells := []string{r.Suite, r.Kernel}
 		for _, user := range users {
-			failed := r.failed(user)
+			failed := r.failedPrograms(user)
 			switch {
-			case len(failed) == 0 && r.Results[user+" signals"] == leftOver:
+			case len(failed) == 0 && r.Results[user+" signals"] == leftOverDescriptors:
 				cells = append(cells, "works; signals leave descriptors over")
 			case len(failed) == 0:
 				cells = append(cells, "works")
@@ -55,22 +55,22 @@ func TestTable(t *testing.T) {
 		delete(lacked, f.Name)
 	}
 	for l := range lacked {
-		t.Errorf("%s: got the unknown feature %q, want a known one: run make kernels", recorded, l)
+		t.Errorf("%s: got the unknown feature %q, want a known one: run make kernels", recordsFile, l)
 	}
 	gendoc.Check(t, "../../docs/results/kernels.md", "kernels", b.String())
 	if len(list) == 0 || slices.ContainsFunc(list, func(r Record) bool { return r.Kernel == "" }) {
-		t.Errorf("%s: got no kernels, or one without a name, want some", recorded)
+		t.Errorf("%s: got no kernels, or one without a name, want some", recordsFile)
 	}
 }
 
-func TestParse(t *testing.T) {
-	r := parse("sid",
+func TestParseRecord(t *testing.T) {
+	r := parseRecord("sid",
 		"noise\nkernel: 7.0\nlacks: short slices\nresult: root rping = ok\r\nresult: nobody rping = exit code 1: a = b\n")
 	if r.Kernel != "7.0" || !slices.Equal(r.Lacks, []string{"short slices"}) || r.Results["root rping"] != "ok" ||
 		r.Results["nobody rping"] != "exit code 1: a = b" {
 		t.Errorf("parse: got %+v, want kernel 7.0 and its results", r)
 	}
-	if f := r.failed("root"); len(f) != len(programs)-1 || slices.Contains(f, "rping") {
+	if f := r.failedPrograms("root"); len(f) != len(programs)-1 || slices.Contains(f, "rping") {
 		t.Errorf("failed: got %v, want all but rping", f)
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	text, err := notice()
+	text, err := generateNotice()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "notice:", err)
 		os.Exit(1)
@@ -21,12 +21,12 @@ func main() {
 	fmt.Print(text)
 }
 
-const head = `Verbena's binaries contain the Go standard library and the modules below, under these licences.
+const noticeHeader = `Verbena's binaries contain the Go standard library and the modules below, under these licences.
 This file is made by: go run ./test/notice > packaging/NOTICE
 `
 
-// notice returns the content of the file. It contains no versions, because go.mod has them.
-func notice() (string, error) {
+// generateNotice returns the content of the file. It contains no versions, because go.mod has them.
+func generateNotice() (string, error) {
 	out, err := exec.Command("go", "list", "-deps", "-f",
 		"{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}",
 		"verbena/cmd/...").Output()
@@ -39,10 +39,10 @@ func notice() (string, error) {
 		return "", fmt.Errorf("find the standard library: %w", err)
 	}
 	b := strings.Builder{}
-	b.WriteString(head)
+	b.WriteString(noticeHeader)
 	for _, m := range append([]string{"The Go standard library|" + strings.TrimSpace(string(root))}, modules...) {
 		name, dir, _ := strings.Cut(m, "|")
-		text, err := licence(dir)
+		text, err := readLicence(dir)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", name, err)
 		}
@@ -51,8 +51,8 @@ func notice() (string, error) {
 	return b.String(), nil
 }
 
-// licence returns the text of a module's licence file.
-func licence(dir string) (string, error) {
+// readLicence returns the text of a module's licence file.
+func readLicence(dir string) (string, error) {
 	for _, name := range []string{"LICENSE", "LICENSE.txt", "LICENSE.md", "License", "COPYING"} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		if os.IsNotExist(err) {

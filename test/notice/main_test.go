@@ -8,7 +8,7 @@ import (
 
 // TestNotice tests that NOTICE matches the dependencies.
 func TestNotice(t *testing.T) {
-	want, err := notice()
+	want, err := generateNotice()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,14 +69,14 @@ func (r Results) Count(outcome string) (n int) {
 }
 
 //go:embed verbena.txt kernel.txt reasons.txt
-var files embed.FS
+var recordFiles embed.FS
 
 // Verbena and Kernel return the recorded results and the system on which they were recorded.
-func Verbena() (Results, string, error) { return recorded("verbena.txt") }
-func Kernel() (Results, string, error)  { return recorded("kernel.txt") }
+func Verbena() (Results, string, error) { return readRecorded("verbena.txt") }
+func Kernel() (Results, string, error)  { return readRecorded("kernel.txt") }
 
-func recorded(name string) (r Results, on string, err error) {
-	b, err := files.ReadFile(name)
+func readRecorded(name string) (r Results, on string, err error) {
+	b, err := recordFiles.ReadFile(name)
 	if err != nil {
 		return nil, "", err
 	}
@@ -98,7 +98,7 @@ type reason struct {
 
 // ReadReasons reads reasons.txt.
 func ReadReasons() (Reasons, error) {
-	b, err := files.ReadFile("reasons.txt")
+	b, err := recordFiles.ReadFile("reasons.txt")
 	if err != nil {
 		return nil, err
 	}
@@ -121,8 +121,8 @@ func ReadReasons() (Reasons, error) {
 	return rs, nil
 }
 
-// Why returns the reason for the message of a test, or "" if there is none.
-func (rs Reasons) Why(text string) string {
+// ReasonFor returns the reason for the message of a test, or "" if there is none.
+func (rs Reasons) ReasonFor(text string) string {
 	for i := range rs {
 		if rs[i].says.MatchString(text) {
 			rs[i].used = true
@@ -142,12 +142,12 @@ func (rs Reasons) Unused() (unused []string) {
 	return unused
 }
 
-// noHugePages matches the message of a test that could pass on another machine.
-var noHugePages = regexp.MustCompile(`^There are no huge pages`)
+// noHugePagesPattern matches the message of a test that could pass on another machine.
+var noHugePagesPattern = regexp.MustCompile(`^There are no huge pages`)
 
-// Complaints lists the faults in results. A fault is a test that passed when recorded and does not pass now, a
+// Mismatches lists the faults in results. A fault is a test that passed when recorded and does not pass now, a
 // missing test, a failing test, or a skipped test without a reason.
-func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
+func Mismatches(got, recorded Results, reasons Reasons) (complaints []string) {
 	complain := func(format string, args ...any) { complaints = append(complaints, fmt.Sprintf(format, args...)) }
 	for _, name := range recorded.Names() {
 		if _, ok := got[name]; !ok {
@@ -158,11 +158,11 @@ func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
 		r := got[name]
 		switch {
 		case r.Outcome == OK:
-		case recorded[name].Outcome == OK && !noHugePages.MatchString(r.Text):
+		case recorded[name].Outcome == OK && !noHugePagesPattern.MatchString(r.Text):
 			complain("%s: got %s, want ok as recorded: %s", name, r.Outcome, r.Text)
 		case r.Outcome != Skipped:
 			complain("%s: %s: %s", name, r.Outcome, r.Text)
-		case reasons.Why(r.Text) == "":
+		case reasons.ReasonFor(r.Text) == "":
 			complain("%s: got %s without a reason in reasons.txt: %s", name, r.Outcome, r.Text)
 		}
 	}

@@ -23,8 +23,8 @@ const (
 	results = "../../docs/results/verbs.md"
 )
 
-// TestComparison compares the totals in docs/verbs.md, and the list of tests in docs/results/verbs.md.
-func TestComparison(t *testing.T) {
+// TestDocsMatchResults compares the totals in docs/verbs.md, and the list of tests in docs/results/verbs.md.
+func TestDocsMatchResults(t *testing.T) {
 	ours, on, err := Verbena()
 	kernel, kernelOn, kerr := Kernel()
 	if err != nil || kerr != nil {
@@ -48,14 +48,14 @@ func TestComparison(t *testing.T) {
 		r, k := ours[name], kernel[name]
 		why := ""
 		if r.Outcome != OK {
-			if why = reasons.Why(r.Text); why == "" || r.Outcome != Skipped {
+			if why = reasons.ReasonFor(r.Text); why == "" || r.Outcome != Skipped {
 				t.Errorf("%s: got %s and reason %q, want a skipped test with a reason: %s", name, r.Outcome, why, r.Text)
 			}
 		}
 		if k.Outcome == "" {
 			t.Errorf("%s: got no line in kernel.txt, want one", name)
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.TrimPrefix(name, "tests."), mark(r), mark(k), why)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.TrimPrefix(name, "tests."), resultMark(r), resultMark(k), why)
 	}
 	for _, name := range kernel.Names() {
 		if _, ok := ours[name]; !ok {
@@ -63,7 +63,7 @@ func TestComparison(t *testing.T) {
 		}
 	}
 	gendoc.Check(t, results, "tests", b.String())
-	reasons.Why("There are no huge pages") // depends on the machine
+	reasons.ReasonFor("There are no huge pages") // depends on the machine
 	for _, says := range reasons.Unused() {
 		t.Errorf("reasons.txt: got no test with the message %q, want one", says)
 	}
@@ -72,15 +72,15 @@ func TestComparison(t *testing.T) {
 	}
 }
 
-func mark(r Result) string {
+func resultMark(r Result) string {
 	if r.Outcome == OK {
 		return "**ok**"
 	}
 	return r.Outcome
 }
 
-func TestComplaints(t *testing.T) {
-	reasons := Reasons{{says: noHugePages, why: "none"}}
+func TestMismatches(t *testing.T) {
+	reasons := Reasons{{says: noHugePagesPattern, why: "none"}}
 	recorded := Results{"tests.a": {OK, ""}, "tests.b": {OK, ""}, "tests.c": {Skipped, "whatever"}}
 	for _, test := range []struct {
 		name, a, b string
@@ -97,11 +97,11 @@ func TestComplaints(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c := Complaints(got, recorded, reasons); len(c) != test.want {
+		if c := Mismatches(got, recorded, reasons); len(c) != test.want {
 			t.Errorf("Complaints with %s: got %q, want another number", test.name, c)
 		}
 	}
-	if c := Complaints(Results{"tests.a": {OK, ""}, "tests.n": {Failed, ""}}, recorded, reasons); len(c) != 3 {
+	if c := Mismatches(Results{"tests.a": {OK, ""}, "tests.n": {Failed, ""}}, recorded, reasons); len(c) != 3 {
 		t.Errorf("Complaints with two missing tests and a new failing test: got %q, want 3", c)
 	}
 	for _, bad := range []string{"", "tests.a great\n", "tests.a\n"} {

@@ -33,23 +33,23 @@ func openCM() (*cmFile, error) {
 	return &cmFile{fd, mem}, err
 }
 
-func (f *cmFile) response() uint64 { return addressOf(f.mem[4096:]) }
+func (f *cmFile) responseAddr() uint64 { return addressOf(f.mem[4096:]) }
 
-// put encodes a command into memory, and returns it.
-func put[C any](at []byte, cmd ucm.Command, v C, out int) []byte {
+// encodeCommand encodes a command into memory, and returns it.
+func encodeCommand[C any](at []byte, cmd ucm.Command, v C, out int) []byte {
 	b := append(uapi.AppendTo(nil, &ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}),
 		uapi.AppendTo(nil, &v)...)
 	return at[:copy(at, b)]
 }
 
-func issue[C any](f *cmFile, cmd ucm.Command, v C) error {
-	if _, err := syscall.Write(f.fd, put(f.mem, cmd, v, 4096)); err != nil {
+func issueCM[C any](f *cmFile, cmd ucm.Command, v C) error {
+	if _, err := syscall.Write(f.fd, encodeCommand(f.mem, cmd, v, 4096)); err != nil {
 		return fmt.Errorf("%v: %w", cmd, err)
 	}
 	return nil
 }
 
-func answered[R any](f *cmFile) R {
+func decodeResponse[R any](f *cmFile) R {
 	v, _ := uapi.Decode[R](f.mem[4096:])
 	return v
 }
@@ -59,13 +59,14 @@ const (
 	spaceUDP = 0x0111
 )
 
-func (f *cmFile) create(space uint16, uid uint64) (uint32, error) {
-	err := issue(f, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: f.response(), PS: space, QPType: uint8(uapi.QPTRC)})
-	return answered[ucm.CreateIDResp](f).ID, err
+func (f *cmFile) createID(space uint16, uid uint64) (uint32, error) {
+	err := issueCM(f, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: f.responseAddr(), PS: space,
+		QPType: uint8(uapi.QPTRC)})
+	return decodeResponse[ucm.CreateIDResp](f).ID, err
 }
 
-func (f *cmFile) destroy(id uint32) error {
-	return issue(f, ucm.CmdDestroyID, ucm.DestroyID{Response: f.response(), ID: id})
+func (f *cmFile) destroyID(id uint32) error {
+	return issueCM(f, ucm.CmdDestroyID, ucm.DestroyID{Response: f.responseAddr(), ID: id})
 }
 
 func sockaddr(a netip.AddrPort) (s ucm.Sockaddr) {
@@ -78,31 +79,31 @@ func sockaddr(a netip.AddrPort) (s ucm.Sockaddr) {
 
 const sizeofInet = 16
 
-func (f *cmFile) bind(id uint32, a netip.AddrPort) error {
-	return issue(f, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: sizeofInet, Addr: sockaddr(a)})
+func (f *cmFile) bindID(id uint32, a netip.AddrPort) error {
+	return issueCM(f, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: sizeofInet, Addr: sockaddr(a)})
 }
 
-func (f *cmFile) listen(id uint32, a netip.AddrPort) error {
-	if err := f.bind(id, a); err != nil {
+func (f *cmFile) listenID(id uint32, a netip.AddrPort) error {
+	if err := f.bindID(id, a); err != nil {
 		return err
 	}
-	return issue(f, ucm.CmdListen, ucm.Listen{ID: id})
+	return issueCM(f, ucm.CmdListen, ucm.Listen{ID: id})
 }
 
-func (f *cmFile) resolve(id uint32, a netip.AddrPort) error {
-	return issue(f, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, TimeoutMs: 2000, DstSize: sizeofInet,
+func (f *cmFile) resolveAddr(id uint32, a netip.AddrPort) error {
+	return issueCM(f, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, TimeoutMs: 2000, DstSize: sizeofInet,
 		DstAddr: sockaddr(a)})
 }
 
-// event waits for an event.
-func (f *cmFile) event() (ucm.EventResp, error) {
-	err := issue(f, ucm.CmdGetEvent, ucm.GetEvent{Response: f.response()})
-	return answered[ucm.EventResp](f), err
+// waitEvent waits for an event.
+func (f *cmFile) waitEvent() (ucm.EventResp, error) {
+	err := issueCM(f, ucm.CmdGetEvent, ucm.GetEvent{Response: f.responseAddr()})
+	return decodeResponse[ucm.EventResp](f), err
 }
 
-// expect waits for an event of a type.
-func (f *cmFile) expect(typ uint32) (ucm.EventResp, error) {
-	e, err := f.event()
+// expectEvent waits for an event of a type.
+func (f *cmFile) expectEvent(typ uint32) (ucm.EventResp, error) {
+	e, err := f.waitEvent()
 	if err == nil && e.Event != typ {
 		err = fmt.Errorf("event %d of ID %d, status %d, want %d", e.Event, e.ID, int32(e.Status), typ)
 	}
@@ -119,31 +120,31 @@ const (
 	disconnected   = 10
 )
 
-func params(qpn uint32) ucm.ConnParam {
+func connParam(qpn uint32) ucm.ConnParam {
 	return ucm.ConnParam{QPNum: qpn, ResponderResources: 1, InitiatorDepth: 1, RetryCount: 7, RNRRetryCount: 7, Valid: 1}
 }
 
-// routed returns an ID with a resolved route.
-func (f *cmFile) routed(a netip.AddrPort) (uint32, error) {
-	id, err := f.create(spaceTCP, 1)
+// newResolvedID returns an ID with a resolved route.
+func (f *cmFile) newResolvedID(a netip.AddrPort) (uint32, error) {
+	id, err := f.createID(spaceTCP, 1)
 	if err == nil {
-		err = f.resolve(id, a)
+		err = f.resolveAddr(id, a)
 	}
 	if err == nil {
-		_, err = f.expect(addrResolved)
+		_, err = f.expectEvent(addrResolved)
 	}
 	if err == nil {
-		err = issue(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id, TimeoutMs: 2000})
+		err = issueCM(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id, TimeoutMs: 2000})
 	}
 	if err == nil {
-		_, err = f.expect(routeResolved)
+		_, err = f.expectEvent(routeResolved)
 	}
 	return id, err
 }
 
 // cmPair is a program that connects to itself.
 type cmPair struct {
-	*pair
+	*loopbackPair
 	active, passive *cmFile
 	addr            netip.AddrPort
 	ids             [2]uint32
@@ -156,7 +157,7 @@ func newCMPair(port string) (*cmPair, error) {
 		return nil, err
 	}
 	c := &cmPair{}
-	if c.pair, err = newPair(); err != nil {
+	if c.loopbackPair, err = newLoopbackPair(); err != nil {
 		return nil, err
 	}
 	c.addr = netip.AddrPortFrom(netip.AddrFrom16(c.gid).Unmap(), uint16(n))
@@ -166,61 +167,61 @@ func newCMPair(port string) (*cmPair, error) {
 	if c.passive, err = openCM(); err != nil {
 		return nil, err
 	}
-	l, err := c.passive.create(spaceTCP, 1)
+	l, err := c.passive.createID(spaceTCP, 1)
 	if err == nil {
-		err = c.passive.listen(l, c.addr)
+		err = c.passive.listenID(l, c.addr)
 	}
 	return c, err
 }
 
 // connect connects the two IDs for the connection manager. connect does not change the states of the queue pairs.
 func (c *cmPair) connect() error {
-	id, err := c.active.routed(c.addr)
+	id, err := c.active.newResolvedID(c.addr)
 	if err != nil {
 		return err
 	}
-	if err := issue(c.active, ucm.CmdConnect, ucm.Connect{ConnParam: params(c.qps[0].QPN), ID: id}); err != nil {
+	if err := issueCM(c.active, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(c.qps[0].QPN), ID: id}); err != nil {
 		return err
 	}
-	e, err := c.passive.expect(connectRequest)
+	e, err := c.passive.expectEvent(connectRequest)
 	if err == nil {
-		err = issue(c.passive, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: params(c.qps[1].QPN), ID: e.ID})
+		err = issueCM(c.passive, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: connParam(c.qps[1].QPN), ID: e.ID})
 	}
 	if err == nil {
-		_, err = c.active.expect(connectAnswer)
+		_, err = c.active.expectEvent(connectAnswer)
 	}
 	if err == nil {
-		err = issue(c.active, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
+		err = issueCM(c.active, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
 	}
 	if err == nil {
-		_, err = c.passive.expect(established)
+		_, err = c.passive.expectEvent(established)
 	}
 	c.ids = [2]uint32{id, e.ID}
 	return err
 }
 
 func (c *cmPair) disconnect() error {
-	err := issue(c.active, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[0]})
+	err := issueCM(c.active, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[0]})
 	if err == nil {
-		_, err = c.passive.expect(disconnected)
+		_, err = c.passive.expectEvent(disconnected)
 	}
 	if err == nil {
-		err = issue(c.passive, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[1]})
+		err = issueCM(c.passive, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[1]})
 	}
 	if err == nil {
-		_, err = c.active.expect(disconnected)
+		_, err = c.active.expectEvent(disconnected)
 	}
 	if err == nil {
-		err = c.active.destroy(c.ids[0])
+		err = c.active.destroyID(c.ids[0])
 	}
 	if err == nil {
-		err = c.passive.destroy(c.ids[1])
+		err = c.passive.destroyID(c.ids[1])
 	}
 	return err
 }
 
-// cmNeighbour connects and disconnects for each line of input, and prints the time in milliseconds.
-func cmNeighbour(port string) error {
+// cmReconnect connects and disconnects for each line of input, and prints the time in milliseconds.
+func cmReconnect(port string) error {
 	c, err := newCMPair(port)
 	if err != nil {
 		return err
@@ -230,7 +231,7 @@ func cmNeighbour(port string) error {
 		began := time.Now()
 		// Each round needs new queue pairs, because the number of a connected queue pair is in timewait.
 		for i := range c.qps {
-			if c.qps[i], err = c.unmapped(uapi.QPTRC, 1); err != nil {
+			if c.qps[i], err = c.createUnmappedQP(uapi.QPTRC, 1); err != nil {
 				return err
 			}
 		}
@@ -241,7 +242,8 @@ func cmNeighbour(port string) error {
 			return err
 		}
 		for _, qp := range c.qps {
-			if _, _, err := command[uapi.DestroyQPResp](c.device, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp.QPHandle}, nil,
+			if _, _, err := writeCommand[uapi.DestroyQPResp](c.device, uapi.CmdDestroyQP,
+				uapi.DestroyQP{QPHandle: qp.QPHandle}, nil,
 				0); err != nil {
 				return err
 			}
@@ -251,8 +253,8 @@ func cmNeighbour(port string) error {
 	return nil
 }
 
-// cmKeeper keeps a connection, and prints the state of the connection for each line of input.
-func cmKeeper(port string) error {
+// cmKeepConnection keeps a connection, and prints the state of the connection for each line of input.
+func cmKeepConnection(port string) error {
 	c, err := newCMPair(port)
 	if err != nil {
 		return err
@@ -265,7 +267,7 @@ func cmKeeper(port string) error {
 	if err != nil {
 		return err
 	}
-	if err := issue(own, ucm.CmdMigrateID, ucm.MigrateID{Response: own.response(), ID: c.ids[1],
+	if err := issueCM(own, ucm.CmdMigrateID, ucm.MigrateID{Response: own.responseAddr(), ID: c.ids[1],
 		FD: uint32(c.passive.fd)}); err != nil {
 		return err
 	}
@@ -280,7 +282,7 @@ func cmKeeper(port string) error {
 		if events > 0 {
 			text = "there are events"
 		}
-		if err := c.exchange("a message"); err != nil {
+		if err := c.exchangeMessage("a message"); err != nil {
 			text += ": " + err.Error()
 		}
 		fmt.Println(text)
@@ -288,8 +290,8 @@ func cmKeeper(port string) error {
 	return nil
 }
 
-// page maps a file, to get memory that blocks access.
-func page(path string) ([]byte, error) {
+// mapFile maps a file, to get memory that blocks access.
+func mapFile(path string) ([]byte, error) {
 	fd, err := syscall.Open(path, syscall.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -300,7 +302,7 @@ func page(path string) ([]byte, error) {
 // cmStall blocks a call of the service on a page. The page holds the "command", the "response" of a command, the
 // returned "event" or the value of an "option". With "pipe", this thread reads from the descriptor into the page.
 func cmStall(what, path string) error {
-	p, err := page(path)
+	p, err := mapFile(path)
 	if err != nil {
 		return err
 	}
@@ -309,9 +311,9 @@ func cmStall(what, path string) error {
 		return err
 	}
 	f := c.active
-	id, err := f.create(spaceTCP, 1)
+	id, err := f.createID(spaceTCP, 1)
 	if err == nil {
-		err = f.resolve(id, c.addr)
+		err = f.resolveAddr(id, c.addr)
 	}
 	if err == nil { // the event has arrived
 		_, err = unix.Poll([]unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLIN}}, 5000)
@@ -325,15 +327,15 @@ func cmStall(what, path string) error {
 	case "command":
 		_, err = syscall.Write(f.fd, p[:32])
 	case "response":
-		err = issue(f, ucm.CmdCreateID, ucm.CreateID{UID: 1, Response: at, PS: spaceTCP})
+		err = issueCM(f, ucm.CmdCreateID, ucm.CreateID{UID: 1, Response: at, PS: spaceTCP})
 	case "event":
-		err = issue(f, ucm.CmdGetEvent, ucm.GetEvent{Response: at})
+		err = issueCM(f, ucm.CmdGetEvent, ucm.GetEvent{Response: at})
 	case "option":
-		err = issue(f, ucm.CmdSetOption, ucm.SetOption{OptVal: at, ID: id, OptLen: 1})
+		err = issueCM(f, ucm.CmdSetOption, ucm.SetOption{OptVal: at, ID: id, OptLen: 1})
 	case "pipe":
 		go func() {
 			time.Sleep(200 * time.Millisecond)
-			_, err := f.event() // reads the byte from the pipe
+			_, err := f.waitEvent() // reads the byte from the pipe
 			fmt.Println("event:", err)
 		}()
 		_, err = syscall.Read(f.fd, p[:1])
@@ -364,9 +366,9 @@ func cmFill(kind, number string) error {
 	if err != nil {
 		return err
 	}
-	id, err := f.create(spaceUDP, 1)
+	id, err := f.createID(spaceUDP, 1)
 	if err == nil {
-		err = f.bind(id, netip.AddrPortFrom(own, 0))
+		err = f.bindID(id, netip.AddrPortFrom(own, 0))
 	}
 	if err != nil {
 		return err
@@ -375,17 +377,17 @@ func cmFill(kind, number string) error {
 	for ; made < n && err == nil; made++ {
 		switch kind {
 		case "ids":
-			_, err = f.create(spaceTCP, 1)
+			_, err = f.createID(spaceTCP, 1)
 		case "ports", "listeners":
 			var l uint32
-			if l, err = f.create(spaceTCP, 1); err == nil {
-				err = f.bind(l, netip.AddrPortFrom(own, 0))
+			if l, err = f.createID(spaceTCP, 1); err == nil {
+				err = f.bindID(l, netip.AddrPortFrom(own, 0))
 			}
 			if err == nil && kind == "listeners" {
-				err = issue(f, ucm.CmdListen, ucm.Listen{ID: l})
+				err = issueCM(f, ucm.CmdListen, ucm.Listen{ID: l})
 			}
 		case "groups":
-			err = issue(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.response(), UID: 1, ID: id, AddrSize: sizeofInet,
+			err = issueCM(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.responseAddr(), UID: 1, ID: id, AddrSize: sizeofInet,
 				Addr: sockaddr(netip.MustParseAddrPort("239.1.2.3:0"))})
 		case "files":
 			var g *cmFile
@@ -397,11 +399,11 @@ func cmFill(kind, number string) error {
 		case "failures", "unread": // for one ID, or eight events for each ID; no program reads these events
 			var c uint32
 			if made == 0 || kind == "unread" && made%8 == 0 {
-				id, err = f.create(spaceTCP, 1)
+				id, err = f.createID(spaceTCP, 1)
 			}
 			c = id
 			for try := 0; err == nil; try++ { // until the previous request has failed
-				if err = f.resolve(c, netip.MustParseAddrPort("240.0.0.1:1")); err == nil {
+				if err = f.resolveAddr(c, netip.MustParseAddrPort("240.0.0.1:1")); err == nil {
 					break
 				}
 				if errors.Is(err, syscall.EINVAL) && try < 10000 {
@@ -424,8 +426,8 @@ func cmFill(kind, number string) error {
 	return nil
 }
 
-// cmClaim connects to an address, and claims another program's queue pair as its own.
-func cmClaim(to, number string) error {
+// cmClaimForeignQP connects to an address, and claims another program's queue pair as its own.
+func cmClaimForeignQP(to, number string) error {
 	a, err := netip.ParseAddrPort(to)
 	if err != nil {
 		return err
@@ -438,18 +440,18 @@ func cmClaim(to, number string) error {
 	if err != nil {
 		return err
 	}
-	id, err := f.routed(a)
+	id, err := f.newResolvedID(a)
 	if err != nil {
 		return err
 	}
-	err = issue(f, ucm.CmdConnect, ucm.Connect{ConnParam: params(uint32(qpn)), ID: id})
+	err = issueCM(f, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(uint32(qpn)), ID: id})
 	fmt.Println("connect:", err)
 	time.Sleep(300 * time.Millisecond)
 	return nil
 }
 
-// cmIntrude tries commands on IDs and memberships of other programs, and prints the commands that succeed.
-func cmIntrude(most string) error {
+// cmTryForeignIDs tries commands on IDs and memberships of other programs, and prints the commands that succeed.
+func cmTryForeignIDs(most string) error {
 	n, err := strconv.Atoi(most)
 	if err != nil {
 		return err
@@ -461,22 +463,23 @@ func cmIntrude(most string) error {
 	a := netip.MustParseAddrPort("127.0.0.1:0")
 	for i := range uint32(n) {
 		for cmd, err := range map[ucm.Command]error{
-			ucm.CmdDestroyID:    f.destroy(i),
-			ucm.CmdLeaveMcast:   issue(f, ucm.CmdLeaveMcast, ucm.DestroyID{Response: f.response(), ID: i}),
-			ucm.CmdBind:         f.bind(i, a),
-			ucm.CmdResolveAddr:  f.resolve(i, a),
-			ucm.CmdResolveRoute: issue(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: i}),
-			ucm.CmdQuery:        issue(f, ucm.CmdQuery, ucm.Query{Response: f.response(), ID: i}),
-			ucm.CmdQueryRoute:   issue(f, ucm.CmdQueryRoute, ucm.Query{Response: f.response(), ID: i}),
-			ucm.CmdConnect:      issue(f, ucm.CmdConnect, ucm.Connect{ConnParam: params(1), ID: i}),
-			ucm.CmdListen:       issue(f, ucm.CmdListen, ucm.Listen{ID: i}),
-			ucm.CmdAccept:       issue(f, ucm.CmdAccept, ucm.Accept{ID: i, ConnParam: params(1)}),
-			ucm.CmdReject:       issue(f, ucm.CmdReject, ucm.Reject{ID: i}),
-			ucm.CmdDisconnect:   issue(f, ucm.CmdDisconnect, ucm.Disconnect{ID: i}),
-			ucm.CmdInitQPAttr:   issue(f, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: f.response(), ID: i, QPState: 1}),
-			ucm.CmdNotify:       issue(f, ucm.CmdNotify, ucm.Notify{ID: i, Event: 7}),
-			ucm.CmdMigrateID:    issue(f, ucm.CmdMigrateID, ucm.MigrateID{Response: f.response(), ID: i, FD: uint32(f.fd)}),
-			ucm.CmdJoinMcast: issue(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.response(), ID: i, AddrSize: sizeofInet,
+			ucm.CmdDestroyID:    f.destroyID(i),
+			ucm.CmdLeaveMcast:   issueCM(f, ucm.CmdLeaveMcast, ucm.DestroyID{Response: f.responseAddr(), ID: i}),
+			ucm.CmdBind:         f.bindID(i, a),
+			ucm.CmdResolveAddr:  f.resolveAddr(i, a),
+			ucm.CmdResolveRoute: issueCM(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: i}),
+			ucm.CmdQuery:        issueCM(f, ucm.CmdQuery, ucm.Query{Response: f.responseAddr(), ID: i}),
+			ucm.CmdQueryRoute:   issueCM(f, ucm.CmdQueryRoute, ucm.Query{Response: f.responseAddr(), ID: i}),
+			ucm.CmdConnect:      issueCM(f, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(1), ID: i}),
+			ucm.CmdListen:       issueCM(f, ucm.CmdListen, ucm.Listen{ID: i}),
+			ucm.CmdAccept:       issueCM(f, ucm.CmdAccept, ucm.Accept{ID: i, ConnParam: connParam(1)}),
+			ucm.CmdReject:       issueCM(f, ucm.CmdReject, ucm.Reject{ID: i}),
+			ucm.CmdDisconnect:   issueCM(f, ucm.CmdDisconnect, ucm.Disconnect{ID: i}),
+			ucm.CmdInitQPAttr:   issueCM(f, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: f.responseAddr(), ID: i, QPState: 1}),
+			ucm.CmdNotify:       issueCM(f, ucm.CmdNotify, ucm.Notify{ID: i, Event: 7}),
+			ucm.CmdMigrateID: issueCM(f, ucm.CmdMigrateID, ucm.MigrateID{Response: f.responseAddr(), ID: i,
+				FD: uint32(f.fd)}),
+			ucm.CmdJoinMcast: issueCM(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.responseAddr(), ID: i, AddrSize: sizeofInet,
 				Addr: sockaddr(netip.MustParseAddrPort("239.1.2.3:0"))}),
 		} {
 			if err == nil {
@@ -500,7 +503,7 @@ func cmWait(threads string) error {
 	}
 	for range n {
 		go func() {
-			b := put(make([]byte, 64), ucm.CmdGetEvent, ucm.GetEvent{Response: f.response()}, 4096)
+			b := encodeCommand(make([]byte, 64), ucm.CmdGetEvent, ucm.GetEvent{Response: f.responseAddr()}, 4096)
 			_, _ = syscall.Write(f.fd, b)
 		}()
 	}
@@ -537,8 +540,8 @@ const (
 	nlQP, nlQPEntry, nlLocalQPN = 19, 20, 21
 )
 
-// nlUnread requests dumps of queue pairs on the given number of sockets, and reads no answer.
-func nlUnread(sockets string) error {
+// nlLeaveUnread requests dumps of queue pairs on the given number of sockets, and reads no answer.
+func nlLeaveUnread(sockets string) error {
 	n, err := strconv.Atoi(sockets)
 	if err != nil {
 		return err
@@ -587,17 +590,17 @@ func nlChange() error {
 	return nil
 }
 
-// nlGive opens a netlink socket and sends it to the listener at a path.
-func nlGive(path string) error {
+// nlSendSocket opens a netlink socket and sends it to the listener at a path.
+func nlSendSocket(path string) error {
 	s, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
 	if err != nil {
 		return err
 	}
-	return give(path, s)
+	return sendDescriptor(path, s)
 }
 
-// give sends a descriptor to the listener at a path.
-func give(path string, fd int) error {
+// sendDescriptor sends a descriptor to the listener at a path.
+func sendDescriptor(path string, fd int) error {
 	c, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		return err
@@ -613,8 +616,8 @@ func give(path string, fd int) error {
 	return nil
 }
 
-// hello is the private data by which cmServe recognises cmCall.
-const hello = "hello"
+// helloData is the private data by which cmServe recognises cmConnect.
+const helloData = "hello"
 
 // cmServe accepts requests with the right private data until its input ends, and rejects all other requests.
 func cmServe(port string) error {
@@ -629,7 +632,7 @@ func cmServe(port string) error {
 	}()
 	f := c.passive
 	for accepted, rejected := 0, 0; ; {
-		e, err := f.event()
+		e, err := f.waitEvent()
 		if err != nil {
 			return err
 		}
@@ -637,19 +640,19 @@ func cmServe(port string) error {
 		switch {
 		case e.Event != connectRequest:
 			continue
-		case string(p.PrivateData[:len(hello)]) == hello:
+		case string(p.PrivateData[:len(helloData)]) == helloData:
 			var qp uapi.CreateQPResp
-			if qp, err = c.unmapped(uapi.QPTRC, 1); err == nil {
-				err = issue(f, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: params(qp.QPN), ID: e.ID})
+			if qp, err = c.createUnmappedQP(uapi.QPTRC, 1); err == nil {
+				err = issueCM(f, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: connParam(qp.QPN), ID: e.ID})
 			}
 			if err == nil {
 				accepted++
 				fmt.Println("accepted", accepted, "rejected", rejected)
 			}
 		default:
-			err = issue(f, ucm.CmdReject, ucm.Reject{ID: e.ID})
+			err = issueCM(f, ucm.CmdReject, ucm.Reject{ID: e.ID})
 			if err == nil {
-				err = f.destroy(e.ID)
+				err = f.destroyID(e.ID)
 				rejected++
 			}
 		}
@@ -659,13 +662,13 @@ func cmServe(port string) error {
 	}
 }
 
-// cmCall connects to cmServe, and retries while cmServe rejects it.
-func cmCall(to string) error {
+// cmConnect connects to cmServe, and retries while cmServe rejects it.
+func cmConnect(to string) error {
 	a, err := netip.ParseAddrPort(to)
 	if err != nil {
 		return err
 	}
-	p, err := newPair()
+	p, err := newLoopbackPair()
 	if err != nil {
 		return err
 	}
@@ -674,24 +677,24 @@ func cmCall(to string) error {
 		return err
 	}
 	for try := range 100 {
-		id, err := f.routed(a)
+		id, err := f.newResolvedID(a)
 		if err != nil {
 			return err
 		}
-		par := params(p.qps[0].QPN)
-		par.PrivateDataLen = uint8(copy(par.PrivateData[:], hello))
-		if err := issue(f, ucm.CmdConnect, ucm.Connect{ConnParam: par, ID: id}); err != nil {
+		par := connParam(p.qps[0].QPN)
+		par.PrivateDataLen = uint8(copy(par.PrivateData[:], helloData))
+		if err := issueCM(f, ucm.CmdConnect, ucm.Connect{ConnParam: par, ID: id}); err != nil {
 			return err
 		}
-		e, err := f.event()
+		e, err := f.waitEvent()
 		if err != nil {
 			return err
 		}
 		if e.Event == connectAnswer {
 			fmt.Println("connected after", try)
-			return issue(f, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
+			return issueCM(f, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
 		}
-		if err := f.destroy(id); err != nil {
+		if err := f.destroyID(id); err != nil {
 			return err
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -699,17 +702,18 @@ func cmCall(to string) error {
 	return errors.New("connect: rejected after all retries")
 }
 
-// cmGive sends its file to the listener at a path.
-func cmGive(path string) error {
+// cmSendFile sends its file to the listener at a path.
+func cmSendFile(path string) error {
 	f, err := openCM()
 	if err != nil {
 		return err
 	}
-	return give(path, f.fd)
+	return sendDescriptor(path, f.fd)
 }
 
-// cmUse listens on a path. It issues a command on the received file, at a descriptor number with trapped commands.
-func cmUse(path string) error {
+// cmUseReceivedFile listens on a path. It issues a command on the received file, at a descriptor number with trapped
+// commands.
+func cmUseReceivedFile(path string) error {
 	own, err := openCM()
 	if err != nil {
 		return err
@@ -749,7 +753,7 @@ func cmUse(path string) error {
 	if err := unix.Dup3(fds[0], given.fd, 0); err != nil {
 		return err
 	}
-	_, err = given.create(spaceTCP, 1)
+	_, err = given.createID(spaceTCP, 1)
 	fmt.Println("create:", err)
 	return nil
 }
@@ -760,12 +764,12 @@ func cmExec() error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.create(spaceTCP, 1); err != nil {
+	if _, err := f.createID(spaceTCP, 1); err != nil {
 		return err
 	}
 	for range 4 {
 		go func() {
-			b := put(make([]byte, 64), ucm.CmdGetEvent, ucm.GetEvent{Response: f.response()}, 4096)
+			b := encodeCommand(make([]byte, 64), ucm.CmdGetEvent, ucm.GetEvent{Response: f.responseAddr()}, 4096)
 			_, _ = syscall.Write(f.fd, b)
 		}()
 	}

@@ -55,21 +55,21 @@ func open(name string) (*device, error) {
 	return d, nil
 }
 
-// data returns the part of mem that commands do not use.
-func (d *device) data() []byte { return d.mem[memSize-dataSize:] }
+// dataMemory returns the part of mem that commands do not use.
+func (d *device) dataMemory() []byte { return d.mem[memSize-dataSize:] }
 
-// command writes a plain command with the given tail, and returns the response and the driver's part of the
+// writeCommand writes a plain command with the given tail, and returns the response and the driver's part of the
 // response.
-func command[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte,
+func writeCommand[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte,
 	err error) {
 	n := uapi.SizeOf[Resp]()
 	core := uapi.AppendTo(nil, &req)
-	if answers(cmd) {
+	if hasResponse(cmd) {
 		copy(core, uapi.AppendTo(nil, &response{addressOf(d.mem)}))
 	}
 	hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core) + len(tail)) / 4),
 		OutWords: uint16((n + driver + 3) / 4)}
-	b := d.put(slices.Concat(uapi.AppendTo(nil, &hdr), core, tail))
+	b := d.copyToMemory(slices.Concat(uapi.AppendTo(nil, &hdr), core, tail))
 	if _, err := syscall.Write(d.fd, b); err != nil {
 		return resp, nil, fmt.Errorf("%v: %w", cmd, err)
 	}
@@ -79,8 +79,8 @@ func command[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, d
 
 type response struct{ addr uint64 }
 
-// answers reports whether a command starts with the address of the response.
-func answers(cmd uapi.Command) bool {
+// hasResponse reports whether a command starts with the address of the response.
+func hasResponse(cmd uapi.Command) bool {
 	switch cmd {
 	case uapi.CmdDeallocPD, uapi.CmdDestroyAH, uapi.CmdDeregMR, uapi.CmdDeallocMW, uapi.CmdReqNotifyCQ,
 		uapi.CmdAttachMcast,
@@ -90,48 +90,48 @@ func answers(cmd uapi.Command) bool {
 	return true
 }
 
-// put copies a command to memory with a fixed address.
-func (d *device) put(b []byte) []byte {
+// copyToMemory copies a command to memory with a fixed address.
+func (d *device) copyToMemory(b []byte) []byte {
 	if d.next += 4096; d.next < respSize || d.next+len(b) > memSize-dataSize {
 		d.next = respSize
 	}
 	return d.mem[d.next : d.next+copy(d.mem[d.next:], b)]
 }
 
-type none struct{}
+type emptyResponse struct{}
 
-// silent issues a command without a response.
-func silent[Req any](d *device, cmd uapi.Command, req Req) error {
-	_, _, err := command[none](d, cmd, req, nil, 0)
+// writeCommandNoResponse issues a command without a response.
+func writeCommandNoResponse[Req any](d *device, cmd uapi.Command, req Req) error {
+	_, _, err := writeCommand[emptyResponse](d, cmd, req, nil, 0)
 	return err
 }
 
-func (d *device) context() (uapi.GetContextResp, error) {
-	r, _, err := command[uapi.GetContextResp](d, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
+func (d *device) getContext() (uapi.GetContextResp, error) {
+	r, _, err := writeCommand[uapi.GetContextResp](d, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
 	return r, err
 }
 
 func (d *device) allocPD() (uint32, error) {
-	r, _, err := command[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0)
+	r, _, err := writeCommand[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0)
 	return r.PDHandle, err
 }
 
-const access = uapi.AccessLocalWrite | uapi.AccessRemoteRead | uapi.AccessRemoteWrite | uapi.AccessRemoteAtomic
+const allAccess = uapi.AccessLocalWrite | uapi.AccessRemoteRead | uapi.AccessRemoteWrite | uapi.AccessRemoteAtomic
 
 func (d *device) regMR(pd uint32, b []byte) (uapi.RegMRResp, error) {
-	r, _, err := command[uapi.RegMRResp](d, uapi.CmdRegMR,
+	r, _, err := writeCommand[uapi.RegMRResp](d, uapi.CmdRegMR,
 		uapi.RegMR{Start: addressOf(b), HCAVA: addressOf(b), Length: uint64(len(b)), PDHandle: pd,
-			AccessFlags: access}, nil, 0)
+			AccessFlags: allAccess}, nil, 0)
 	return r, err
 }
 
 func (d *device) createChannel() (int, error) {
-	r, _, err := command[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{}, nil, 0)
+	r, _, err := writeCommand[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{}, nil, 0)
 	return int(r.FD), err
 }
 
-// mapped maps a queue described by the driver.
-func (d *device) mapped(b []byte) ([]byte, error) {
+// mapQueue maps a queue described by the driver.
+func (d *device) mapQueue(b []byte) ([]byte, error) {
 	mi, _ := uapi.Decode[uapi.MMInfo](b)
 	if mi.Size == 0 {
 		return nil, nil
@@ -153,28 +153,28 @@ func (d *device) close() {
 }
 
 func (d *device) createCQ(entries, channel int) (uapi.CreateCQResp, error) {
-	r, driver, err := command[uapi.CreateCQResp](d, uapi.CmdCreateCQ,
+	r, driver, err := writeCommand[uapi.CreateCQResp](d, uapi.CmdCreateCQ,
 		uapi.CreateCQ{CQE: uint32(entries), CompChannel: int32(channel)}, nil, 16)
 	if err == nil {
-		_, err = d.mapped(driver)
+		_, err = d.mapQueue(driver)
 	}
 	return r, err
 }
 
 func (d *device) createQP(pd, cq uint32, t uapi.QPType, depth int) (uapi.CreateQPResp, error) {
-	r, driver, err := command[uapi.CreateQPResp](d, uapi.CmdCreateQP,
+	r, driver, err := writeCommand[uapi.CreateQPResp](d, uapi.CmdCreateQP,
 		uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 			MaxSendWR: uint32(depth), MaxRecvWR: uint32(depth), MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
 	for i := 0; i < 2 && err == nil; i++ {
-		_, err = d.mapped(driver[16*i:])
+		_, err = d.mapQueue(driver[16*i:])
 	}
 	return r, err
 }
 
-// connect takes a reliable queue pair to RTS, connected to another queue pair of the same device.
-func (d *device) connect(qp, peer uint32) error {
+// connectQP takes a reliable queue pair to RTS, connected to another queue pair of the same device.
+func (d *device) connectQP(qp, peer uint32) error {
 	for _, m := range []uapi.ModifyQP{
-		{QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: access,
+		{QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: allAccess,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags},
 		{QPState: uapi.QPSRTR, PathMTU: uint8(roce.MTU1024), DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 12,
 			Dest: uapi.QPDest{DGID: d.gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
@@ -185,32 +185,32 @@ func (d *device) connect(qp, peer uint32) error {
 				uapi.QPAttrMaxQPRDAtomic},
 	} {
 		m.QPHandle = qp
-		if err := silent(d, uapi.CmdModifyQP, m); err != nil {
+		if err := writeCommandNoResponse(d, uapi.CmdModifyQP, m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *device) post(cmd uapi.Command, qp uint32, wr []byte, sge uapi.SGE) error {
+func (d *device) postWR(cmd uapi.Command, qp uint32, wr []byte, sge uapi.SGE) error {
 	req := uapi.PostSend{QPHandle: qp, WRCount: 1, SGECount: 1, WQESize: uint32(len(wr))}
-	_, _, err := command[uapi.PostSendResp](d, cmd, req, slices.Concat(wr, uapi.AppendTo(nil, &sge)), 0)
+	_, _, err := writeCommand[uapi.PostSendResp](d, cmd, req, slices.Concat(wr, uapi.AppendTo(nil, &sge)), 0)
 	return err
 }
 
 func (d *device) postSend(qp uint32, w uapi.SendWR, sge uapi.SGE) error {
 	w.NumSGE = 1
-	return d.post(uapi.CmdPostSend, qp, uapi.AppendTo(nil, &w), sge)
+	return d.postWR(uapi.CmdPostSend, qp, uapi.AppendTo(nil, &w), sge)
 }
 
 func (d *device) postRecv(qp uint32, sge uapi.SGE) error {
-	return d.post(uapi.CmdPostRecv, qp, uapi.AppendTo(nil, &uapi.RecvWR{NumSGE: 1}), sge)
+	return d.postWR(uapi.CmdPostRecv, qp, uapi.AppendTo(nil, &uapi.RecvWR{NumSGE: 1}), sge)
 }
 
-// poll takes up to n completions.
-func (d *device) poll(cq uint32, n int) ([]uapi.WC, error) {
+// pollCQ takes up to n completions.
+func (d *device) pollCQ(cq uint32, n int) ([]uapi.WC, error) {
 	size := uapi.SizeOf[uapi.WC]()
-	r, b, err := command[uapi.PollCQResp](d, uapi.CmdPollCQ, uapi.PollCQ{CQHandle: cq, NE: uint32(n)}, nil, n*size)
+	r, b, err := writeCommand[uapi.PollCQResp](d, uapi.CmdPollCQ, uapi.PollCQ{CQHandle: cq, NE: uint32(n)}, nil, n*size)
 	var list []uapi.WC
 	for i := 0; i < int(r.Count) && err == nil; i++ {
 		wc, _ := uapi.Decode[uapi.WC](b[i*size:])

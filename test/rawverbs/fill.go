@@ -13,17 +13,17 @@ import (
 	"verbena/uapi"
 )
 
-// maker creates one more object of a kind.
-type maker struct {
+// objectMaker creates one more object of a kind.
+type objectMaker struct {
 	kind string
-	make func(*pair) error
+	make func(*loopbackPair) error
 }
 
-var makers = []maker{
-	{"contexts", func(p *pair) error {
+var objectMakers = []objectMaker{
+	{"contexts", func(p *loopbackPair) error {
 		d, err := open("uverbs0")
 		if err == nil {
-			if _, err = d.context(); err != nil {
+			if _, err = d.getContext(); err != nil {
 				d.close()
 			}
 		}
@@ -32,59 +32,61 @@ var makers = []maker{
 		}
 		return err
 	}},
-	{"pds", func(p *pair) error {
+	{"pds", func(p *loopbackPair) error {
 		_, err := p.allocPD()
 		return err
 	}},
-	{"mrs", func(p *pair) error {
-		_, err := p.regMR(p.pd, p.data()[:8])
+	{"mrs", func(p *loopbackPair) error {
+		_, err := p.regMR(p.pd, p.dataMemory()[:8])
 		return err
 	}},
-	{"mws", func(p *pair) error {
-		_, _, err := command[uapi.AllocMWResp](p.device, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: p.pd, MWType: uapi.MWType1},
+	{"mws", func(p *loopbackPair) error {
+		_, _, err := writeCommand[uapi.AllocMWResp](p.device, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: p.pd,
+			MWType: uapi.MWType1},
 			nil, 0)
 		return err
 	}},
-	{"ahs", func(p *pair) error {
-		_, _, err := command[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
+	{"ahs", func(p *loopbackPair) error {
+		_, _, err := writeCommand[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
 			Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
 		return err
 	}},
-	{"cqs", func(p *pair) error {
-		_, _, err := command[uapi.CreateCQResp](p.device, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 1, CompChannel: -1}, nil, 16)
+	{"cqs", func(p *loopbackPair) error {
+		_, _, err := writeCommand[uapi.CreateCQResp](p.device, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 1, CompChannel: -1},
+			nil, 16)
 		return err
 	}},
-	{"qps", func(p *pair) error { return p.queuePair(uapi.QPTRC, 1) }},
-	{"big-qps", func(p *pair) error { return p.queuePair(uapi.QPTRC, 1<<14) }},
-	{"srqs", func(p *pair) error {
-		_, _, err := command[uapi.CreateSRQResp](p.device, uapi.CmdCreateSRQ,
+	{"qps", func(p *loopbackPair) error { return p.createQueuePair(uapi.QPTRC, 1) }},
+	{"big-qps", func(p *loopbackPair) error { return p.createQueuePair(uapi.QPTRC, 1<<14) }},
+	{"srqs", func(p *loopbackPair) error {
+		_, _, err := writeCommand[uapi.CreateSRQResp](p.device, uapi.CmdCreateSRQ,
 			uapi.CreateSRQ{PDHandle: p.pd, MaxWR: 1, MaxSGE: 1}, nil, 24)
 		return err
 	}},
-	{"groups", (*pair).joinGroup},
-	{"channels", func(p *pair) error {
+	{"groups", (*loopbackPair).joinGroup},
+	{"channels", func(p *loopbackPair) error {
 		_, err := p.createChannel()
 		return err
 	}},
 }
 
-// queuePair makes a queue pair without mapping its queues.
-func (p *pair) queuePair(t uapi.QPType, depth uint32) error {
-	_, err := p.unmapped(t, depth)
+// createQueuePair makes a queue pair without mapping its queues.
+func (p *loopbackPair) createQueuePair(t uapi.QPType, depth uint32) error {
+	_, err := p.createUnmappedQP(t, depth)
 	return err
 }
 
-func (p *pair) unmapped(t uapi.QPType, depth uint32) (uapi.CreateQPResp, error) {
-	r, _, err := command[uapi.CreateQPResp](p.device, uapi.CmdCreateQP,
+func (p *loopbackPair) createUnmappedQP(t uapi.QPType, depth uint32) (uapi.CreateQPResp, error) {
+	r, _, err := writeCommand[uapi.CreateQPResp](p.device, uapi.CmdCreateQP,
 		uapi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
 			MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
 	return r, err
 }
 
 // joinGroup attaches a datagram queue pair to a new multicast group.
-func (p *pair) joinGroup() error {
+func (p *loopbackPair) joinGroup() error {
 	if p.groups == 0 {
-		qp, err := p.unmapped(uapi.QPTUD, 1)
+		qp, err := p.createUnmappedQP(uapi.QPTUD, 1)
 		if err != nil {
 			return err
 		}
@@ -92,13 +94,13 @@ func (p *pair) joinGroup() error {
 	}
 	p.groups++
 	gid := [16]byte{10: 0xff, 11: 0xff, 12: 239, 13: 7, 14: byte(p.groups >> 8), 15: byte(p.groups)}
-	return silent(p.device, uapi.CmdAttachMcast, uapi.AttachMcast{QPHandle: p.datagrams, GID: gid})
+	return writeCommandNoResponse(p.device, uapi.CmdAttachMcast, uapi.AttachMcast{QPHandle: p.datagrams, GID: gid})
 }
 
-// fill makes objects of a kind until it is refused an object or has made the given number. "all" makes objects of
-// all kinds in random order until each kind is refused. It prints the counts, and keeps the objects until its input
+// fillObjects makes objects of a kind until it is refused an object or has made the given number. "all" makes objects
+// of all kinds in random order until each kind is refused. It prints the counts, and keeps the objects until its input
 // ends.
-func fill(kind, number string) error {
+func fillObjects(kind, number string) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
 		return err
@@ -108,13 +110,13 @@ func fill(kind, number string) error {
 		l.Cur = l.Max
 		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &l)
 	}
-	p, err := newPair()
+	p, err := newLoopbackPair()
 	if err != nil {
 		return err
 	}
-	left := slices.Clone(makers)
+	left := slices.Clone(objectMakers)
 	if kind != "all" {
-		if left = slices.DeleteFunc(left, func(m maker) bool { return m.kind != kind }); len(left) == 0 {
+		if left = slices.DeleteFunc(left, func(m objectMaker) bool { return m.kind != kind }); len(left) == 0 {
 			return fmt.Errorf("unknown kind %q", kind)
 		}
 	}
@@ -132,14 +134,14 @@ func fill(kind, number string) error {
 		made++
 	}
 	var list []string
-	for _, m := range makers {
+	for _, m := range objectMakers {
 		if have[m.kind] > 0 {
 			list = append(list, fmt.Sprintf("%s=%d", m.kind, have[m.kind]))
 		}
 	}
 	fmt.Println("has", strings.Join(list, " "))
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		if err := p.exchange(in.Text()); err != nil {
+		if err := p.exchangeMessage(in.Text()); err != nil {
 			return err
 		}
 		fmt.Println("ok")

@@ -10,9 +10,9 @@ import (
 	"verbena/uapi"
 )
 
-// hoard makes objects, uses them, and destroys a few, until it is killed. It ignores errors, which come from a
+// hoardObjects makes objects, uses them, and destroys a few, until it is killed. It ignores errors, which come from a
 // removed device or from reached limits.
-func hoard(seed string) error {
+func hoardObjects(seed string) error {
 	n, err := strconv.ParseUint(seed, 10, 64)
 	if err != nil {
 		return err
@@ -25,7 +25,7 @@ func hoard(seed string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := d.context(); err == nil {
+		if _, err := d.getContext(); err == nil {
 			fds := []uintptr{0, 1, 2, uintptr(d.fd)}
 			_, _ = syscall.ForkExec("/proc/self/exe", []string{"rawverbs", "hoard", strconv.FormatUint(r.Uint64(), 10)},
 				&syscall.ProcAttr{Env: append(os.Environ(), "RAWVERBS_CHILD=1"), Files: fds})
@@ -33,28 +33,28 @@ func hoard(seed string) error {
 	}
 	for range r.IntN(3) {
 		t := rand.New(rand.NewPCG(n, r.Uint64()))
-		go hoardOne(t)
+		go runHoardWorker(t)
 	}
-	return hoardOne(r)
+	return runHoardWorker(r)
 }
 
-func hoardOne(r *rand.Rand) error {
+func runHoardWorker(r *rand.Rand) error {
 	for range 1 + r.IntN(3) {
-		p, err := newPair()
+		p, err := newLoopbackPair()
 		if err != nil {
 			return err
 		}
 		for range 20 {
-			p.more(r)
+			p.doRandomOperation(r)
 		}
 		if r.IntN(3) == 0 {
 			p.close()
 		}
 	}
 	for {
-		if p, err := newPair(); err == nil {
+		if p, err := newLoopbackPair(); err == nil {
 			for range 10 {
-				p.more(r)
+				p.doRandomOperation(r)
 			}
 			p.close()
 		}
@@ -62,17 +62,17 @@ func hoardOne(r *rand.Rand) error {
 	}
 }
 
-// more performs one random operation.
-func (p *pair) more(r *rand.Rand) {
+// doRandomOperation performs one random operation.
+func (p *loopbackPair) doRandomOperation(r *rand.Rand) {
 	switch r.IntN(9) {
 	case 0:
 		if pd, err := p.allocPD(); err == nil && r.IntN(2) == 0 {
-			_ = silent(p.device, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
+			_ = writeCommandNoResponse(p.device, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 		}
 	case 1:
 		n := 1 << (4 + r.IntN(13))
-		if mr, err := p.regMR(p.pd, p.data()[:n]); err == nil && r.IntN(3) == 0 {
-			_ = silent(p.device, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle})
+		if mr, err := p.regMR(p.pd, p.dataMemory()[:n]); err == nil && r.IntN(3) == 0 {
+			_ = writeCommandNoResponse(p.device, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle})
 		}
 	case 2, 3:
 		channel := -1
@@ -80,18 +80,19 @@ func (p *pair) more(r *rand.Rand) {
 			channel, _ = p.createChannel()
 		}
 		if cq, err := p.createCQ(1<<r.IntN(12), channel); err == nil {
-			_ = silent(p.device, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq.CQHandle})
+			_ = writeCommandNoResponse(p.device, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq.CQHandle})
 		}
 	case 4, 5:
 		t := []uapi.QPType{uapi.QPTRC, uapi.QPTUC, uapi.QPTUD}[r.IntN(3)]
 		if qp, err := p.createQP(p.pd, p.cq, t, 1<<r.IntN(8)); err == nil && r.IntN(3) == 0 {
-			_, _, _ = command[uapi.DestroyQPResp](p.device, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp.QPHandle}, nil, 0)
+			_, _, _ = writeCommand[uapi.DestroyQPResp](p.device, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp.QPHandle}, nil,
+				0)
 		}
 	case 6:
-		_, _, _ = command[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
+		_, _, _ = writeCommand[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
 			Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
 	case 7:
-		_ = p.exchange("hoard")
+		_ = p.exchangeMessage("hoard")
 	case 8: // a receive, and a send without a receiver
 		_ = p.postRecv(p.qps[0].QPHandle, p.sge(0, 100))
 		_ = p.postSend(p.qps[1].QPHandle, uapi.SendWR{Opcode: uapi.WRRDMAWrite}, p.sge(0, 4096))

@@ -13,8 +13,8 @@ import (
 	"verbena/uapi"
 )
 
-// belongings holds the numbers of one program's objects, which another program tries to use.
-type belongings struct {
+// objectNumbers holds the numbers of one program's objects, which another program tries to use.
+type objectNumbers struct {
 	PID                int
 	PD, CQ, MR, AH     uint32
 	QPs                [2]uint32
@@ -28,14 +28,14 @@ type belongings struct {
 	QueuePairDatagrams uint32
 }
 
-// reveal makes objects, prints their numbers, and exchanges a message for each line of input.
-func reveal() error {
-	p, err := newPair()
+// runVictim makes objects, prints their numbers, and exchanges a message for each line of input.
+func runVictim() error {
+	p, err := newLoopbackPair()
 	if err != nil {
 		return err
 	}
-	b := belongings{PID: os.Getpid(), PD: p.pd, CQ: p.cq, MR: p.mr.MRHandle, LKey: p.mr.LKey, RKey: p.mr.RKey,
-		Addr: addressOf(p.data()), FD: p.fd, Queues: p.offsets}
+	b := objectNumbers{PID: os.Getpid(), PD: p.pd, CQ: p.cq, MR: p.mr.MRHandle, LKey: p.mr.LKey, RKey: p.mr.RKey,
+		Addr: addressOf(p.dataMemory()), FD: p.fd, Queues: p.offsets}
 	for i, qp := range p.qps {
 		b.QPs[i], b.QPNs[i] = qp.QPHandle, qp.QPN
 	}
@@ -52,7 +52,7 @@ func reveal() error {
 		return err
 	}
 	b.QPNOfDatagrams, b.QueuePairDatagrams = qp.QPN, qp.QPHandle
-	ah, _, err := command[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
+	ah, _, err := writeCommand[uapi.CreateAHResp](p.device, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: p.pd,
 		Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
 	if err != nil {
 		return err
@@ -64,10 +64,10 @@ func reveal() error {
 	}
 	fmt.Println(string(line))
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		if err := p.exchange(in.Text()); err != nil {
+		if err := p.exchangeMessage(in.Text()); err != nil {
 			return err
 		}
-		for i, c := range p.data() {
+		for i, c := range p.dataMemory() {
 			if c != 0 && (i >= len(in.Text()) && i < 4096 || i >= 4096+len(in.Text())) {
 				return fmt.Errorf("byte %d of the memory: got %#x, want no change", i, c)
 			}
@@ -77,10 +77,10 @@ func reveal() error {
 	return nil
 }
 
-// intrude tries every operation with the numbers of another program's objects, and prints the operations that
+// tryForeignObjects tries every operation with the numbers of another program's objects, and prints the operations that
 // succeeded.
-func intrude(text string) error {
-	var b belongings
+func tryForeignObjects(text string) error {
+	var b objectNumbers
 	if err := json.Unmarshal([]byte(text), &b); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func intrude(text string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := d.context(); err != nil {
+	if _, err := d.getContext(); err != nil {
 		return err
 	}
 	tried := 0
@@ -101,52 +101,56 @@ func intrude(text string) error {
 	// The following attempts use the handles with a context that has no objects.
 	for _, h := range []uint32{b.PD, b.CQ, b.MR, b.AH, b.QPs[0], b.QPs[1], b.ChannelCQ, b.QueuePairDatagrams} {
 		name := func(s string) string { return fmt.Sprintf("%s of handle %d", s, h) }
-		try(name("DEALLOC_PD"), silent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}))
-		try(name("DEREG_MR"), silent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}))
-		try(name("DEALLOC_MW"), silent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: h}))
-		try(name("DESTROY_AH"), silent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}))
-		try(name("REQ_NOTIFY_CQ"), silent(d, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}))
-		try(name("CLOSE_XRCD"), silent(d, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: h}))
-		try(name("MODIFY_QP"), silent(d, uapi.CmdModifyQP,
+		try(name("DEALLOC_PD"), writeCommandNoResponse(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}))
+		try(name("DEREG_MR"), writeCommandNoResponse(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}))
+		try(name("DEALLOC_MW"), writeCommandNoResponse(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: h}))
+		try(name("DESTROY_AH"), writeCommandNoResponse(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}))
+		try(name("REQ_NOTIFY_CQ"), writeCommandNoResponse(d, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}))
+		try(name("CLOSE_XRCD"), writeCommandNoResponse(d, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: h}))
+		try(name("MODIFY_QP"), writeCommandNoResponse(d, uapi.CmdModifyQP,
 			uapi.ModifyQP{QPHandle: h, AttrMask: uapi.QPAttrState, QPState: uapi.QPSErr}))
-		try(name("MODIFY_SRQ"), silent(d, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: h, AttrMask: uapi.SRQAttrLimit}))
-		try(name("ATTACH_MCAST"), silent(d, uapi.CmdAttachMcast,
+		try(name("MODIFY_SRQ"), writeCommandNoResponse(d, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: h,
+			AttrMask: uapi.SRQAttrLimit}))
+		try(name("ATTACH_MCAST"), writeCommandNoResponse(d, uapi.CmdAttachMcast,
 			uapi.AttachMcast{QPHandle: h, GID: [16]byte{0: 0xff, 1: 0x0e, 15: 1}}))
-		_, err := d.regMR(h, d.data())
+		_, err := d.regMR(h, d.dataMemory())
 		try(name("REG_MR"), err)
-		_, _, err = command[uapi.ReregMRResp](d, uapi.CmdReregMR, uapi.ReregMR{MRHandle: h, Flags: uapi.ReregMRChangeAccess},
+		_, _, err = writeCommand[uapi.ReregMRResp](d, uapi.CmdReregMR, uapi.ReregMR{MRHandle: h,
+			Flags: uapi.ReregMRChangeAccess},
 			nil, 0)
 		try(name("REREG_MR"), err)
-		_, _, err = command[uapi.AllocMWResp](d, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: h, MWType: uapi.MWType1}, nil, 0)
+		_, _, err = writeCommand[uapi.AllocMWResp](d, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: h, MWType: uapi.MWType1}, nil,
+			0)
 		try(name("ALLOC_MW"), err)
-		_, _, err = command[uapi.CreateAHResp](d, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: h,
+		_, _, err = writeCommand[uapi.CreateAHResp](d, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: h,
 			Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: d.gid, SGIDIndex: 1}}}, nil, 8)
 		try(name("CREATE_AH"), err)
-		_, _, err = command[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: h, CQE: 100}, nil, 16)
+		_, _, err = writeCommand[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: h, CQE: 100}, nil, 16)
 		try(name("RESIZE_CQ"), err)
-		_, err = d.poll(h, 4)
+		_, err = d.pollCQ(h, 4)
 		try(name("POLL_CQ"), err)
-		_, _, err = command[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: h}, nil, 0)
+		_, _, err = writeCommand[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: h}, nil, 0)
 		try(name("DESTROY_CQ"), err)
-		_, _, err = command[uapi.QueryQPResp](d, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: h}, nil, 0)
+		_, _, err = writeCommand[uapi.QueryQPResp](d, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: h}, nil, 0)
 		try(name("QUERY_QP"), err)
-		_, _, err = command[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: h}, nil, 0)
+		_, _, err = writeCommand[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: h}, nil, 0)
 		try(name("DESTROY_QP"), err)
 		try(name("POST_SEND"), d.postSend(h, uapi.SendWR{Opcode: uapi.WRSend},
 			uapi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
 		try(name("POST_RECV"), d.postRecv(h, uapi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
-		_, _, err = command[uapi.PostSendResp](d, uapi.CmdPostSend, uapi.PostSend{QPHandle: h}, nil, 0)
+		_, _, err = writeCommand[uapi.PostSendResp](d, uapi.CmdPostSend, uapi.PostSend{QPHandle: h}, nil, 0)
 		try(name("doorbell"), err)
-		_, _, err = command[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: h, MaxWR: 1, MaxSGE: 1}, nil,
+		_, _, err = writeCommand[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: h, MaxWR: 1, MaxSGE: 1},
+			nil,
 			24)
 		try(name("CREATE_SRQ"), err)
-		_, _, err = command[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: h}, nil, 0)
+		_, _, err = writeCommand[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: h}, nil, 0)
 		try(name("QUERY_SRQ"), err)
-		_, _, err = command[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: h}, nil, 0)
+		_, _, err = writeCommand[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: h}, nil, 0)
 		try(name("DESTROY_SRQ"), err)
 	}
 	for _, n := range b.QPNs {
-		_, _, err := command[uapi.CreateQPResp](d, uapi.CmdOpenQP, uapi.OpenQP{QPN: n, QPType: uapi.QPTXRCTgt}, nil, 32)
+		_, _, err := writeCommand[uapi.CreateQPResp](d, uapi.CmdOpenQP, uapi.OpenQP{QPN: n, QPType: uapi.QPTXRCTgt}, nil, 32)
 		try(fmt.Sprintf("OPEN_QP of number %d", n), err)
 	}
 	// The following attempts use descriptors with numbers that belong to this program or are unused.
@@ -155,9 +159,9 @@ func intrude(text string) error {
 		try(fmt.Sprintf("CREATE_CQ with channel %d", fd), err)
 	}
 	for _, offset := range b.Queues {
-		if m, err := d.mapped(uapi.AppendTo(nil, &uapi.MMInfo{Offset: offset, Size: 4096})); err == nil {
+		if m, err := d.mapQueue(uapi.AppendTo(nil, &uapi.MMInfo{Offset: offset, Size: 4096})); err == nil {
 			// The offset maps a file of this program, or no memory.
-			try(fmt.Sprintf("mmap at %#x with content", offset), touch(m))
+			try(fmt.Sprintf("mmap at %#x with content", offset), checkMapping(m))
 		}
 	}
 	// The following attempts bypass the device and access the other process's memory and files.
@@ -169,15 +173,15 @@ func intrude(text string) error {
 	try("maps of their process", err)
 	d.close()
 
-	if err := intrudeByKey(&b, try); err != nil {
+	if err := tryForeignKeys(&b, try); err != nil {
 		return err
 	}
 	fmt.Printf("tried %d\n", tried)
 	return nil
 }
 
-// touch checks whether a mapping contains any data, and whether there is any memory behind the mapping.
-func touch(m []byte) (err error) {
+// checkMapping checks whether a mapping contains any data, and whether there is any memory behind the mapping.
+func checkMapping(m []byte) (err error) {
 	defer func() {
 		if recover() != nil {
 			err = errors.New("no memory behind the mapping")
@@ -192,13 +196,13 @@ func touch(m []byte) (err error) {
 	return errors.New("nothing there")
 }
 
-// intrudeByKey uses the other program's keys and queue pair numbers in its own work requests, first connected to itself
-// and then to the other program.
-func intrudeByKey(b *belongings, try func(string, error)) error {
+// tryForeignKeys uses the other program's keys and queue pair numbers in its own work requests, first connected to
+// itself and then to the other program.
+func tryForeignKeys(b *objectNumbers, try func(string, error)) error {
 	for _, key := range []uint32{b.LKey, b.RKey} {
 		for _, op := range []uapi.WROpcode{uapi.WRSend, uapi.WRRDMAWrite, uapi.WRRDMARead, uapi.WRAtomicFetchAndAdd} {
 			for _, local := range []bool{true, false} {
-				p, err := newPair()
+				p, err := newLoopbackPair()
 				if err != nil {
 					return err
 				}
@@ -208,10 +212,10 @@ func intrudeByKey(b *belongings, try func(string, error)) error {
 				sge := p.sge(0, 8)
 				w := uapi.SendWR{Opcode: op, SendFlags: uapi.SendSignaled}
 				r := w.RDMA()
-				r.RemoteAddr, r.RKey = addressOf(p.data()), p.mr.RKey
+				r.RemoteAddr, r.RKey = addressOf(p.dataMemory()), p.mr.RKey
 				if op == uapi.WRAtomicFetchAndAdd {
 					a := w.Atomic()
-					a.RemoteAddr, a.RKey = addressOf(p.data()), p.mr.RKey
+					a.RemoteAddr, a.RKey = addressOf(p.dataMemory()), p.mr.RKey
 				}
 				if local {
 					sge = uapi.SGE{Addr: b.Addr, Length: 8, LKey: key}
@@ -224,13 +228,13 @@ func intrudeByKey(b *belongings, try func(string, error)) error {
 				} else {
 					r.RemoteAddr, r.RKey = b.Addr, key
 				}
-				try(fmt.Sprintf("%v with key %#x, local %v", op, key, local), p.outcome(w, sge))
+				try(fmt.Sprintf("%v with key %#x, local %v", op, key, local), p.postAndWait(w, sge))
 				p.close()
 			}
 		}
 	}
 	for i, n := range b.QPNs {
-		p, err := newPair()
+		p, err := newLoopbackPair()
 		if err != nil {
 			return err
 		}
@@ -239,25 +243,25 @@ func intrudeByKey(b *belongings, try func(string, error)) error {
 			return err
 		}
 		p.qps[0] = mine
-		if err := p.connect(mine.QPHandle, n); err != nil {
+		if err := p.connectQP(mine.QPHandle, n); err != nil {
 			return err
 		}
 		w := uapi.SendWR{Opcode: []uapi.WROpcode{uapi.WRSend, uapi.WRRDMAWrite}[i], SendFlags: uapi.SendSignaled}
 		r := w.RDMA()
 		r.RemoteAddr, r.RKey = b.Addr, b.RKey
-		try(fmt.Sprintf("%v to queue pair %d", w.Opcode, n), p.outcome(w, p.sge(0, 8)))
+		try(fmt.Sprintf("%v to queue pair %d", w.Opcode, n), p.postAndWait(w, p.sge(0, 8)))
 		p.close()
 	}
 	return nil
 }
 
-// outcome posts a send work request and returns its result.
-func (p *pair) outcome(w uapi.SendWR, sge uapi.SGE) error {
+// postAndWait posts a send work request and returns its result.
+func (p *loopbackPair) postAndWait(w uapi.SendWR, sge uapi.SGE) error {
 	if err := p.postSend(p.qps[0].QPHandle, w, sge); err != nil {
 		return err
 	}
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		list, err := p.poll(p.cq, 4)
+		list, err := p.pollCQ(p.cq, 4)
 		if err != nil {
 			return err
 		}

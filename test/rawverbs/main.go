@@ -44,55 +44,55 @@ func main() {
 func run(args []string) error {
 	switch {
 	case len(args) == 1 && args[0] == "transfer":
-		if err := transfer(); err != nil {
+		if err := transferMessages(); err != nil {
 			return err
 		}
 		fmt.Println("ok")
 		return nil
 	case len(args) == 2 && args[0] == "hoard":
-		return hoard(args[1])
+		return hoardObjects(args[1])
 	case len(args) == 3 && args[0] == "fill":
-		return fill(args[1], args[2])
+		return fillObjects(args[1], args[2])
 	case len(args) == 1 && args[0] == "reveal":
-		return reveal()
+		return runVictim()
 	case len(args) == 2 && args[0] == "intrude":
-		return intrude(args[1])
+		return tryForeignObjects(args[1])
 	case len(args) == 2 && args[0] == "cm-neighbour":
-		return cmNeighbour(args[1])
+		return cmReconnect(args[1])
 	case len(args) == 2 && args[0] == "cm-keep":
-		return cmKeeper(args[1])
+		return cmKeepConnection(args[1])
 	case len(args) == 3 && args[0] == "cm-stall":
 		return cmStall(args[1], args[2])
 	case len(args) == 3 && args[0] == "cm-fill":
 		return cmFill(args[1], args[2])
 	case len(args) == 3 && args[0] == "cm-claim":
-		return cmClaim(args[1], args[2])
+		return cmClaimForeignQP(args[1], args[2])
 	case len(args) == 2 && args[0] == "cm-intrude":
-		return cmIntrude(args[1])
+		return cmTryForeignIDs(args[1])
 	case len(args) == 2 && args[0] == "cm-serve":
 		return cmServe(args[1])
 	case len(args) == 2 && args[0] == "cm-call":
-		return cmCall(args[1])
+		return cmConnect(args[1])
 	case len(args) == 2 && args[0] == "cm-give":
-		return cmGive(args[1])
+		return cmSendFile(args[1])
 	case len(args) == 2 && args[0] == "cm-use":
-		return cmUse(args[1])
+		return cmUseReceivedFile(args[1])
 	case len(args) == 1 && args[0] == "cm-exec":
 		return cmExec()
 	case len(args) == 2 && args[0] == "cm-wait":
 		return cmWait(args[1])
 	case len(args) == 2 && args[0] == "nl-unread":
-		return nlUnread(args[1])
+		return nlLeaveUnread(args[1])
 	case len(args) == 2 && args[0] == "nl-give":
-		return nlGive(args[1])
+		return nlSendSocket(args[1])
 	case len(args) == 1 && args[0] == "nl-change":
 		return nlChange()
 	}
 	return errors.New("usage: rawverbs transfer | fill KIND N | hoard SEED | reveal | intrude NUMBERS; cm- and nl-: see the source")
 }
 
-// pair is a connection of a program to itself.
-type pair struct {
+// loopbackPair is a connection of a program to itself.
+type loopbackPair struct {
 	*device
 	pd, cq uint32
 	mr     uapi.RegMRResp
@@ -102,19 +102,19 @@ type pair struct {
 	groups    int    // number of groups that the queue pair has joined
 }
 
-func newPair() (*pair, error) {
+func newLoopbackPair() (*loopbackPair, error) {
 	d, err := open("uverbs0")
 	if err != nil {
 		return nil, err
 	}
-	p := &pair{device: d}
-	if _, err = d.context(); err != nil {
+	p := &loopbackPair{device: d}
+	if _, err = d.getContext(); err != nil {
 		return nil, err
 	}
 	if p.pd, err = d.allocPD(); err != nil {
 		return nil, err
 	}
-	if p.mr, err = d.regMR(p.pd, d.data()); err != nil {
+	if p.mr, err = d.regMR(p.pd, d.dataMemory()); err != nil {
 		return nil, err
 	}
 	cq, err := d.createCQ(16, -1)
@@ -128,22 +128,22 @@ func newPair() (*pair, error) {
 		}
 	}
 	for i := range p.qps {
-		if err := d.connect(p.qps[i].QPHandle, p.qps[1-i].QPN); err != nil {
+		if err := d.connectQP(p.qps[i].QPHandle, p.qps[1-i].QPN); err != nil {
 			return nil, err
 		}
 	}
 	return p, nil
 }
 
-func (p *pair) sge(at, n int) uapi.SGE {
-	return uapi.SGE{Addr: addressOf(p.data()) + uint64(at), Length: uint32(n), LKey: p.mr.LKey}
+func (p *loopbackPair) sge(at, n int) uapi.SGE {
+	return uapi.SGE{Addr: addressOf(p.dataMemory()) + uint64(at), Length: uint32(n), LKey: p.mr.LKey}
 }
 
-// exchange sends a message from the first queue pair to the second.
-func (p *pair) exchange(text string) error {
-	to := p.data()[4096:][:len(text)]
+// exchangeMessage sends a message from the first queue pair to the second.
+func (p *loopbackPair) exchangeMessage(text string) error {
+	to := p.dataMemory()[4096:][:len(text)]
 	clear(to)
-	copy(p.data(), text)
+	copy(p.dataMemory(), text)
 	if err := p.postRecv(p.qps[1].QPHandle, p.sge(4096, len(text))); err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (p *pair) exchange(text string) error {
 		return err
 	}
 	for got, deadline := 0, time.Now().Add(20*time.Second); got < 2; {
-		list, err := p.poll(p.cq, 4)
+		list, err := p.pollCQ(p.cq, 4)
 		if err != nil {
 			return err
 		}
@@ -171,10 +171,10 @@ func (p *pair) exchange(text string) error {
 	return nil
 }
 
-func transfer() error {
-	p, err := newPair()
+func transferMessages() error {
+	p, err := newLoopbackPair()
 	if err != nil {
 		return err
 	}
-	return p.exchange("a message of no importance")
+	return p.exchangeMessage("a message of no importance")
 }

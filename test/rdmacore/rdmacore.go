@@ -38,10 +38,10 @@ type Item struct {
 	Text    string // message of the item
 }
 
-// bad reports whether the item failed.
-func (i Item) bad() bool { return i.Outcome == pyverbs.Failed || i.Outcome == pyverbs.Error }
+// hasFailed reports whether the item failed.
+func (i Item) hasFailed() bool { return i.Outcome == pyverbs.Failed || i.Outcome == pyverbs.Error }
 
-func count(items []Item, outcomes ...string) (n int) {
+func countOutcomes(items []Item, outcomes ...string) (n int) {
 	for _, i := range items {
 		if slices.Contains(outcomes, i.Outcome) {
 			n++
@@ -51,20 +51,20 @@ func count(items []Item, outcomes ...string) (n int) {
 }
 
 //go:embed *.txt
-var files embed.FS
+var recordFiles embed.FS
 
 // Records reads the records, sorted by version, with the records of Verbena first.
 func Records() (all []Record, err error) {
-	names, err := fs.Glob(files, "*.*.txt")
+	names, err := fs.Glob(recordFiles, "*.*.txt")
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
-		text, err := files.ReadFile(name)
+		text, err := recordFiles.ReadFile(name)
 		if err != nil {
 			return nil, err
 		}
-		r, err := parse(string(text))
+		r, err := parseRecord(string(text))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
@@ -74,23 +74,23 @@ func Records() (all []Record, err error) {
 		all = append(all, *r)
 	}
 	slices.SortFunc(all, func(a, b Record) int {
-		return cmp.Or(cmp.Compare(a.number(), b.number()), cmp.Compare(a.rank(), b.rank()))
+		return cmp.Or(cmp.Compare(a.versionNumber(), b.versionNumber()), cmp.Compare(a.sortRank(), b.sortRank()))
 	})
 	return all, nil
 }
 
-func (r *Record) number() float64 { n, _ := strconv.ParseFloat(r.Version, 64); return n }
+func (r *Record) versionNumber() float64 { n, _ := strconv.ParseFloat(r.Version, 64); return n }
 
-func (r *Record) rank() int {
+func (r *Record) sortRank() int {
 	if r.Kernel {
 		return 1
 	}
 	return 0
 }
 
-// parse reads a record. The first line holds the version, the distribution and the tested system. The following
+// parseRecord reads a record. The first line holds the version, the distribution and the tested system. The following
 // lines have the results of the programs, and then the output of test/pyverbs/run.
-func parse(text string) (*Record, error) {
+func parseRecord(text string) (*Record, error) {
 	first, rest, _ := strings.Cut(text, "\n")
 	head := strings.Split(strings.TrimPrefix(first, "# "), " | ")
 	if len(head) != 3 {
@@ -130,7 +130,7 @@ type Reason struct {
 
 // Reasons returns the reasons in reasons.txt.
 func Reasons() (all []*Reason, err error) {
-	text, err := files.ReadFile("reasons.txt")
+	text, err := recordFiles.ReadFile("reasons.txt")
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func Failures(records []Record, reasons []*Reason) (all []Failure, unexplained [
 	for _, r := range records {
 		major, _, _ := strings.Cut(r.Version, ".")
 		for _, i := range slices.Concat(r.Programs, r.Tests) {
-			if !i.bad() {
+			if !i.hasFailed() {
 				continue
 			}
 			said := i.Name + ": " + i.Text

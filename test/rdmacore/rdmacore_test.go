@@ -10,10 +10,10 @@ import (
 	"verbena/test/pyverbs"
 )
 
-const results = "../../docs/results/verbs.md"
+const resultsPage = "../../docs/results/verbs.md"
 
-// shown is the number of items that the table names for one reason.
-const shown = 4
+// maxShownItems is the number of items that the table names for one reason.
+const maxShownItems = 4
 
 // TestTable compares the tables of versions and of failures in docs/results/verbs.md with the records.
 func TestTable(t *testing.T) {
@@ -30,11 +30,12 @@ func TestTable(t *testing.T) {
 		"| rdma-core | of | on | programs ok | failed | pyverbs ok | skipped | failed | errors |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range records {
 		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %d |\n", r.Version, r.Distribution, r.On,
-			count(r.Programs, pyverbs.OK), count(r.Programs, pyverbs.Failed),
-			count(r.Tests, pyverbs.OK), count(r.Tests, pyverbs.Skipped), count(r.Tests, pyverbs.Failed), count(r.Tests,
+			countOutcomes(r.Programs, pyverbs.OK), countOutcomes(r.Programs, pyverbs.Failed),
+			countOutcomes(r.Tests, pyverbs.OK), countOutcomes(r.Tests, pyverbs.Skipped), countOutcomes(r.Tests,
+				pyverbs.Failed), countOutcomes(r.Tests,
 				pyverbs.Error))
 	}
-	gendoc.Check(t, results, "versions", b.String())
+	gendoc.Check(t, resultsPage, "versions", b.String())
 
 	failures, unexplained := Failures(records, reasons)
 	for _, u := range unexplained {
@@ -52,18 +53,18 @@ func TestTable(t *testing.T) {
 		for i, item := range items {
 			items[i] = "`" + item + "`"
 		}
-		if len(items) > shown {
-			items = append(items[:shown:shown], fmt.Sprintf("and %d more", len(items)-shown))
+		if len(items) > maxShownItems {
+			items = append(items[:maxShownItems:maxShownItems], fmt.Sprintf("and %d more", len(items)-maxShownItems))
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.Join(items, ", "), strings.Join(f.Verbena, ", "),
 			strings.Join(f.Kernel, ", "), f.Why)
 	}
-	gendoc.Check(t, results, "version failures", b.String())
+	gendoc.Check(t, resultsPage, "version failures", b.String())
 }
 
-// TestRanges tests that there are versions of each kind: with extended completion queues that count wrongly,
+// TestVersionRanges tests that there are versions of each kind: with extended completion queues that count wrongly,
 // without extended completion queues, and the newest versions.
-func TestRanges(t *testing.T) {
+func TestVersionRanges(t *testing.T) {
 	records, err := Records()
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +72,7 @@ func TestRanges(t *testing.T) {
 	for _, kind := range []struct{ from, below float64 }{{0, 34}, {34, 55}, {55, 59}, {59, 64}, {64, 1000}} {
 		for _, kernel := range []bool{false, true} {
 			if !slices.ContainsFunc(records, func(r Record) bool {
-				return r.number() >= kind.from && r.number() < kind.below && r.Kernel == kernel
+				return r.versionNumber() >= kind.from && r.versionNumber() < kind.below && r.Kernel == kernel
 			}) {
 				t.Errorf("records of versions from %g to below %g (kernel: %v): got none, want one", kind.from, kind.below, kernel)
 			}
@@ -79,9 +80,9 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParseRecord(t *testing.T) {
 	const good = "# 44.0 | Debian 12 | Verbena\nib_x -e | failed | server: exit status 1: no | word\nib_y | ok |\ntests.a ok\ntests.b error what | how\n1 ok, 0 skipped\n"
-	r, err := parse(good)
+	r, err := parseRecord(good)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +93,7 @@ func TestParse(t *testing.T) {
 	}
 	for _, bad := range []string{"", "# 44.0\ntests.a ok\n", "# 4 | D | V\ntests.a ok\n",
 		"# 4 | D | V\nib_x | great |\ntests.a ok\n", "# 4 | D | V\nib_x | ok |\n"} {
-		if r, err := parse(bad); err == nil {
+		if r, err := parseRecord(bad); err == nil {
 			t.Errorf("parse(%q): got %+v, want an error", bad, r)
 		}
 	}

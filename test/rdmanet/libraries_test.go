@@ -42,19 +42,19 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// mtu is the maximum payload of a packet.
-const mtu = 4096
+// maxPayload is the maximum payload of a packet.
+const maxPayload = 4096
 
-// world is a device, a listener on it, and a dialer.
-type world struct {
+// testbed is a device, a listener on it, and a dialer.
+type testbed struct {
 	dev *rxe.Device
 	l   net.Listener
 	d   rdmanet.Dialer
 }
 
-// over runs a test with connections established over TCP, and then by the connection manager. The test returns the
-// number of bytes that it has transferred. The device's counters must show at least as many bytes.
-func over(t *testing.T, f func(*testing.T, *world) (payload int)) {
+// withBothSetups runs a test with connections established over TCP, and then by the connection manager. The test
+// returns the number of bytes that it has transferred. The device's counters must show at least as many bytes.
+func withBothSetups(t *testing.T, f func(*testing.T, *testbed) (payload int)) {
 	t.Parallel()
 	for _, x := range []struct {
 		name string
@@ -62,19 +62,19 @@ func over(t *testing.T, f func(*testing.T, *world) (payload int)) {
 	}{{"TCP", false}, {"CM", true}} {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, x.cm)
+			w := newTestbed(t, x.cm)
 			before := w.dev.Stats()["sent_pkts"]
 			payload := f(t, w)
-			if n := w.dev.Stats()["sent_pkts"] - before; n*mtu < uint64(payload) {
+			if n := w.dev.Stats()["sent_pkts"] - before; n*maxPayload < uint64(payload) {
 				t.Errorf("packets of the device: got %d, want enough for %d bytes", n, payload)
 			}
 		})
 	}
 }
 
-func newWorld(t *testing.T, useCM bool) *world {
+func newTestbed(t *testing.T, useCM bool) *testbed {
 	t.Helper()
-	w := &world{}
+	w := &testbed{}
 	var err error
 	w.dev, err = rxe.New(rxe.Config{
 		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
@@ -104,8 +104,8 @@ func newWorld(t *testing.T, useCM bool) *world {
 	return w
 }
 
-// random returns n bytes that depend on the seed.
-func random(seed uint64, n int) []byte {
+// randomBytes returns n bytes that depend on the seed.
+func randomBytes(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	r := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
 	_, _ = r.Read(b)
@@ -119,7 +119,7 @@ func TestHTTP(t *testing.T) {
 		tls, two bool
 	}{{"1", false, false}, {"2 unencrypted", false, true}, {"1 TLS", true, false}, {"2 TLS", true, true}} {
 		t.Run(x.name, func(t *testing.T) {
-			over(t, func(t *testing.T, w *world) int {
+			withBothSetups(t, func(t *testing.T, w *testbed) int {
 				srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Version", r.Proto)
 					b, _ := io.ReadAll(r.Body)
@@ -149,7 +149,7 @@ func TestHTTP(t *testing.T) {
 				for i := range clients {
 					wg.Go(func() {
 						for j := range requests {
-							want := random(uint64(10*i+j), size)
+							want := randomBytes(uint64(10*i+j), size)
 							resp, err := client.Post(srv.URL, "application/octet-stream", bytes.NewReader(want))
 							if err != nil {
 								t.Error(err)
@@ -173,12 +173,12 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// server implements the service of gRPC's own interoperability tests.
-type server struct {
+// grpcServer implements the service of gRPC's own interoperability tests.
+type grpcServer struct {
 	pb.UnimplementedTestServiceServer
 }
 
-func (server) UnaryCall(ctx context.Context, r *pb.SimpleRequest) (*pb.SimpleResponse, error) {
+func (grpcServer) UnaryCall(ctx context.Context, r *pb.SimpleRequest) (*pb.SimpleResponse, error) {
 	if r.ResponseSize < 0 {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -186,7 +186,7 @@ func (server) UnaryCall(ctx context.Context, r *pb.SimpleRequest) (*pb.SimpleRes
 	return &pb.SimpleResponse{Payload: r.Payload}, nil
 }
 
-func (server) FullDuplexCall(s grpc.BidiStreamingServer[pb.StreamingOutputCallRequest,
+func (grpcServer) FullDuplexCall(s grpc.BidiStreamingServer[pb.StreamingOutputCallRequest,
 	pb.StreamingOutputCallResponse]) error {
 	for {
 		r, err := s.Recv()
@@ -204,9 +204,9 @@ func (server) FullDuplexCall(s grpc.BidiStreamingServer[pb.StreamingOutputCallRe
 
 // TestGRPC tests calls, streams, deadlines, and the graceful stop of the server.
 func TestGRPC(t *testing.T) {
-	over(t, func(t *testing.T, w *world) int {
+	withBothSetups(t, func(t *testing.T, w *testbed) int {
 		srv := grpc.NewServer()
-		pb.RegisterTestServiceServer(srv, server{})
+		pb.RegisterTestServiceServer(srv, grpcServer{})
 		var served sync.WaitGroup
 		served.Go(func() {
 			if err := srv.Serve(w.l); err != nil {
@@ -224,7 +224,7 @@ func TestGRPC(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		const size, calls = 1 << 20, 4
-		want := random(1, size)
+		want := randomBytes(1, size)
 		for range calls {
 			got, err := client.UnaryCall(ctx, &pb.SimpleRequest{Payload: &pb.Payload{Body: want}})
 			if err != nil || !bytes.Equal(got.Payload.Body, want) {
@@ -275,7 +275,7 @@ func TestGRPC(t *testing.T) {
 
 // TestYamux tests a multiplexer with many streams over one connection.
 func TestYamux(t *testing.T) {
-	over(t, func(t *testing.T, w *world) int {
+	withBothSetups(t, func(t *testing.T, w *testbed) int {
 		cfg := yamux.DefaultConfig()
 		cfg.LogOutput = io.Discard
 		const streams, size = 8, 300_000
@@ -322,7 +322,7 @@ func TestYamux(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				want := random(uint64(i), size)
+				want := randomBytes(uint64(i), size)
 				var writing sync.WaitGroup
 				writing.Go(func() {
 					if _, err := x.Write(want); err != nil {

@@ -17,10 +17,10 @@ import (
 )
 
 //go:embed verbena.txt
-var results string
+var recordedResults string
 
 //go:embed reasons.txt
-var reasons string
+var recordedReasons string
 
 // Item is the result of a test.
 type Item struct {
@@ -31,7 +31,7 @@ type Item struct {
 
 // Results returns the results in verbena.txt, and the first line, which names the versions.
 func Results() (items []Item, on string, err error) {
-	on, rest, _ := strings.Cut(strings.TrimPrefix(results, "# "), "\n")
+	on, rest, _ := strings.Cut(strings.TrimPrefix(recordedResults, "# "), "\n")
 	for s := bufio.NewScanner(strings.NewReader(rest)); s.Scan(); {
 		f := strings.SplitN(s.Text()+" ", " ", 3)
 		i := Item{Name: f[0], Outcome: f[1], Text: strings.TrimSpace(f[len(f)-1])}
@@ -54,7 +54,7 @@ type Reason struct {
 // the tests without a reason.
 func Explain(items []Item) (explained []Reason, unexplained []string, err error) {
 	var says []*regexp.Regexp
-	for line := range strings.Lines(reasons) {
+	for line := range strings.Lines(recordedReasons) {
 		if strings.HasPrefix(line, "#") {
 			continue
 		}
@@ -80,15 +80,15 @@ func Explain(items []Item) (explained []Reason, unexplained []string, err error)
 		}
 		r := &explained[n]
 		r.N++
-		if name := base(i.Name); !slices.Contains(r.Tests, name) {
+		if name := baseName(i.Name); !slices.Contains(r.Tests, name) {
 			r.Tests = append(r.Tests, name)
 		}
 	}
 	return explained, unexplained, nil
 }
 
-// base returns the name of a test without the names of its instance and its parameters.
-func base(name string) string {
+// baseName returns the name of a test without the names of its instance and its parameters.
+func baseName(name string) string {
 	parts := strings.Split(name, "/")
 	for _, p := range parts {
 		if strings.Contains(p, ".") {

@@ -9,7 +9,7 @@ import (
 	"verbena/test/pyverbs"
 )
 
-const document = "../../docs/results/verbs.md"
+const resultsPage = "../../docs/results/verbs.md"
 
 // TestTable compares the tables in docs/results/verbs.md with the results. Each test that does not pass must have a
 // reason.
@@ -33,7 +33,7 @@ func TestTable(t *testing.T) {
 	fmt.Fprintf(&b, "| | ok | skipped | failed | errors |\n|---|---|---|---|---|\n| %s | %d | %d | %d | %d |\n",
 		strings.ReplaceAll(on, " | ", ", "), counts[pyverbs.OK], counts[pyverbs.Skipped], counts[pyverbs.Failed],
 		counts[pyverbs.Error])
-	gendoc.Check(t, document, "rdma-unit-test", b.String())
+	gendoc.Check(t, resultsPage, "rdma-unit-test", b.String())
 
 	b.Reset()
 	fmt.Fprintf(&b, "| tests | number | why not |\n|---|---|---|\n")
@@ -43,5 +43,5 @@ func TestTable(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| `%s` | %d | %s |\n", strings.Join(r.Tests, "`, `"), r.N, r.Why)
 	}
-	gendoc.Check(t, document, "rdma-unit-test failures", b.String())
+	gendoc.Check(t, resultsPage, "rdma-unit-test failures", b.String())
 }

@@ -15,21 +15,21 @@ import (
 	"time"
 )
 
-// version is the version of the recipes and of the release made for the tests.
-const version = "0.1.0"
+// releaseVersion is the version of the recipes and of the release made for the tests.
+const releaseVersion = "0.1.0"
 
 // TestReproducible tests that two builds of a commit are identical in every byte, in different directories, time
 // zones and locales.
 func TestReproducible(t *testing.T) {
-	needs(t)
+	skipIfUnable(t)
 	if os.Getenv("RELEASE_DIST") != "" {
 		t.Skip("RELEASE_DIST names existing artefacts")
 	}
-	first := dist(t)
+	first := releaseDir(t)
 	dir := t.TempDir()
 	checkout := filepath.Join(dir, "a", "longer", "path")
 	// The second build uses the same tree: the files tracked by git, with uncommitted changes.
-	script := `mkdir -p "$1" && cd ` + root + ` && git ls-files -z --cached --others --exclude-standard |
+	script := `mkdir -p "$1" && cd ` + repoRoot + ` && git ls-files -z --cached --others --exclude-standard |
 		while IFS= read -r -d '' f; do [ ! -e "$f" ] || printf '%s\0' "$f"; done | tar -c --null -T - | tar -x -C "$1"`
 	if out, err := exec.Command("bash", "-c", script, "sh", checkout).CombinedOutput(); err != nil {
 		t.Fatalf("copy the tree: got %v, want success:\n%s", err, out)
@@ -69,11 +69,11 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// TestContents tests that the checksums are correct, that the binaries are static and print their version, and that the
-// list of modules matches go.mod.
-func TestContents(t *testing.T) {
-	needs(t)
-	dir := dist(t)
+// TestReleaseContents tests that the checksums are correct, that the binaries are static and print their version, and
+// that the list of modules matches go.mod.
+func TestReleaseContents(t *testing.T) {
+	skipIfUnable(t)
+	dir := releaseDir(t)
 	c := exec.Command("sha256sum", "-c", "SHA256SUMS")
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil || strings.Count(string(out), ": OK") < 9 {
@@ -81,7 +81,7 @@ func TestContents(t *testing.T) {
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
 		to := t.TempDir()
-		archive := fmt.Sprintf("%s/verbena-%s-linux-%s.tar.gz", dir, version, arch)
+		archive := fmt.Sprintf("%s/verbena-%s-linux-%s.tar.gz", dir, releaseVersion, arch)
 		if out, err := exec.Command("tar", "-xzf", archive, "--strip-components=1", "-C", to).CombinedOutput(); err != nil {
 			t.Fatalf("tar: got %v, want success:\n%s", err, out)
 		}
@@ -96,8 +96,8 @@ func TestContents(t *testing.T) {
 		if err != nil {
 			t.Fatalf("strings: got %v, want success:\n%s", err, out)
 		}
-		wants(t, string(out), "CGO_ENABLED=0", "GOARCH="+arch, `-trimpath=true`)
-		if here, _ := filepath.Abs(root); strings.Contains(string(out), here) {
+		expectMatches(t, string(out), "CGO_ENABLED=0", "GOARCH="+arch, `-trimpath=true`)
+		if here, _ := filepath.Abs(repoRoot); strings.Contains(string(out), here) {
 			t.Errorf("%s: binary: got the build directory in it, want none:\n%s", arch, out)
 		}
 		var bom struct {
@@ -107,7 +107,7 @@ func TestContents(t *testing.T) {
 				Component struct{ Name, Version string }
 			}
 		}
-		b, err := os.ReadFile(fmt.Sprintf("%s/verbena-%s-linux-%s.cdx.json", dir, version, arch))
+		b, err := os.ReadFile(fmt.Sprintf("%s/verbena-%s-linux-%s.cdx.json", dir, releaseVersion, arch))
 		if err == nil {
 			err = json.Unmarshal(b, &bom)
 		}
@@ -123,12 +123,12 @@ func TestContents(t *testing.T) {
 				t.Errorf("list of modules: got no %s, want it: %v", want, names)
 			}
 		}
-		if bom.BomFormat != "CycloneDX" || bom.Metadata.Component.Version != "v"+version {
+		if bom.BomFormat != "CycloneDX" || bom.Metadata.Component.Version != "v"+releaseVersion {
 			t.Errorf("metadata of the list of modules: got %+v, want CycloneDX and the version", bom.Metadata)
 		}
 		if arch == goArch() {
 			out, err := exec.Command(filepath.Join(to, "verbena"), "version").CombinedOutput()
-			if err != nil || !strings.HasPrefix(string(out), "verbena v"+version+" (") {
+			if err != nil || !strings.HasPrefix(string(out), "verbena v"+releaseVersion+" (") {
 				t.Errorf("verbena version: got error %v and %q, want the version", err, out)
 			}
 		}
@@ -143,38 +143,40 @@ func goArch() string {
 // TestDebian tests that the package installs on a bare Debian. Programs run in it as root and as another user, and
 // also as in a Docker container.
 func TestDebian(t *testing.T) {
-	for name, suite := range suites {
+	for name, suite := range debianSuites {
 		t.Run(name, func(t *testing.T) {
-			needs(t)
-			b := installed(t, suite)
-			wants(t, b.ok(t, "verbena", "version"), `^verbena v`+version)
-			wants(t, b.ok(t, "sh", "-c",
+			skipIfUnable(t)
+			b := installedSandbox(t, suite)
+			expectMatches(t, b.mustRun(t, "verbena", "version"), `^verbena v`+releaseVersion)
+			expectMatches(t, b.mustRun(t, "sh", "-c",
 				"! command -v go python3; dpkg -s verbena; ls /usr/share/bash-completion/completions/verbena /usr/lib/systemd/system/verbena.service"),
-				"^Status: install ok installed", "^Version: "+version)
-			for kind, flags := range kinds {
+				"^Status: install ok installed", "^Version: "+releaseVersion)
+			for kind, flags := range sandboxKinds {
 				t.Run(kind, func(t *testing.T) {
-					in := b.with(flags...)
-					status := in.ok(t, "grep", "-E", "^(Seccomp|Uid):", "/proc/self/status")
+					in := b.withFlags(flags...)
+					status := in.mustRun(t, "grep", "-E", "^(Seccomp|Uid):", "/proc/self/status")
 					if strings.Contains(kind, "docker") {
-						wants(t, status, `^Seccomp:\s2`)
-						wants(t, in.fails(t, "unshare", "--user", "true"), "Operation not permitted")
+						expectMatches(t, status, `^Seccomp:\s2`)
+						expectMatches(t, in.mustFail(t, "unshare", "--user", "true"), "Operation not permitted")
 					} else {
-						wants(t, status, `^Seccomp:\s0`)
+						expectMatches(t, status, `^Seccomp:\s0`)
 					}
 					// The recipe runs in a separate shell, because the first process in a container is also another
 					// program.
-					wants(t, in.ok(t, "bash", "-e", "-c", firstMinute(t)+"\nwait\n"), "8192000 bytes in", "1000 iters in")
-					out := in.ok(t, "verbena", "run", "--", "dup")
-					wants(t, out, "^dup, alloc_pd: ok", "^dup3, alloc_pd: ok", "^F_DUPFD_CLOEXEC, alloc_pd: ok",
+					expectMatches(t, in.mustRun(t, "bash", "-e", "-c", firstMinuteRecipe(t)+"\nwait\n"), "8192000 bytes in",
+						"1000 iters in")
+					out := in.mustRun(t, "verbena", "run", "--", "dup")
+					expectMatches(t, out, "^dup, alloc_pd: ok", "^dup3, alloc_pd: ok", "^F_DUPFD_CLOEXEC, alloc_pd: ok",
 						"^alloc_pd after close: ok")
 					if strings.Contains(kind, "docker") { // without it, the profile would not be Docker's profile
-						wants(t, out, "^pidfd_getfd here: operation not permitted")
+						expectMatches(t, out, "^pidfd_getfd here: operation not permitted")
 					} else {
-						wants(t, out, "^pidfd_getfd here: <nil>")
+						expectMatches(t, out, "^pidfd_getfd here: <nil>")
 					}
 				})
 			}
-			b.ok(t, "sh", "-c", "apt-get purge -y -q verbena && ! command -v verbena && ! find /usr /etc /var/lib/systemd -name '*verbena*' ! -path '*/dpkg/*' | grep .")
+			b.mustRun(t, "sh", "-c",
+				"apt-get purge -y -q verbena && ! command -v verbena && ! find /usr /etc /var/lib/systemd -name '*verbena*' ! -path '*/dpkg/*' | grep .")
 		})
 	}
 }
@@ -182,16 +184,17 @@ func TestDebian(t *testing.T) {
 // TestRPM tests the package for Fedora and related distributions, which contains the same files. systemd creates
 // the group of the unit.
 func TestRPM(t *testing.T) {
-	needs(t)
+	skipIfUnable(t)
 	rpm, err := exec.LookPath("rpm")
 	if err != nil {
 		t.Skip("needs rpm")
 	}
-	out, err := exec.Command(rpm, "-qpl", filepath.Join(dist(t), "verbena-"+version+"-1.x86_64.rpm")).CombinedOutput()
+	out, err := exec.Command(rpm, "-qpl", filepath.Join(releaseDir(t),
+		"verbena-"+releaseVersion+"-1.x86_64.rpm")).CombinedOutput()
 	if err != nil {
 		t.Fatalf("rpm: got %v, want success:\n%s", err, out)
 	}
-	wants(t, string(out), "^/usr/bin/verbena$", "^/usr/share/licenses/verbena/LICENSE$",
+	expectMatches(t, string(out), "^/usr/bin/verbena$", "^/usr/share/licenses/verbena/LICENSE$",
 		"^/usr/share/man/man1/verbena-run.1.gz$",
 		"^/usr/share/zsh/site-functions/_verbena$", "^/usr/lib/systemd/system/verbena.service$",
 		"^/usr/lib/sysusers.d/verbena.conf$")
@@ -199,21 +202,22 @@ func TestRPM(t *testing.T) {
 
 // TestImage tests that `docker run IMAGE PROGRAM` runs the program with devices.
 func TestImage(t *testing.T) {
-	needs(t)
+	skipIfUnable(t)
 	dir, config := unpack(t)
 	if config.Architecture != goArch() {
 		t.Errorf("architecture: got %s, want that of this machine", config.Architecture)
 	}
-	b := over(t, dir).with("-docker", "-bind", tool(t, "dup")+":/usr/local/bin/dup")
+	b := newSandbox(t, dir).withFlags("-docker", "-bind", toolPath(t, "dup")+":/usr/local/bin/dup")
 	run := func(args ...string) []string { return append(slices.Clone(config.Config.Entrypoint), args...) }
 	for _, flags := range [][]string{nil, {"-user", nobody}} {
-		in := b.with(flags...)
-		wants(t, in.ok(t, run(config.Config.Cmd...)...), `hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`)
-		wants(t, in.ok(t, run("verbena", "version")...), "^verbena v"+version)
-		wants(t, in.ok(t, run("dup")...), "^dup, alloc_pd: ok")
-		wants(t, in.ok(t, run("--trace", "--", "ibv_devinfo", "-l")...), "1 HCA found", "newfstatat")
-		minute := strings.ReplaceAll(firstMinute(t), "verbena run -- ", "") // the whole recipe already runs under one `run`
-		wants(t, in.ok(t, run("bash", "-e", "-c", minute+"\nwait\n")...), "8192000 bytes in")
+		in := b.withFlags(flags...)
+		expectMatches(t, in.mustRun(t, run(config.Config.Cmd...)...), `hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`)
+		expectMatches(t, in.mustRun(t, run("verbena", "version")...), "^verbena v"+releaseVersion)
+		expectMatches(t, in.mustRun(t, run("dup")...), "^dup, alloc_pd: ok")
+		expectMatches(t, in.mustRun(t, run("--trace", "--", "ibv_devinfo", "-l")...), "1 HCA found", "newfstatat")
+		// the whole recipe already runs under one `run`
+		minute := strings.ReplaceAll(firstMinuteRecipe(t), "verbena run -- ", "")
+		expectMatches(t, in.mustRun(t, run("bash", "-e", "-c", minute+"\nwait\n")...), "8192000 bytes in")
 		c := in.command(t, run("sh", "-c", "exit 7")...)
 		if err := c.Run(); c.ProcessState.ExitCode() != 7 {
 			t.Errorf("exit code: got %v, want 7", err)
@@ -226,9 +230,9 @@ func TestImage(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, func() bool { return strings.Contains(out.String(), "begun") }, &out)
+	awaitCondition(t, func() bool { return strings.Contains(out.String(), "begun") }, &out)
 	var children []byte
-	for tid := range threads(c.Process.Pid) { // the thread that started the program
+	for tid := range threadIDs(c.Process.Pid) { // the thread that started the program
 		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", c.Process.Pid, tid)); err == nil && len(b) > 0 {
 			children = b
 		}
@@ -245,8 +249,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// threads returns the thread IDs of a process.
-func threads(pid int) map[int]bool {
+// threadIDs returns the thread IDs of a process.
+func threadIDs(pid int) map[int]bool {
 	all := map[int]bool{}
 	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	for _, e := range entries {
@@ -257,8 +261,8 @@ func threads(pid int) map[int]bool {
 	return all
 }
 
-// await waits until a condition is true.
-func await(t *testing.T, condition func() bool, log *output) {
+// awaitCondition waits until a condition is true.
+func awaitCondition(t *testing.T, condition func() bool, log *output) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -17,16 +17,16 @@ import (
 	"time"
 )
 
-const root = "../.."
+const repoRoot = "../.."
 
 // nobody is a user without files and rights.
 const nobody = "65534"
 
-// suites lists the releases of Debian for the tests of the artefacts.
-var suites = map[string]string{"Debian12": "bookworm", "Debian13": "trixie"}
+// debianSuites lists the releases of Debian for the tests of the artefacts.
+var debianSuites = map[string]string{"Debian12": "bookworm", "Debian13": "trixie"}
 
-// needs skips a test that cannot run on this machine or as this user.
-func needs(t *testing.T) {
+// skipIfUnable skips a test that cannot run on this machine or as this user.
+func skipIfUnable(t *testing.T) {
 	t.Helper()
 	switch {
 	case testing.Short():
@@ -39,29 +39,29 @@ func needs(t *testing.T) {
 	}
 }
 
-func read(t *testing.T, name string) string {
+func readFile(t *testing.T, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(root, name))
+	b, err := os.ReadFile(filepath.Join(repoRoot, name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(b)
 }
 
-// temporary returns a directory for all tests.
-var temporary = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "verbena-release-test-") })
+// tempDir returns a directory for all tests.
+var tempDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "verbena-release-test-") })
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := temporary(); err == nil {
+	if dir, err := tempDir(); err == nil {
 		os.RemoveAll(dir)
 	}
 	os.Exit(code)
 }
 
-// tools returns the directory of this module's programs, built without a C library.
-var tools = sync.OnceValues(func() (string, error) {
-	dir, err := temporary()
+// toolsDir returns the directory of this module's programs, built without a C library.
+var toolsDir = sync.OnceValues(func() (string, error) {
+	dir, err := tempDir()
 	if err != nil {
 		return "", err
 	}
@@ -73,38 +73,38 @@ var tools = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-func tool(t *testing.T, name string) string {
+func toolPath(t *testing.T, name string) string {
 	t.Helper()
-	dir, err := tools()
+	dir, err := toolsDir()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return filepath.Join(dir, name)
 }
 
-// epoch returns the time of this tree's commit. The releases made by the tests have the same time.
-var epoch = sync.OnceValues(func() (string, error) {
-	out, err := exec.Command("git", "-C", root, "log", "-1", "--format=%ct").Output()
+// commitTime returns the time of this tree's commit. The releases made by the tests have the same time.
+var commitTime = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("git", "-C", repoRoot, "log", "-1", "--format=%ct").Output()
 	return strings.TrimSpace(string(out)), err
 })
 
-// revision returns the commit of this tree.
-var revision = sync.OnceValues(func() (string, error) {
-	out, err := exec.Command("git", "-C", root, "rev-parse", "HEAD").Output()
+// commitRevision returns the commit of this tree.
+var commitRevision = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("git", "-C", repoRoot, "rev-parse", "HEAD").Output()
 	return strings.TrimSpace(string(out)), err
 })
 
 // makeRelease builds a release of a checkout.
 func makeRelease(checkout, out string) error {
-	seconds, err := epoch()
+	seconds, err := commitTime()
 	if err != nil {
 		return fmt.Errorf("git log: %w", err)
 	}
-	commit, err := revision()
+	commit, err := commitRevision()
 	if err != nil {
 		return fmt.Errorf("git rev-parse: %w", err)
 	}
-	c := exec.Command("go", "run", "./release", "-dirty", "-version", version, "-root", checkout, "-out", out)
+	c := exec.Command("go", "run", "./release", "-dirty", "-version", releaseVersion, "-root", checkout, "-out", out)
 	c.Dir = filepath.Join(checkout, "packaging")
 	c.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+seconds, "SOURCE_REVISION="+commit)
 	if text, err := c.CombinedOutput(); err != nil {
@@ -113,16 +113,16 @@ func makeRelease(checkout, out string) error {
 	return nil
 }
 
-// made returns the directory of a release of this tree.
-var made = sync.OnceValues(func() (string, error) {
+// makeReleaseOnce returns the directory of a release of this tree.
+var makeReleaseOnce = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv("RELEASE_DIST"); dir != "" {
 		return filepath.Abs(dir)
 	}
-	dir, err := temporary()
+	dir, err := tempDir()
 	if err != nil {
 		return "", err
 	}
-	checkout, err := filepath.Abs(root)
+	checkout, err := filepath.Abs(repoRoot)
 	if err != nil {
 		return "", err
 	}
@@ -130,17 +130,17 @@ var made = sync.OnceValues(func() (string, error) {
 	return dir, makeRelease(checkout, dir)
 })
 
-func dist(t *testing.T) string {
+func releaseDir(t *testing.T) string {
 	t.Helper()
-	dir, err := made()
+	dir, err := makeReleaseOnce()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return dir
 }
 
-// debian returns the root directory of a bare Debian. A cache holds the packages that the tests install.
-func debian(t *testing.T, suite string) string {
+// debianRoot returns the root directory of a bare Debian. A cache holds the packages that the tests install.
+func debianRoot(t *testing.T, suite string) string {
 	t.Helper()
 	cache := os.Getenv("RELEASE_CACHE")
 	if cache == "" {
@@ -174,14 +174,14 @@ func debian(t *testing.T, suite string) string {
 	return dir
 }
 
-// box is a root directory for programs. Changes to its files are temporary.
-type box struct {
+// sandbox is a root directory for programs. Changes to its files are temporary.
+type sandbox struct {
 	dir  string
 	args []string // arguments of contain for every program
 }
 
-// over returns a box with the files of a directory.
-func over(t *testing.T, lower string) *box {
+// newSandbox returns a box with the files of a directory.
+func newSandbox(t *testing.T, lower string) *sandbox {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "verbena-box-")
 	if err != nil {
@@ -203,44 +203,45 @@ func over(t *testing.T, lower string) *box {
 			t.Errorf("unmount %s: got %v, want success", merged, err)
 		}
 	})
-	return &box{dir: merged}
+	return &sandbox{dir: merged}
 }
 
-// with returns the same box with additional flags of contain.
-func (b *box) with(flags ...string) *box {
-	return &box{dir: b.dir, args: append(append([]string{}, b.args...), flags...)}
+// withFlags returns the same box with additional flags of contain.
+func (b *sandbox) withFlags(flags ...string) *sandbox {
+	return &sandbox{dir: b.dir, args: append(append([]string{}, b.args...), flags...)}
 }
 
-// bare returns a box that contains only Debian. /release contains the artefacts.
-func bare(t *testing.T, suite string) *box {
-	return over(t, debian(t, suite)).with("-bind", dist(t)+":/release", "-bind", tool(t, "dup")+":/usr/local/bin/dup")
+// bareSandbox returns a box that contains only Debian. /release contains the artefacts.
+func bareSandbox(t *testing.T, suite string) *sandbox {
+	return newSandbox(t, debianRoot(t, suite)).withFlags("-bind", releaseDir(t)+":/release", "-bind", toolPath(t,
+		"dup")+":/usr/local/bin/dup")
 }
 
-// installed returns a bare box in which apt-get has installed the package.
-func installed(t *testing.T, suite string) *box {
+// installedSandbox returns a bare box in which apt-get has installed the package.
+func installedSandbox(t *testing.T, suite string) *sandbox {
 	t.Helper()
-	b := bare(t, suite)
-	b.ok(t, "sh", "-c",
-		"apt-get install -y -q --no-install-recommends ibverbs-utils ibverbs-providers /release/verbena_"+version+"_$(dpkg --print-architecture).deb")
+	b := bareSandbox(t, suite)
+	b.mustRun(t, "sh", "-c",
+		"apt-get install -y -q --no-install-recommends ibverbs-utils ibverbs-providers /release/verbena_"+releaseVersion+"_$(dpkg --print-architecture).deb")
 	return b
 }
 
-// limit limits the time of a program in a box.
-const limit = 2 * time.Minute
+// programTimeout limits the time of a program in a box.
+const programTimeout = 2 * time.Minute
 
 // command prepares a program to run in the box.
-func (b *box) command(t *testing.T, argv ...string) *exec.Cmd {
+func (b *sandbox) command(t *testing.T, argv ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(t.Context(), programTimeout)
 	t.Cleanup(cancel)
 	args := append([]string{"-root", b.dir}, b.args...)
-	c := exec.CommandContext(ctx, tool(t, "contain"), append(append(args, "--"), argv...)...)
+	c := exec.CommandContext(ctx, toolPath(t, "contain"), append(append(args, "--"), argv...)...)
 	c.WaitDelay = 5 * time.Second
 	return c
 }
 
-// ok runs a program that must succeed, and returns its output.
-func (b *box) ok(t *testing.T, argv ...string) string {
+// mustRun runs a program that must succeed, and returns its output.
+func (b *sandbox) mustRun(t *testing.T, argv ...string) string {
 	t.Helper()
 	c := b.command(t, argv...)
 	out, err := c.CombinedOutput()
@@ -253,8 +254,8 @@ func (b *box) ok(t *testing.T, argv ...string) string {
 	return string(out)
 }
 
-// wants makes the test fail unless the text matches the expressions.
-func wants(t *testing.T, text string, expressions ...string) {
+// expectMatches makes the test fail unless the text matches the expressions.
+func expectMatches(t *testing.T, text string, expressions ...string) {
 	t.Helper()
 	for _, e := range expressions {
 		if !regexp.MustCompile("(?m)" + e).MatchString(text) {
@@ -263,8 +264,8 @@ func wants(t *testing.T, text string, expressions ...string) {
 	}
 }
 
-// kinds maps names to the ways of running a program in a box.
-var kinds = map[string][]string{
+// sandboxKinds maps names to the ways of running a program in a box.
+var sandboxKinds = map[string][]string{
 	"root":          nil,
 	"nobody":        {"-user", nobody},
 	"docker/root":   {"-docker"},
@@ -273,10 +274,10 @@ var kinds = map[string][]string{
 
 var minuteBlock = regexp.MustCompile("(?s)## In one minute\n.*?```sh\n(.*?)```")
 
-// firstMinute returns the README's recipe for the first minute.
-func firstMinute(t *testing.T) string {
+// firstMinuteRecipe returns the README's recipe for the first minute.
+func firstMinuteRecipe(t *testing.T) string {
 	t.Helper()
-	m := minuteBlock.FindStringSubmatch(read(t, "README.md"))
+	m := minuteBlock.FindStringSubmatch(readFile(t, "README.md"))
 	if m == nil {
 		t.Fatal(`README.md: got no recipe below "In one minute", want one`)
 	}
@@ -286,7 +287,7 @@ func firstMinute(t *testing.T) string {
 // unpack unpacks the image made for this machine.
 func unpack(t *testing.T) (dir string, config imageConfig) {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(dist(t), "*-image-*.tar"))
+	found, err := filepath.Glob(filepath.Join(releaseDir(t), "*-image-*.tar"))
 	if err != nil || len(found) != 1 {
 		t.Fatalf("images: got %v and error %v, want one", found, err)
 	}

@@ -27,47 +27,47 @@ import (
 func TestPlaces(t *testing.T) {
 	project := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^([A-Z_]+)="?(.*?)"?$`).FindAllStringSubmatch(
-		read(t, "packaging/project.env"), -1) {
+		readFile(t, "packaging/project.env"), -1) {
 		project[m[1]] = m[2]
 	}
 	url := regexp.MustCompile(`https://[^\s"]*/verbena\b`)
 	image := regexp.MustCompile(`\b[a-z.]+/[\w-]+/verbena:([0-9.]+\w)`)
 	uses := regexp.MustCompile(`uses: ([\w-]+/[\w-]+)/recipes/[a-z-]+@v(\S+)`)
 	versions := regexp.MustCompile(`(?m)(?:VERSION[=:] ?|default: )([0-9]+\.[0-9]+\.[0-9]+)`)
-	files, err := filepath.Glob(filepath.Join(root, "recipes/*"))
+	files, err := filepath.Glob(filepath.Join(repoRoot, "recipes/*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	more, err := filepath.Glob(filepath.Join(root, "recipes/*/*"))
+	more, err := filepath.Glob(filepath.Join(repoRoot, "recipes/*/*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	files = append(append(files, more...), filepath.Join(root, "docs/install.md"))
+	files = append(append(files, more...), filepath.Join(repoRoot, "docs/install.md"))
 	seen := 0
 	for _, file := range files {
 		if info, err := os.Stat(file); err != nil || info.IsDir() {
 			continue
 		}
-		name, _ := filepath.Rel(root, file)
-		text := read(t, name)
+		name, _ := filepath.Rel(repoRoot, file)
+		text := readFile(t, name)
 		for _, u := range url.FindAllString(text, -1) {
 			if seen++; u != project["REPOSITORY"] {
 				t.Errorf("%s: address: got %s, want that of REPOSITORY, %s", name, u, project["REPOSITORY"])
 			}
 		}
 		for _, m := range image.FindAllStringSubmatch(text, -1) {
-			if seen++; m[0] != project["IMAGE"]+":"+version {
-				t.Errorf("%s: image: got %s, want %s:%s", name, m[0], project["IMAGE"], version)
+			if seen++; m[0] != project["IMAGE"]+":"+releaseVersion {
+				t.Errorf("%s: image: got %s, want %s:%s", name, m[0], project["IMAGE"], releaseVersion)
 			}
 		}
 		for _, m := range uses.FindAllStringSubmatch(text, -1) {
-			if seen++; "https://github.com/"+m[1] != project["REPOSITORY"] || m[2] != version {
+			if seen++; "https://github.com/"+m[1] != project["REPOSITORY"] || m[2] != releaseVersion {
 				t.Errorf("%s: got %s, want the repository and version of the project", name, m[0])
 			}
 		}
 		for _, m := range versions.FindAllStringSubmatch(text, -1) {
-			if seen++; m[1] != version {
-				t.Errorf("%s: version: got %s, want %s", name, m[1], version)
+			if seen++; m[1] != releaseVersion {
+				t.Errorf("%s: version: got %s, want %s", name, m[1], releaseVersion)
 			}
 		}
 	}
@@ -76,8 +76,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// action is a composite action of GitHub. The files contain no other fields.
-type action struct {
+// compositeAction is a composite action of GitHub. The files contain no other fields.
+type compositeAction struct {
 	Name, Description string
 	Inputs            map[string]struct{ Description, Default string }
 	Runs              struct {
@@ -89,9 +89,9 @@ type action struct {
 	}
 }
 
-func readAction(t *testing.T, name string) (a action) {
+func readAction(t *testing.T, name string) (a compositeAction) {
 	t.Helper()
-	if err := yaml.UnmarshalStrict([]byte(read(t, "recipes/"+name+"/action.yml")), &a); err != nil {
+	if err := yaml.UnmarshalStrict([]byte(readFile(t, "recipes/"+name+"/action.yml")), &a); err != nil {
 		t.Fatalf("parse %s: got %v, want success", name, err)
 	}
 	if a.Name == "" || a.Description == "" || a.Runs.Using != "composite" {
@@ -99,7 +99,8 @@ func readAction(t *testing.T, name string) (a action) {
 	}
 	for _, s := range a.Runs.Steps {
 		if s.Run != "" && (s.Shell != "bash" || strings.Contains(s.Run, "${{")) {
-			t.Errorf("%s: step %s: got shell %q or a value in the script, want bash, and values passed by env", name, s.Name, s.Shell)
+			t.Errorf("%s: step %s: got shell %q or a value in the script, want bash, and values passed by env", name, s.Name,
+				s.Shell)
 		}
 		if s.Run == "" && s.Uses == "" {
 			t.Errorf("%s: step %s: got no action, want one", name, s.Name)
@@ -108,15 +109,15 @@ func readAction(t *testing.T, name string) (a action) {
 	return a
 }
 
-var expression = regexp.MustCompile(`\$\{\{ *([a-z_.]+) *\}\}`)
+var expressionPattern = regexp.MustCompile(`\$\{\{ *([a-z_.]+) *\}\}`)
 
 // script returns the commands that a GitHub runner executes for the action. Each step runs in a new shell, with the
 // inputs, and with earlier steps' additions to the environment and the path.
-func (a *action) script(t *testing.T, inputs map[string]string) string {
+func (a *compositeAction) script(t *testing.T, inputs map[string]string) string {
 	t.Helper()
 	value := func(text string) string {
-		return expression.ReplaceAllStringFunc(text, func(e string) string {
-			name := expression.FindStringSubmatch(e)[1]
+		return expressionPattern.ReplaceAllStringFunc(text, func(e string) string {
+			name := expressionPattern.FindStringSubmatch(e)[1]
 			switch name {
 			case "runner.temp":
 				return "/tmp/runner"
@@ -160,7 +161,7 @@ func TestActionsAreWellFormed(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"setup-verbena", "report-verbena"} {
-		for line := range strings.Lines(read(t, "recipes/"+name+"/action.yml")) {
+		for line := range strings.Lines(readFile(t, "recipes/"+name+"/action.yml")) {
 			if text := strings.TrimSpace(line); strings.HasPrefix(text, "uses:") &&
 				!regexp.MustCompile(` # v\d+\.\d+\.\d+$`).MatchString(text) {
 				t.Errorf("%s: %s: got no version as a comment, want one", name, text)
@@ -177,7 +178,7 @@ func TestActionsAreWellFormed(t *testing.T) {
 // digestOf returns the SHA-256 of an artefact.
 func digestOf(t *testing.T, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(dist(t), name))
+	b, err := os.ReadFile(filepath.Join(releaseDir(t), name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +188,7 @@ func digestOf(t *testing.T, name string) string {
 // archiveDigests returns the file of digests for an action that uses the release of the tests.
 func archiveDigests(t *testing.T) string {
 	t.Helper()
-	name := fmt.Sprintf("verbena-%s-linux-%s.tar.gz", version, goArch())
+	name := fmt.Sprintf("verbena-%s-linux-%s.tar.gz", releaseVersion, goArch())
 	return digestOf(t, name) + "  " + name + "\n"
 }
 
@@ -275,7 +276,7 @@ func TestVuln(t *testing.T) {
 		if err := os.WriteFile(fake, []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		run := exec.Command(filepath.Join(root, "scripts/vuln"))
+		run := exec.Command(filepath.Join(repoRoot, "scripts/vuln"))
 		run.Env = append(os.Environ(), "GO="+fake)
 		out, _ := run.CombinedOutput()
 		if got := run.ProcessState.ExitCode(); got != c.want || !strings.Contains(string(out), c.says) {
@@ -287,38 +288,39 @@ func TestVuln(t *testing.T) {
 
 // TestActions runs the published steps of both actions on a Debian without Go, and then the failing steps of a job.
 func TestActions(t *testing.T) {
-	needs(t)
+	skipIfUnable(t)
 	setup, report := readAction(t, "setup-verbena"), readAction(t, "report-verbena")
 	action := t.TempDir()
 	if err := os.WriteFile(filepath.Join(action, "digests"), []byte(archiveDigests(t)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	b := bare(t, "bookworm").with("-bind", action+":/action")
-	b.ok(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // preinstalled on GitHub's runners
+	b := bareSandbox(t, "bookworm").withFlags("-bind", action+":/action")
+	b.mustRun(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // preinstalled on GitHub's runners
 	url := map[string]string{"url": "file:///release", "serve": "--link rxe0=127.0.0.1 --wire"}
 	job := "\nset -a; . /tmp/env; set +a; PATH=$(cat /tmp/path):$PATH\n"
-	script := setup.script(t, url) + job + firstMinute(t) + "\nwait $!\n" + report.script(t, nil) + `
+	script := setup.script(t, url) + job + firstMinuteRecipe(t) + "\nwait $!\n" + report.script(t, nil) + `
 cat /tmp/runner/verbena/report/stat.txt
 head -c 4 /tmp/runner/verbena/report/packets.pcapng | od -An -tx1
 /tmp/runner/verbena/verbena capture verify /tmp/runner/verbena/report/packets.pcapng
 grep -c serving /tmp/runner/verbena/report/sock.log
 `
-	out := b.ok(t, "bash", "-e", "-c", script)
-	wants(t, out, "verbena-.*: OK", "^verbena v"+version, "8192000 bytes in", `rxe0 +sent_pkts +[1-9]`, "^ 0a 0d 0d 0a",
+	out := b.mustRun(t, "bash", "-e", "-c", script)
+	expectMatches(t, out, "verbena-.*: OK", "^verbena v"+releaseVersion, "8192000 bytes in", `rxe0 +sent_pkts +[1-9]`,
+		"^ 0a 0d 0d 0a",
 		"icrc good [1-9][0-9]* bad 0")
 	// The next runs use a wrong checksum, and a version that does not exist.
 	damaged := strings.Replace(setup.script(t, url), "if ! sha256sum", "echo x >>$file; if ! sha256sum", 1)
-	out = b.fails(t, "bash", "-c", damaged)
-	wants(t, out, "FAILED", "::error::verbena-.* is not the file")
-	out = b.fails(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9"}))
-	wants(t, out, "::error::no SHA-256 of verbena-9.9.9-linux")
-	out = b.fails(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9",
+	out = b.mustFail(t, "bash", "-c", damaged)
+	expectMatches(t, out, "FAILED", "::error::verbena-.* is not the file")
+	out = b.mustFail(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9"}))
+	expectMatches(t, out, "::error::no SHA-256 of verbena-9.9.9-linux")
+	out = b.mustFail(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9",
 		"sha256": strings.Repeat("0", 64)}))
-	wants(t, out, "::error::file:///release/verbena-9.9.9-linux-.*: is 9.9.9 a version of Verbena\\?")
+	expectMatches(t, out, "::error::file:///release/verbena-9.9.9-linux-.*: is 9.9.9 a version of Verbena\\?")
 }
 
-// fails runs a program that must fail, and returns its output.
-func (b *box) fails(t *testing.T, argv ...string) string {
+// mustFail runs a program that must fail, and returns its output.
+func (b *sandbox) mustFail(t *testing.T, argv ...string) string {
 	t.Helper()
 	out, err := b.command(t, argv...).CombinedOutput()
 	if err == nil {
@@ -339,7 +341,7 @@ func TestGitLab(t *testing.T) {
 		}
 	}
 	var file map[string]job
-	if err := yaml.UnmarshalStrict([]byte(read(t, "recipes/gitlab-ci.yml")), &file); err != nil {
+	if err := yaml.UnmarshalStrict([]byte(readFile(t, "recipes/gitlab-ci.yml")), &file); err != nil {
 		t.Fatal(err)
 	}
 	j, ok := file[".verbena"]
@@ -347,26 +349,27 @@ func TestGitLab(t *testing.T) {
 		!slices.Equal(j.Artifacts.Paths, []string{"verbena/"}) {
 		t.Fatalf("recipe: got %+v, want one job with all scripts", file)
 	}
-	needs(t)
+	skipIfUnable(t)
 	if j.Variables["VERBENA_SHA256"] != "" {
 		t.Error("VERBENA_SHA256 in the recipe: got a digest, want an empty value")
 	}
 	j.Variables["VERBENA_URL"] = "file:///release"
-	j.Variables["VERBENA_SHA256"] = digestOf(t, fmt.Sprintf("verbena_%s_%s.deb", version, goArch()))
+	j.Variables["VERBENA_SHA256"] = digestOf(t, fmt.Sprintf("verbena_%s_%s.deb", releaseVersion, goArch()))
 	var head strings.Builder
 	for name, value := range j.Variables {
 		fmt.Fprintf(&head, "export %s='%s'\n", name, value)
 	}
 	lines := func(all []string) string { return head.String() + strings.Join(all, "\n") + "\n" }
-	b := bare(t, "trixie").with("-dir", "/tmp")
-	script := "(\n" + lines(j.BeforeScript) + firstMinute(t) + "\nwait $!\n) || exit 1\n(\n" + lines(j.AfterScript) +
+	b := bareSandbox(t, "trixie").withFlags("-dir", "/tmp")
+	script := "(\n" + lines(j.BeforeScript) + firstMinuteRecipe(t) + "\nwait $!\n) || exit 1\n(\n" + lines(j.AfterScript) +
 		")\nls verbena; cat verbena/stat.txt\n"
-	wants(t, b.ok(t, "bash", "-e", "-o", "pipefail", "-c", script), ": OK", "8192000 bytes in", "^packets.pcapng",
+	expectMatches(t, b.mustRun(t, "bash", "-e", "-o", "pipefail", "-c", script), ": OK", "8192000 bytes in",
+		"^packets.pcapng",
 		"^sock.log", `rxe0 +`)
 }
 
-// instructions returns the instructions of a Dockerfile, each as one line.
-func instructions(t *testing.T, text string) (all [][2]string) {
+// dockerInstructions returns the instructions of a Dockerfile, each as one line.
+func dockerInstructions(t *testing.T, text string) (all [][2]string) {
 	t.Helper()
 	text = regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(text, "")
 	for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", "")) {
@@ -388,7 +391,7 @@ func instructions(t *testing.T, text string) (all [][2]string) {
 func TestDockerfile(t *testing.T) {
 	var run, arguments string
 	var entry, cmd []string
-	for _, i := range instructions(t, read(t, "recipes/Dockerfile")) {
+	for _, i := range dockerInstructions(t, readFile(t, "recipes/Dockerfile")) {
 		var err error
 		switch i[0] {
 		case "FROM":
@@ -411,12 +414,13 @@ func TestDockerfile(t *testing.T) {
 	if run == "" || len(entry) == 0 || len(cmd) == 0 {
 		t.Fatalf("Dockerfile: got RUN %q, ENTRYPOINT %q and CMD %q, want all three", run, entry, cmd)
 	}
-	needs(t)
-	b := bare(t, "trixie")
-	b.ok(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\nSHA256="+digestOf(t,
-		fmt.Sprintf("verbena_%s_%s.deb", version, goArch()))+"\n"+run)
+	skipIfUnable(t)
+	b := bareSandbox(t, "trixie")
+	b.mustRun(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\nSHA256="+digestOf(t,
+		fmt.Sprintf("verbena_%s_%s.deb", releaseVersion, goArch()))+"\n"+run)
 	for _, flags := range [][]string{nil, {"-user", nobody}} {
-		wants(t, b.with("-docker").with(flags...).ok(t, append(entry, cmd...)...), `hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`)
+		expectMatches(t, b.withFlags("-docker").withFlags(flags...).mustRun(t, append(entry, cmd...)...), `hca_id:\s+rxe0`,
+			`state:\s+PORT_ACTIVE`)
 	}
 }
 
@@ -425,7 +429,7 @@ func TestDockerfile(t *testing.T) {
 func TestCompose(t *testing.T) {
 	p, err := loader.LoadWithContext(t.Context(),
 		types.ConfigDetails{WorkingDir: t.TempDir(), Environment: types.Mapping{},
-			ConfigFiles: []types.ConfigFile{{Filename: "compose.yaml", Content: []byte(read(t, "recipes/compose.yaml"))}}},
+			ConfigFiles: []types.ConfigFile{{Filename: "compose.yaml", Content: []byte(readFile(t, "recipes/compose.yaml"))}}},
 		func(o *loader.Options) { o.SetProjectName("verbena", true) })
 	if err != nil {
 		t.Fatal(err)
@@ -435,7 +439,7 @@ func TestCompose(t *testing.T) {
 		server.HealthCheck == nil {
 		t.Fatalf("services: got %v, want a server and a client that waits for it", p.ServiceNames())
 	}
-	needs(t)
+	skipIfUnable(t)
 	dir, config := unpack(t)
 	hosts := filepath.Join(t.TempDir(), "hosts")
 	if err := os.WriteFile(hosts, []byte("10.50.0.1 server\n10.50.0.2 client\n"), 0o644); err != nil {
@@ -443,7 +447,9 @@ func TestCompose(t *testing.T) {
 	}
 	names := [2]string{"verbena-rel-server", "verbena-rel-client"}
 	linkNetworks(t, names)
-	container := func(n string) *box { return over(t, dir).with("-docker", "-net", n, "-bind", hosts+":/etc/hosts") }
+	container := func(n string) *sandbox {
+		return newSandbox(t, dir).withFlags("-docker", "-net", n, "-bind", hosts+":/etc/hosts")
+	}
 	s := container(names[0])
 	c := s.command(t, append(slices.Clone(config.Config.Entrypoint), server.Command...)...)
 	var out output
@@ -466,17 +472,17 @@ func TestCompose(t *testing.T) {
 	if !healthy {
 		t.Fatalf("wait for the server to listen: got a timeout, want a listener:\n%s", out.String())
 	}
-	wants(t, container(names[1]).ok(t, append(slices.Clone(config.Config.Entrypoint), client.Command...)...),
+	expectMatches(t, container(names[1]).mustRun(t, append(slices.Clone(config.Config.Entrypoint), client.Command...)...),
 		"8192000 bytes in", `GID ::ffff:10\.50\.0\.1`)
 	if err := c.Wait(); err != nil {
 		t.Errorf("server: got %v, want success:\n%s", err, out.String())
 	}
 }
 
-// manifests returns the objects of a file by kind. It decodes each object strictly, like the object's API.
-func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.Job) {
+// readManifests returns the objects of a file by kind. It decodes each object strictly, like the object's API.
+func readManifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.Job) {
 	t.Helper()
-	for _, text := range strings.Split(read(t, file), "\n---\n") {
+	for _, text := range strings.Split(readFile(t, file), "\n---\n") {
 		var kind struct{ Kind string }
 		if err := yaml.Unmarshal([]byte(text), &kind); err != nil {
 			t.Fatal(err)
@@ -484,9 +490,9 @@ func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.
 		var err error
 		switch kind.Kind {
 		case "DaemonSet":
-			err = decode(text, &daemon)
+			err = decodeStrict(text, &daemon)
 		case "Job":
-			err = decode(text, &job)
+			err = decodeStrict(text, &job)
 		default:
 			t.Errorf("%s: got kind %q, want one that this test supports", file, kind.Kind)
 		}
@@ -497,9 +503,9 @@ func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.
 	return daemon, job
 }
 
-// decode decodes an object in the same way as the API server with strict field validation. The case of field names
-// matters.
-func decode(text string, v any) error {
+// decodeStrict decodes an object in the same way as the API server with strict field validation. The case of field
+// names matters.
+func decodeStrict(text string, v any) error {
 	b, err := yaml.YAMLToJSONStrict([]byte(text))
 	if err != nil {
 		return err
@@ -509,7 +515,7 @@ func decode(text string, v any) error {
 }
 
 func TestKubernetesManifests(t *testing.T) {
-	daemon, job := manifests(t, "recipes/kubernetes.yaml")
+	daemon, job := readManifests(t, "recipes/kubernetes.yaml")
 	if daemon.APIVersion != "apps/v1" || job.APIVersion != "batch/v1" {
 		t.Errorf("API versions: got %s and %s, want apps/v1 and batch/v1", daemon.APIVersion, job.APIVersion)
 	}
@@ -537,7 +543,7 @@ func TestKubernetesManifests(t *testing.T) {
 // TestKubernetesMounts tests that pods get the directory of the socket read-only, and no privileges. Only the
 // service may write to that directory.
 func TestKubernetesMounts(t *testing.T) {
-	daemon, job := manifests(t, "recipes/kubernetes.yaml")
+	daemon, job := readManifests(t, "recipes/kubernetes.yaml")
 	pod := job.Spec.Template.Spec
 	shared := map[string]bool{}
 	for _, v := range pod.Volumes {
@@ -566,24 +572,24 @@ func TestKubernetesMounts(t *testing.T) {
 		t.Error("service: got no memory limit or no node-critical priority, want both against the OOM killer")
 	}
 	for _, need := range []string{"hostPath", "privileged", "read-only", "runAsUser"} {
-		head, _, _ := strings.Cut(read(t, "recipes/kubernetes.yaml"), "\napiVersion")
+		head, _, _ := strings.Cut(readFile(t, "recipes/kubernetes.yaml"), "\napiVersion")
 		if !strings.Contains(head, need) {
 			t.Errorf("comment in recipes/kubernetes.yaml: got no requirement %s, want it", need)
 		}
 	}
 }
 
-// TestBounds tests that the unit limits the resources of users, and is not the first process that the kernel kills
-// when memory is short. The recipe for Compose must need no privileges and no mounts.
-func TestBounds(t *testing.T) {
-	unit := read(t, "packaging/verbena.service")
+// TestUnitBoundsResources tests that the unit limits the resources of users, and is not the first process that the
+// kernel kills when memory is short. The recipe for Compose must need no privileges and no mounts.
+func TestUnitBoundsResources(t *testing.T) {
+	unit := readFile(t, "packaging/verbena.service")
 	for _, want := range []string{"MemoryMax", "TasksMax", "OOMScoreAdjust"} {
 		if !regexp.MustCompile(`(?m)^` + want + `=`).MatchString(unit) {
 			t.Errorf("packaging/verbena.service: got no %s=, want one", want)
 		}
 	}
 	if regexp.MustCompile(`(?m)^(privileged|volumes|cap_add|security_opt|pid|ipc|network_mode):`).MatchString(
-		regexp.MustCompile(`(?m)^ +`).ReplaceAllString(read(t, "recipes/compose.yaml"), "")) {
+		regexp.MustCompile(`(?m)^ +`).ReplaceAllString(readFile(t, "recipes/compose.yaml"), "")) {
 		t.Error("recipes/compose.yaml: got rights of the host, want none")
 	}
 }
@@ -591,8 +597,8 @@ func TestBounds(t *testing.T) {
 // TestKubernetes runs the service of the DaemonSet, and a pod with its own processes and files that uses the
 // service. TestKubernetes takes commands, capabilities and mounts from the manifests.
 func TestKubernetes(t *testing.T) {
-	needs(t)
-	daemon, job := manifests(t, "recipes/kubernetes.yaml")
+	skipIfUnable(t)
+	daemon, job := readManifests(t, "recipes/kubernetes.yaml")
 	dir, config := unpack(t)
 	host := map[string]string{} // volumes by name
 	node := t.TempDir()
@@ -607,8 +613,8 @@ func TestKubernetes(t *testing.T) {
 	// This network namespace represents the network of a kubelet, which runs all containers.
 	const network = "verbena-rel-node"
 	linkNetworks(t, [2]string{network, network + "2"})
-	container := func(spec corev1.PodSpec, c corev1.Container) (*box, []string) {
-		b := over(t, dir).with("-docker", "-net", network)
+	container := func(spec corev1.PodSpec, c corev1.Container) (*sandbox, []string) {
+		b := newSandbox(t, dir).withFlags("-docker", "-net", network)
 		for _, v := range spec.Volumes {
 			if host[v.Name] = volume(v); os.MkdirAll(host[v.Name], 0o755) != nil {
 				t.Fatal(host[v.Name])
@@ -620,25 +626,25 @@ func TestKubernetes(t *testing.T) {
 				if m.ReadOnly {
 					how = ":ro"
 				}
-				b = b.with("-bind", host[m.Name]+":"+m.MountPath+how)
+				b = b.withFlags("-bind", host[m.Name]+":"+m.MountPath+how)
 			}
 		}
 		if spec.HostPID {
-			b = b.with("-pid", "host")
+			b = b.withFlags("-pid", "host")
 		}
 		if s := c.SecurityContext; s != nil && s.RunAsUser != nil && *s.RunAsUser != 0 {
-			b = b.with("-user", fmt.Sprint(*s.RunAsUser))
+			b = b.withFlags("-user", fmt.Sprint(*s.RunAsUser))
 		}
 		if s := c.SecurityContext; s != nil && s.Capabilities != nil {
 			for _, d := range s.Capabilities.Drop {
-				b = b.with("-drop", string(d))
+				b = b.withFlags("-drop", string(d))
 			}
 			for _, a := range s.Capabilities.Add {
-				b = b.with("-cap", string(a))
+				b = b.withFlags("-cap", string(a))
 			}
 		}
 		for _, e := range c.Env {
-			b = b.with("-env", e.Name+"="+e.Value)
+			b = b.withFlags("-env", e.Name+"="+e.Value)
 		}
 		argv := c.Command
 		if len(argv) == 0 {
@@ -656,23 +662,23 @@ func TestKubernetes(t *testing.T) {
 	}
 	t.Cleanup(func() { service.Process.Signal(os.Interrupt); service.Wait() })
 	probe := spec.Containers[0].ReadinessProbe.Exec.Command
-	await(t, func() bool { return b.command(t, probe...).Run() == nil || service.ProcessState != nil }, &log)
+	awaitCondition(t, func() bool { return b.command(t, probe...).Run() == nil || service.ProcessState != nil }, &log)
 	pod := job.Spec.Template.Spec
 	for _, flags := range [][]string{nil, {"-user", nobody}} {
 		if flags == nil {
 			b, argv := container(pod, pod.InitContainers[0])
-			b.ok(t, argv...)
+			b.mustRun(t, argv...)
 		}
 		b, argv := container(pod, pod.Containers[0])
-		out, err := b.with(flags...).command(t, argv...).CombinedOutput()
+		out, err := b.withFlags(flags...).command(t, argv...).CombinedOutput()
 		if err != nil || !regexp.MustCompile(`hca_id:\s+rxe0`).Match(out) {
 			t.Errorf("%v: got error %v or no device, want rxe0:\n%s\nthe service:\n%s", flags, err, out, log.String())
 			continue
 		}
 		minute := append(argv[:len(argv)-1:len(argv)-1], "bash", "-e", "-c",
 			strings.NewReplacer("verbena run -- ", "", "verbena wait",
-				"/opt/verbena/verbena wait").Replace(firstMinute(t))+"\nwait\n")
-		wants(t, b.with(flags...).ok(t, minute...), "8192000 bytes in")
+				"/opt/verbena/verbena wait").Replace(firstMinuteRecipe(t))+"\nwait\n")
+		expectMatches(t, b.withFlags(flags...).mustRun(t, minute...), "8192000 bytes in")
 	}
 	if out, err := exec.Command("ip", "netns", "list").Output(); err == nil && !strings.Contains(string(out), network) {
 		t.Errorf("network namespace: got none, want it:\n%s", out)

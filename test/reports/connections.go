@@ -11,8 +11,8 @@ import (
 	"verbena/verbs/cm"
 )
 
-// data returns private data of n bytes without a zero byte.
-func data(n int) []byte {
+// privateBytes returns private data of n bytes without a zero byte.
+func privateBytes(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = byte(i%255) + 1
@@ -20,30 +20,30 @@ func data(n int) []byte {
 	return b
 }
 
-// privateData tests that private data of the maximum length arrives complete. The rest of the message's field arrives
-// as zeros.
-func privateData(w *suite.CMWorld) {
+// testPrivateData tests that private data of the maximum length arrives complete. The rest of the message's field
+// arrives as zeros.
+func testPrivateData(w *suite.CMTestbed) {
 	l, at := w.Listen()
 	defer l.Close()
 	for _, n := range []struct{ request, reply int }{{56, 196}, {0, 0}, {1, 1}} {
 		done := make(chan []byte, 1)
 		var passive *cm.Conn
 		go func() {
-			_, c, got, err := w.Accept(l, data(n.reply))
+			_, c, got, err := w.Accept(l, privateBytes(n.reply))
 			if err != nil {
 				w.Errorf("accept: %v", err)
 			}
 			passive = c
 			done <- got
 		}()
-		_, active, reply, err := w.Dial(at, data(n.request))
+		_, active, reply, err := w.Dial(at, privateBytes(n.request))
 		w.Must(err)
 		for _, x := range []struct {
 			what      string
 			got       []byte
 			sent, all int
 		}{{"request", <-done, n.request, 56}, {"reply", reply, n.reply, 196}} {
-			if want := append(data(x.sent), make([]byte, x.all-x.sent)...); !bytes.Equal(x.got, want) {
+			if want := append(privateBytes(x.sent), make([]byte, x.all-x.sent)...); !bytes.Equal(x.got, want) {
 				w.Errorf("%s of %d bytes: got %d, % x", x.what, x.sent, len(x.got), x.got)
 			}
 		}
@@ -52,29 +52,29 @@ func privateData(w *suite.CMWorld) {
 	}
 }
 
-// refusalData tests that the data of a rejection arrives complete, regardless of the data of the request.
-func refusalData(w *suite.CMWorld) {
+// testRefusalData tests that the data of a rejection arrives complete, regardless of the data of the request.
+func testRefusalData(w *suite.CMTestbed) {
 	l, at := w.Listen()
 	defer l.Close()
 	for _, n := range []int{148, 1, 0} {
 		go func() {
-			if r, err := l.Accept(w.Soon()); err == nil {
-				_ = r.Reject(data(n))
+			if r, err := l.Accept(w.ShortContext()); err == nil {
+				_ = r.Reject(privateBytes(n))
 			}
 		}()
-		_, c, _, err := w.Dial(at, data(56))
+		_, c, _, err := w.Dial(at, privateBytes(56))
 		var refused *cm.RefusedError
 		if !errors.As(err, &refused) || refused.Reason != 28 ||
-			!bytes.Equal(refused.Data, append(data(n), make([]byte, 148-n)...)) {
+			!bytes.Equal(refused.Data, append(privateBytes(n), make([]byte, 148-n)...)) {
 			w.Errorf("%d bytes: got %+v", n, err)
 		}
 		w.Must(c.Close())
 	}
 }
 
-// portInUse tests the errors for a port that another listener uses. The error is EADDRINUSE at the same address,
+// testPortInUse tests the errors for a port that another listener uses. The error is EADDRINUSE at the same address,
 // and EADDRNOTAVAIL if one of the two listens on all addresses.
-func portInUse(w *suite.CMWorld) {
+func testPortInUse(w *suite.CMTestbed) {
 	l, at := w.Listen()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {
 		w.Errorf("Listen at the same address: got %v, want EADDRINUSE", err)
@@ -95,13 +95,13 @@ func portInUse(w *suite.CMWorld) {
 	w.Must(l.Close())
 }
 
-// sourceAddress tests two concurrent connections from the same local address.
-func sourceAddress(w *suite.CMWorld) {
+// testSourceAddress tests two concurrent connections from the same local address.
+func testSourceAddress(w *suite.CMTestbed) {
 	l, at := w.Listen()
 	defer l.Close()
 	var conns []*cm.Conn
 	for range 2 {
-		c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at, Source: netip.AddrPortFrom(w.Addr, 0)})
+		c, err := w.Manager.Resolve(w.ShortContext(), cm.Target{Addr: at, Source: netip.AddrPortFrom(w.Addr, 0)})
 		w.Must(err)
 		if c.LocalAddr().Addr() != w.Addr || c.LocalAddr().Port() == 0 {
 			w.Errorf("local address: got %v, want a port of %v", c.LocalAddr(), w.Addr)
@@ -116,16 +116,16 @@ func sourceAddress(w *suite.CMWorld) {
 	}
 }
 
-// answeredTwice tests that a request is answered only once. A second answer fails and does not change the
+// testAnsweredTwice tests that a request is answered only once. A second answer fails and does not change the
 // connection.
-func answeredTwice(w *suite.CMWorld) {
+func testAnsweredTwice(w *suite.CMTestbed) {
 	l, at := w.Listen()
 	defer l.Close()
 	passive := w.End(verbs.QPInit{})
 	done := make(chan *cm.Conn, 1)
 	go func() {
 		defer close(done)
-		r, err := l.Accept(w.Soon())
+		r, err := l.Accept(w.ShortContext())
 		if err == nil {
 			err = r.Init(passive.QP)
 		}
@@ -153,10 +153,10 @@ func answeredTwice(w *suite.CMWorld) {
 	if c == nil {
 		w.FailNow()
 	}
-	w.Must(c.Established(w.Soon()))
+	w.Must(c.Established(w.ShortContext()))
 	e.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(e, 0, 8)})
-	e.OK(2)
-	passive.OK(1)
+	e.WaitOK(2)
+	passive.WaitOK(1)
 	w.Must(active.Close())
 	w.Must(c.Close())
 }

@@ -8,8 +8,8 @@ import (
 	"verbena/verbs"
 )
 
-// accessFlags tests that a region that peers may write must also be writable for the device.
-func accessFlags(w *suite.World) {
+// testAccessFlags tests that a region that peers may write must also be writable for the device.
+func testAccessFlags(w *suite.Testbed) {
 	e := w.End(verbs.QPInit{})
 	for _, a := range []verbs.Access{verbs.RemoteWrite, verbs.RemoteAtomic, verbs.RemoteWrite | verbs.RemoteRead} {
 		if mr, err := e.PD.Alloc(4096, a); !errors.Is(err, syscall.EINVAL) {
@@ -31,51 +31,52 @@ func accessFlags(w *suite.World) {
 	}
 }
 
-// keys tests that the local key works only for this side, and the remote key only for peers. Each device checks the
+// testKeys tests that the local key works only for this side, and the remote key only for peers. Each device checks the
 // rights of both keys.
-func keys(w *suite.World) {
+func testKeys(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	readOnly, err := b.PD.Alloc(4096, verbs.RemoteRead)
 	w.Must(err)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: readOnly.Remote(0)})
-	a.OK(1)
+	a.WaitOK(1)
 	local, err := b.PD.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
 	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: local.SGE(0, 8), Remote: a.Remote(0)})
-	b.OK(2)
+	b.WaitOK(2)
 	// The local key of a region without remote rights is invalid for peers.
-	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8),
+	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8),
 		Remote: verbs.Remote{Addr: local.Addr(), RKey: local.LKey()}},
 		verbs.RemoteAccessError)
 	// A READ into memory without LocalWrite is also invalid.
 	c, d := w.Pair(verbs.QPInit{})
 	mine, err := c.PD.Alloc(4096, verbs.RemoteRead)
 	w.Must(err)
-	failed(c, verbs.SendWR{ID: 4, Opcode: verbs.Read, Local: mine.SGE(0, 8), Remote: d.Remote(0)}, verbs.LocalProtection)
+	expectStatus(c, verbs.SendWR{ID: 4, Opcode: verbs.Read, Local: mine.SGE(0, 8), Remote: d.Remote(0)},
+		verbs.LocalProtection)
 }
 
-// bind binds a window, and returns the status of the completion.
-func bind(e *suite.End, mw *verbs.MW, off, n int, access verbs.Access) verbs.Status {
+// bindWindow binds a window, and returns the status of the completion.
+func bindWindow(e *suite.End, mw *verbs.MW, off, n int, access verbs.Access) verbs.Status {
 	e.Helper()
 	key := mw.NextKey()
 	e.Post(verbs.SendWR{ID: 70, Opcode: verbs.BindWindow,
 		Window: verbs.Bind{MW: mw, MR: e.MR, Offset: off, Length: n, Access: access, NewKey: key}})
-	wc := e.One()
+	wc := e.WaitOne()
 	if wc.Status == verbs.Success {
 		mw.Bound(key)
 	}
 	return wc.Status
 }
 
-// windowKeys tests that each bind makes the requested key valid and the former keys invalid, even when their 8 bits
+// testWindowKeys tests that each bind makes the requested key valid and the former keys invalid, even when their 8 bits
 // wrap around.
-func windowKeys(w *suite.World) {
+func testWindowKeys(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
 	w.Must(err)
 	index := mw.RKey() >> 8
 	for i := range 300 {
-		if s := bind(b, mw, 0, 64, verbs.RemoteWrite|verbs.RemoteRead); s != verbs.Success {
+		if s := bindWindow(b, mw, 0, 64, verbs.RemoteWrite|verbs.RemoteRead); s != verbs.Success {
 			w.Fatalf("bind %d: got %v", i, s)
 		}
 		if mw.RKey()>>8 != index {
@@ -84,19 +85,19 @@ func windowKeys(w *suite.World) {
 		if i%50 == 0 || i > 250 && i < 260 {
 			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8),
 				Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
-			a.OK(1)
+			a.WaitOK(1)
 		}
 		b.Post(verbs.SendWR{ID: 2, Opcode: verbs.LocalInvalidate, InvalidateKey: mw.RKey()})
-		b.OK(2)
+		b.WaitOK(2)
 	}
-	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: sge(a, 0, 8),
+	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: sge(a, 0, 8),
 		Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}},
 		verbs.RemoteAccessError)
 }
 
-// windowRound binds a window, sends the key to the peer with a fence, waits for an access by the peer, and
+// testWindowRound binds a window, sends the key to the peer with a fence, waits for an access by the peer, and
 // invalidates the window. Afterwards the window can be bound again.
-func windowRound(w *suite.World) {
+func testWindowRound(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
 	w.Must(err)
@@ -112,21 +113,21 @@ func windowRound(w *suite.World) {
 			w.Fatalf("PostSends: got %d, %v", n, err)
 		}
 		mw.Bound(key)
-		a.OK(1)
-		b.OK(3)
+		a.WaitOK(1)
+		b.WaitOK(3)
 		want := a.Fill(0, 100, byte(i))
 		b.Recv(4, 0, 8)
 		a.Post(verbs.SendWR{ID: 5, Opcode: verbs.Write, Local: sge(a, 0, 100),
 			Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: key}})
 		a.Post(verbs.SendWR{ID: 6, Opcode: verbs.SendInvalidate, InvalidateKey: key})
-		a.OK(5)
-		a.OK(6)
-		if wc := b.OK(4); wc.Flags&verbs.WithInvalidate == 0 || wc.Key != key {
+		a.WaitOK(5)
+		a.WaitOK(6)
+		if wc := b.WaitOK(4); wc.Flags&verbs.WithInvalidate == 0 || wc.Key != key {
 			w.Errorf("completion: got %+v, want key %#x invalidated", wc, key)
 		}
-		w.Same(b.MR.Bytes()[4096:4196], want)
+		w.MustEqual(b.MR.Bytes()[4096:4196], want)
 		if err := b.MR.Close(); err == nil && i < 4 {
-			b.MR, err = b.PD.Alloc(memory, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.BindWindows)
+			b.MR, err = b.PD.Alloc(endMemorySize, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.BindWindows)
 			w.Must(err)
 		} else if err != nil {
 			w.Errorf("Close of the region after the invalidation: got %v, want success", err)
@@ -134,9 +135,9 @@ func windowRound(w *suite.World) {
 	}
 }
 
-// windowRefused tests that a window can have no right that its region lacks, and no memory outside the region. A
+// testWindowRefused tests that a window can have no right that its region lacks, and no memory outside the region. A
 // region with a window cannot be deregistered.
-func windowRefused(w *suite.World) {
+func testWindowRefused(w *suite.Testbed) {
 	for name, x := range map[string]struct {
 		region verbs.Access
 		off, n int
@@ -156,7 +157,7 @@ func windowRefused(w *suite.World) {
 		wr := verbs.SendWR{Opcode: verbs.BindWindow, Flags: verbs.Signaled,
 			Window: verbs.Bind{MW: mw, MR: mr, Offset: x.off, Length: x.n, Access: x.want, NewKey: mw.NextKey()}}
 		if err := e.QP.PostSend(&wr); err == nil {
-			if wc := e.One(); wc.Status != verbs.WindowBindError {
+			if wc := e.WaitOne(); wc.Status != verbs.WindowBindError {
 				w.Errorf("%s: got %v, want %v", name, wc.Status, verbs.WindowBindError)
 			}
 		} else if !errors.Is(err, syscall.EINVAL) {
@@ -167,7 +168,7 @@ func windowRefused(w *suite.World) {
 	e, _ := w.Pair(verbs.QPInit{})
 	mw, err := e.PD.AllocMW()
 	w.Must(err)
-	if s := bind(e, mw, 0, 64, verbs.RemoteRead); s != verbs.Success {
+	if s := bindWindow(e, mw, 0, 64, verbs.RemoteRead); s != verbs.Success {
 		w.Errorf("bind: got %v", s)
 	}
 	if err := e.MR.Close(); !errors.Is(err, syscall.EBUSY) {
@@ -177,25 +178,25 @@ func windowRefused(w *suite.World) {
 	w.Must(e.MR.Close())
 }
 
-// domains tests that objects used together must belong to one protection domain.
-func domains(w *suite.World) {
+// testDomains tests that objects used together must belong to one protection domain.
+func testDomains(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	other := w.End(verbs.QPInit{})
-	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(other, 0, 8), Remote: b.Remote(0)},
+	expectStatus(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(other, 0, 8), Remote: b.Remote(0)},
 		verbs.LocalProtection)
 	a, b = w.Pair(verbs.QPInit{})
-	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: other.Remote(0)},
+	expectStatus(a, verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: other.Remote(0)},
 		verbs.RemoteAccessError)
-	ev, err := w.Device.NextEvent(w.Soon())
+	ev, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
 	if ev.Type != verbs.EventQPAccessError || ev.QP != b.QP {
 		w.Errorf("event: got %+v, want %v of the target", ev, verbs.EventQPAccessError)
 	}
 }
 
-// groups tests that a queue pair receives a group's datagrams once, even if it attached twice. A second detach is
+// testGroups tests that a queue pair receives a group's datagrams once, even if it attached twice. A second detach is
 // an error, and so is an address that is not a group.
-func groups(w *suite.World) {
+func testGroups(w *suite.Testbed) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	group := verbs.GID{10: 0xff, 11: 0xff, 12: 239, 13: 7, 14: 8, 15: 9}
 	w.Must(b.QP.Attach(group))
@@ -209,8 +210,8 @@ func groups(w *suite.World) {
 	}
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8),
 		To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
-	a.OK(3)
-	b.OK(0)
+	a.WaitOK(3)
+	b.WaitOK(0)
 	if n, _ := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 {
 		w.Error("datagram after two Attach calls: got it twice, want it once")
 	}
@@ -237,20 +238,20 @@ func groups(w *suite.World) {
 	w.Must(b.QP.Close())
 }
 
-// qkeys tests that a datagram with a wrong Q_Key is dropped. A Q_Key with the highest bit set selects the Q_Key of the
-// sender's queue pair.
-func qkeys(w *suite.World) {
+// testQKeys tests that a datagram with a wrong Q_Key is dropped. A Q_Key with the highest bit set selects the Q_Key of
+// the sender's queue pair.
+func testQKeys(w *suite.Testbed) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
-	to, ah := address(w, a, b)
+	to, ah := newAddressHandle(w, a, b)
 	b.Recv(1, 0, 100)
 	send := func(id uint64, key uint32, n int) {
 		a.Post(verbs.SendWR{ID: id, Opcode: verbs.Send, Local: sge(a, 0, n),
 			To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: key}})
-		a.OK(id)
+		a.WaitOK(id)
 	}
 	send(2, to.QKey+1, 7)
 	send(3, 0xffffffff, 8)
-	if wc := b.OK(1); wc.ByteLen != suite.GRH+8 {
+	if wc := b.WaitOK(1); wc.ByteLen != suite.GRH+8 {
 		w.Errorf("receive: got %d bytes, want the datagram of 8", wc.ByteLen)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"verbena/verbs"
 )
 
-// shared returns a connected pair. The second queue pair receives from a shared receive queue.
-func shared(w *suite.World, wrs int) (a, b *suite.End, srq *verbs.SRQ) {
+// newSharedPair returns a connected pair. The second queue pair receives from a shared receive queue.
+func newSharedPair(w *suite.Testbed, wrs int) (a, b *suite.End, srq *verbs.SRQ) {
 	w.Helper()
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	srq, err := b.PD.CreateSRQ(wrs, 1)
@@ -20,27 +20,27 @@ func shared(w *suite.World, wrs int) (a, b *suite.End, srq *verbs.SRQ) {
 	// The queue pair ignores these sizes.
 	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, SRQ: srq, RecvWRs: 1 << 30, RecvSGEs: 1 << 30})
 	w.Must(err)
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	return a, b, srq
 }
 
-// lastReceive tests that a failed queue pair reports, once, that it takes no more receives from its shared queue.
-func lastReceive(w *suite.World) {
-	a, b, srq := shared(w, 8)
+// testLastReceive tests that a failed queue pair reports, once, that it takes no more receives from its shared queue.
+func testLastReceive(w *suite.Testbed) {
+	a, b, srq := newSharedPair(w, 8)
 	for i := range 3 {
 		w.Must(srq.PostRecv(&verbs.RecvWR{ID: uint64(i), Local: sge(b, 0, 8)}))
 	}
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-	a.OK(1)
-	b.OK(0)
+	a.WaitOK(1)
+	b.WaitOK(0)
 	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
-	ev, err := w.Device.NextEvent(w.Soon())
+	ev, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
 	if ev.Type != verbs.EventLastWQE || ev.QP != b.QP {
 		w.Errorf("event: got %+v, want %v of the queue pair", ev, verbs.EventLastWQE)
 	}
 	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
-	noEvent(w)
+	expectNoEvent(w)
 	if n, err := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
 		w.Errorf("completions: got %d and error %v, want none, because the receives belong to the shared queue", n, err)
 	}
@@ -50,17 +50,17 @@ func lastReceive(w *suite.World) {
 	c.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: c.CQ, SRQ: srq})
 	w.Must(err)
 	d := w.End(verbs.QPInit{})
-	connect(w, d, c, nil)
+	connectStepwise(w, d, c, nil)
 	d.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(d, 0, 8)})
-	d.OK(2)
-	c.OK(1)
+	d.WaitOK(2)
+	c.WaitOK(1)
 	if err := srq.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close of a shared receive queue in use: got %v, want EBUSY", err)
 	}
 }
 
-// noEvent checks that no asynchronous event arrives.
-func noEvent(w *suite.World) {
+// expectNoEvent checks that no asynchronous event arrives.
+func expectNoEvent(w *suite.Testbed) {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
@@ -69,9 +69,9 @@ func noEvent(w *suite.World) {
 	}
 }
 
-// limitOnce tests that a limit causes one event, is 0 afterwards, and can be set again. A resize keeps the limit.
-func limitOnce(w *suite.World) {
-	a, b, srq := shared(w, 16)
+// testLimitOnce tests that a limit causes one event, is 0 afterwards, and can be set again. A resize keeps the limit.
+func testLimitOnce(w *suite.Testbed) {
+	a, b, srq := newSharedPair(w, 16)
 	post := func(n int) {
 		for range n {
 			w.Must(srq.PostRecv(&verbs.RecvWR{ID: 1, Local: sge(b, 0, 8)}))
@@ -79,8 +79,8 @@ func limitOnce(w *suite.World) {
 	}
 	send := func() {
 		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-		a.OK(2)
-		b.OK(1)
+		a.WaitOK(2)
+		b.WaitOK(1)
 	}
 	post(5)
 	for range 2 {
@@ -90,9 +90,9 @@ func limitOnce(w *suite.World) {
 			w.Errorf("shared receive queue: got %+v and error %v, want limit 4 and at least 100", got, err)
 		}
 		send() // 4 receives remain, which is not below the limit
-		noEvent(w)
+		expectNoEvent(w)
 		send()
-		ev, err := w.Device.NextEvent(w.Soon())
+		ev, err := w.Device.NextEvent(w.ShortContext())
 		w.Must(err)
 		if ev.Type != verbs.EventSRQLimit || ev.SRQ != srq {
 			w.Errorf("got %+v, want %v", ev, verbs.EventSRQLimit)
@@ -101,7 +101,7 @@ func limitOnce(w *suite.World) {
 			w.Errorf("limit after the event: got %d and error %v, want 0", got.Limit, err)
 		}
 		send()
-		noEvent(w)
+		expectNoEvent(w)
 		post(3)
 	}
 	if err := srq.Resize(1); !errors.Is(err, syscall.EINVAL) {
@@ -112,9 +112,9 @@ func limitOnce(w *suite.World) {
 	}
 }
 
-// armed tests that arming reports later completions, and does not report present completions. A failed request
+// testArmed tests that arming reports later completions, and does not report present completions. A failed request
 // counts as solicited, regardless of its flags.
-func armed(w *suite.World) {
+func testArmed(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	ch, err := w.Device.CreateChannel()
 	w.Must(err)
@@ -124,10 +124,10 @@ func armed(w *suite.World) {
 	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq})
 	w.Must(err)
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	send := func(f verbs.SendFlags) {
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Flags: f, Local: sge(a, 0, 8)})
-		a.OK(1)
+		a.WaitOK(1)
 	}
 	event := func(what string, want bool) {
 		w.Helper()
@@ -176,9 +176,9 @@ func armed(w *suite.World) {
 	w.Must(ch.Close())
 }
 
-// exact tests that a completion queue can hold as many entries as it reports. One more entry overflows the queue
-// and raises an event.
-func exact(w *suite.World) {
+// testExactCapacity tests that a completion queue can hold as many entries as it reports. One more entry overflows the
+// queue and raises an event.
+func testExactCapacity(w *suite.Testbed) {
 	d, err := w.Device.Query()
 	w.Must(err)
 	if _, err := w.Device.CreateCQ(d.MaxCQE+1, nil); !errors.Is(err, syscall.EINVAL) {
@@ -198,15 +198,15 @@ func exact(w *suite.World) {
 		w.Must(b.QP.Close())
 		b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq, RecvWRs: n + 1})
 		w.Must(err)
-		connect(w, a, b, nil)
+		connectStepwise(w, a, b, nil)
 		for i := range n + 1 {
 			b.Recv(uint64(i), 0, 8)
 		}
 		for range n {
 			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-			a.OK(1)
+			a.WaitOK(1)
 		}
-		noEvent(w)
+		expectNoEvent(w)
 		wcs := make([]verbs.WC, n+1)
 		got, err := cq.Poll(wcs)
 		if got != n || err != nil {
@@ -220,43 +220,43 @@ func exact(w *suite.World) {
 	}
 }
 
-// overrun tests that an overflow of a completion queue raises an error event of that queue.
-func overrun(w *suite.World) {
+// testOverrun tests that an overflow of a completion queue raises an error event of that queue.
+func testOverrun(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	cq, err := w.Device.CreateCQ(1, nil)
 	w.Must(err)
 	w.Must(b.QP.Close())
 	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq})
 	w.Must(err)
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	for i := range cq.Entries() + 1 {
 		b.Recv(uint64(i), 0, 8)
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	}
-	ev, err := w.Device.NextEvent(w.Soon())
+	ev, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
 	if ev.Type != verbs.EventCQError || ev.CQ != cq {
 		w.Errorf("event: got %+v, want %v of the queue", ev, verbs.EventCQError)
 	}
 }
 
-// resizeFull tests that a resized completion queue keeps its entries in order, and cannot become smaller than their
+// testResizeFull tests that a resized completion queue keeps its entries in order, and cannot become smaller than their
 // number.
-func resizeFull(w *suite.World) {
+func testResizeFull(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	cq, err := w.Device.CreateCQ(63, nil)
 	w.Must(err)
 	w.Must(b.QP.Close())
 	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq})
 	w.Must(err)
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	next, posted := uint64(0), uint64(0)
 	send := func(n int) {
 		for range n {
 			b.Recv(posted, 0, 8)
 			posted++
 			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-			a.OK(1)
+			a.WaitOK(1)
 		}
 	}
 	take := func(n int) {
@@ -290,25 +290,27 @@ func resizeFull(w *suite.World) {
 	take(5)
 }
 
-// whichQueue tests that send completions arrive in the CQ of the send queue, and receive completions in the other CQ.
-func whichQueue(w *suite.World) {
+// testWhichQueue tests that send completions arrive in the CQ of the send queue, and receive completions in the other
+// CQ.
+func testWhichQueue(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	recv, err := w.Device.CreateCQ(16, nil)
 	w.Must(err)
 	w.Must(b.QP.Close())
 	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: recv})
 	w.Must(err)
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	b.Recv(1, 0, 8)
 	a.Recv(2, 0, 8)
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-	a.OK(3)
+	a.WaitOK(3)
 	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8)})
-	b.OK(4)
-	a.OK(2)
+	b.WaitOK(4)
+	a.WaitOK(2)
 	var wc [2]verbs.WC
 	if n, err := recv.Poll(wc[:]); n != 1 || err != nil || wc[0].ID != 1 {
-		w.Errorf("CQ of the receive queue: got %d completions, %+v and error %v, want the completion of the receive", n, wc[0], err)
+		w.Errorf("CQ of the receive queue: got %d completions, %+v and error %v, want the completion of the receive", n,
+			wc[0], err)
 	}
 	if err := recv.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close of a CQ in use: got %v, want EBUSY", err)

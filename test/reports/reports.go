@@ -25,13 +25,13 @@ type Report struct {
 	Clause string
 
 	// Exactly one of the following fields is set. That field is the program.
-	Verbs func(*suite.World)
-	CM    func(*suite.CMWorld)
+	Verbs func(*suite.Testbed)
+	CM    func(*suite.CMTestbed)
 	C     string // name of a case of test/e2e/testdata/reports.c
 }
 
-// memory is the size of an End's memory in bytes. The memory of ten Ends is below the limit of locked memory.
-const memory = 64 << 10
+// endMemorySize is the size of an End's memory in bytes. The memory of ten Ends is below the limit of locked memory.
+const endMemorySize = 64 << 10
 
 // Run runs the programs of package verbs. Programs without a connection manager run in parallel, because some wait for
 // timers.
@@ -46,8 +46,8 @@ func Run(t *testing.T, c suite.CMConfig) {
 				return
 			}
 			t.Parallel()
-			suite.With(t, c.Config, func(w *suite.World) {
-				w.Memory = memory
+			suite.With(t, c.Config, func(w *suite.Testbed) {
+				w.Memory = endMemorySize
 				r.Verbs(w)
 			})
 		})

@@ -15,39 +15,39 @@ import (
 // sge returns an element of n bytes of an End's memory.
 func sge(e *suite.End, off, n int) verbs.SGE { return e.MR.SGE(off, n) }
 
-// failed posts a work request and waits for its completion, which must have the given status.
-func failed(e *suite.End, wr verbs.SendWR, want verbs.Status) {
+// expectStatus posts a work request and waits for its completion, which must have the given status.
+func expectStatus(e *suite.End, wr verbs.SendWR, want verbs.Status) {
 	e.Helper()
 	e.Post(wr)
-	if wc := e.One(); wc.Status != want || wc.ID != wr.ID {
+	if wc := e.WaitOne(); wc.Status != want || wc.ID != wr.ID {
 		e.Errorf("%v: got %v of work request %d, want %v of %d", wr.Opcode, wc.Status, wc.ID, want, wr.ID)
 	}
 }
 
-// zeroBytes tests that a request of no bytes accesses no memory, so its keys are not checked. The peer still
+// testZeroBytes tests that a request of no bytes accesses no memory, so its keys are not checked. The peer still
 // acknowledges the request, as for a keep-alive.
-func zeroBytes(w *suite.World) {
+func testZeroBytes(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	nowhere := verbs.Remote{Addr: 0, RKey: 0}
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Remote: nowhere})
-	a.OK(1)
+	a.WaitOK(1)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Read, Remote: nowhere})
-	if wc := a.OK(2); wc.ByteLen != 0 {
+	if wc := a.WaitOK(2); wc.ByteLen != 0 {
 		w.Errorf("READ of 0 bytes: got length %d, want 0", wc.ByteLen)
 	}
 	// The list contains an element of no bytes.
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: verbs.SGE{Addr: 1, LKey: 12345}, Remote: nowhere})
-	a.OK(3)
+	a.WaitOK(3)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 4}))
 	a.Post(verbs.SendWR{ID: 5, Opcode: verbs.WriteWithImm, Imm: 9, Remote: nowhere})
-	a.OK(5)
-	if wc := b.OK(4); wc.ByteLen != 0 || wc.Imm != 9 {
+	a.WaitOK(5)
+	if wc := b.WaitOK(4); wc.ByteLen != 0 || wc.Imm != 9 {
 		w.Errorf("WRITE of 0 bytes with immediate data: got %+v, want length 0 and the immediate data", wc)
 	}
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 6}))
 	a.Post(verbs.SendWR{ID: 7, Opcode: verbs.Send})
-	a.OK(7)
-	if wc := b.OK(6); wc.ByteLen != 0 {
+	a.WaitOK(7)
+	if wc := b.WaitOK(6); wc.ByteLen != 0 {
 		w.Errorf("SEND of 0 bytes: got length %d, want 0", wc.ByteLen)
 	}
 	// A peer without the rights refuses even such a request.
@@ -55,37 +55,37 @@ func zeroBytes(w *suite.World) {
 	p := w.Config.Path
 	p.Access = verbs.RemoteRead
 	w.ConnectVia(c, d, p)
-	failed(c, verbs.SendWR{ID: 8, Opcode: verbs.Write, Remote: nowhere}, verbs.RemoteInvalid)
+	expectStatus(c, verbs.SendWR{ID: 8, Opcode: verbs.Write, Remote: nowhere}, verbs.RemoteInvalid)
 }
 
-// holes tests that elements of no bytes in a list are ignored.
-func holes(w *suite.World) {
+// testEmptyElements tests that elements of no bytes in a list are ignored.
+func testEmptyElements(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
 	want := a.Fill(0, 8, 3)
 	none := verbs.SGE{Addr: 7, LKey: 0xdead}
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, List: []verbs.SGE{none, sge(b, 0, 3), none, sge(b, 3, 100)}}))
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, List: []verbs.SGE{sge(a, 0, 5), none, sge(a, 5, 3), none}})
-	a.OK(2)
-	if wc := b.OK(1); wc.ByteLen != 8 {
+	a.WaitOK(2)
+	if wc := b.WaitOK(1); wc.ByteLen != 8 {
 		w.Errorf("got %d bytes, want 8", wc.ByteLen)
 	}
-	w.Same(b.MR.Bytes()[:8], want)
+	w.MustEqual(b.MR.Bytes()[:8], want)
 }
 
-// emptyDatagram tests that a datagram of no bytes arrives with its header.
-func emptyDatagram(w *suite.World) {
+// testEmptyDatagram tests that a datagram of no bytes arrives with its header.
+func testEmptyDatagram(w *suite.Testbed) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
-	to, ah := address(w, a, b)
+	to, ah := newAddressHandle(w, a, b)
 	b.Recv(1, 0, suite.GRH)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
-	a.OK(2)
-	if wc := b.OK(1); wc.ByteLen != suite.GRH || wc.Flags&verbs.WithGRH == 0 {
+	a.WaitOK(2)
+	if wc := b.WaitOK(1); wc.ByteLen != suite.GRH || wc.Flags&verbs.WithGRH == 0 {
 		w.Errorf("receive: got %+v, want %d bytes with a header", wc, suite.GRH)
 	}
 }
 
-// address returns an address handle of one End for another.
-func address(w *suite.World, from, to *suite.End) (verbs.Endpoint, *verbs.AH) {
+// newAddressHandle returns an address handle of one End for another.
+func newAddressHandle(w *suite.Testbed, from, to *suite.End) (verbs.Endpoint, *verbs.AH) {
 	w.Helper()
 	ep, err := to.QP.LocalVia(w.Config.Path)
 	w.Must(err)
@@ -100,18 +100,18 @@ func address(w *suite.World, from, to *suite.End) (verbs.Endpoint, *verbs.AH) {
 	return ep, ah
 }
 
-// shortDatagramReceive tests that a datagram larger than the receive is dropped. The receive stays posted for the
+// testShortDatagramReceive tests that a datagram larger than the receive is dropped. The receive stays posted for the
 // next datagram, and the queue pair continues.
-func shortDatagramReceive(w *suite.World) {
+func testShortDatagramReceive(w *suite.Testbed) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
-	to, ah := address(w, a, b)
+	to, ah := newAddressHandle(w, a, b)
 	dest := verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}
 	b.Recv(1, 0, suite.GRH+10)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 11), To: dest})
-	a.OK(2)
+	a.WaitOK(2)
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 10), To: dest})
-	a.OK(3)
-	if wc := b.OK(1); wc.ByteLen != suite.GRH+10 {
+	a.WaitOK(3)
+	if wc := b.WaitOK(1); wc.ByteLen != suite.GRH+10 {
 		w.Errorf("receive: got %d bytes, want the second datagram of %d", wc.ByteLen, suite.GRH+10)
 	}
 	q, err := b.QP.Query()
@@ -121,63 +121,63 @@ func shortDatagramReceive(w *suite.World) {
 	}
 }
 
-// immediateWithoutBuffer tests that a WRITE with immediate data consumes a receive but does not access its memory.
-func immediateWithoutBuffer(w *suite.World) {
+// testImmediateWithoutBuffer tests that a WRITE with immediate data consumes a receive but does not access its memory.
+func testImmediateWithoutBuffer(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	want := a.Fill(0, 5000, 1)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1})) // a receive without elements
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
-	a.OK(2)
-	b.OK(1)
-	w.Same(b.MR.Bytes()[:5000], want)
+	a.WaitOK(2)
+	b.WaitOK(1)
+	w.MustEqual(b.MR.Bytes()[:5000], want)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 3, Local: verbs.SGE{Addr: 8, Length: 4, LKey: 0xbad}})) // with a wrong key
 	a.Post(verbs.SendWR{ID: 4, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
-	a.OK(4)
-	b.OK(3)
+	a.WaitOK(4)
+	b.WaitOK(3)
 }
 
-// immediateValue tests that the completion contains the written length and all 32 bits of the immediate data.
-func immediateValue(w *suite.World) {
+// testImmediateValue tests that the completion contains the written length and all 32 bits of the immediate data.
+func testImmediateValue(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	for _, imm := range []uint32{0x89abcdef, 0xffffffff, 0, 0x80000000} {
 		b.Recv(1, 8192, 64)
 		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 4097), Remote: b.Remote(0), Imm: imm})
-		a.OK(2)
-		if wc := b.OK(1); wc.Imm != imm || wc.ByteLen != 4097 || wc.Flags&verbs.WithImm == 0 ||
+		a.WaitOK(2)
+		if wc := b.WaitOK(1); wc.Imm != imm || wc.ByteLen != 4097 || wc.Flags&verbs.WithImm == 0 ||
 			wc.Opcode != verbs.WCReceiveWriteWith {
 			w.Errorf("completion: got %+v, want immediate data %#x and 4097 bytes", wc, imm)
 		}
 		b.Recv(3, 8192, 64)
 		a.Post(verbs.SendWR{ID: 4, Opcode: verbs.SendWithImm, Imm: imm})
-		a.OK(4)
-		if wc := b.OK(3); wc.Imm != imm || wc.ByteLen != 0 || wc.Flags&verbs.WithImm == 0 {
+		a.WaitOK(4)
+		if wc := b.WaitOK(3); wc.Imm != imm || wc.ByteLen != 0 || wc.Flags&verbs.WithImm == 0 {
 			w.Errorf("completion: got %+v, want immediate data %#x", wc, imm)
 		}
 	}
 }
 
-// lengths tests that the completions of READs and atomic operations contain the returned length, and that receives
+// testLengths tests that the completions of READs and atomic operations contain the returned length, and that receives
 // have the correct opcodes.
-func lengths(w *suite.World) {
+func testLengths(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{SendSGEs: 2})
 	for _, n := range []int{1, 4096, 50000} {
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, List: []verbs.SGE{sge(a, 0, n-1), sge(a, 60000, 1)},
 			Remote: b.Remote(0)})
-		if wc := a.OK(1); int(wc.ByteLen) != n || wc.Opcode != verbs.WCRead {
+		if wc := a.WaitOK(1); int(wc.ByteLen) != n || wc.Opcode != verbs.WCRead {
 			w.Errorf("READ: got %v of %d bytes, want %d bytes", wc.Opcode, wc.ByteLen, n)
 		}
 	}
 	for op, want := range map[verbs.Opcode]uapi.WCOpcode{verbs.FetchAdd: verbs.WCFetchAdd,
 		verbs.CompareSwap: verbs.WCCompareSwap} {
 		a.Post(verbs.SendWR{ID: 2, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)})
-		if wc := a.OK(2); wc.ByteLen != 8 || wc.Opcode != want {
+		if wc := a.WaitOK(2); wc.ByteLen != 8 || wc.Opcode != want {
 			w.Errorf("%v: got %v of %d bytes, want 8", op, wc.Opcode, wc.ByteLen)
 		}
 	}
 }
 
-// overflow tests that lengths with a sum of more than 32 bits are too long, and are not reduced modulo 2^32.
-func overflow(w *suite.World) {
+// testLengthOverflow tests that lengths with a sum of more than 32 bits are too long, and are not reduced modulo 2^32.
+func testLengthOverflow(w *suite.Testbed) {
 	for _, op := range []verbs.Opcode{verbs.Send, verbs.Write, verbs.Read} {
 		a, b := w.Pair(verbs.QPInit{SendSGEs: 3})
 		half := verbs.SGE{Addr: a.MR.Addr(), Length: 1 << 31, LKey: a.MR.LKey()}
@@ -185,7 +185,7 @@ func overflow(w *suite.World) {
 		wr := verbs.SendWR{ID: 2, Opcode: op, Flags: verbs.Signaled, List: []verbs.SGE{half, half, sge(a, 0, 8)},
 			Remote: b.Remote(0)}
 		if err := a.QP.PostSend(&wr); err == nil {
-			if wc := a.One(); wc.Status != verbs.LocalLengthError {
+			if wc := a.WaitOne(); wc.Status != verbs.LocalLengthError {
 				w.Errorf("%v: got %v, want %v", op, wc.Status, verbs.LocalLengthError)
 			}
 		} else if !errors.Is(err, syscall.EINVAL) {
@@ -197,8 +197,8 @@ func overflow(w *suite.World) {
 	}
 }
 
-// longReceive tests that a receive may be longer than the longest message.
-func longReceive(w *suite.World) {
+// testLongReceive tests that a receive may be longer than the longest message.
+func testLongReceive(w *suite.Testbed) {
 	const part, parts = 66 << 20, 32 // the total exceeds 2^31 bytes
 	a, b := w.Pair(verbs.QPInit{RecvSGEs: parts})
 	big, err := b.PD.Alloc(part, verbs.LocalWrite|verbs.OnDemand)
@@ -210,16 +210,16 @@ func longReceive(w *suite.World) {
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, List: list}))
 	want := a.Fill(0, 100, 1)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 100)})
-	a.OK(2)
-	if wc := b.OK(1); wc.ByteLen != 100 {
+	a.WaitOK(2)
+	if wc := b.WaitOK(1); wc.ByteLen != 100 {
 		w.Errorf("got %d bytes, want 100", wc.ByteLen)
 	}
-	w.Same(big.Bytes()[:100], want)
+	w.MustEqual(big.Bytes()[:100], want)
 	w.Must(big.Close())
 }
 
-// beyond tests that an address range that wraps around, or that ends one byte too late, is refused.
-func beyond(w *suite.World) {
+// testRangeBeyondEnd tests that an address range that wraps around, or that ends one byte too late, is refused.
+func testRangeBeyondEnd(w *suite.Testbed) {
 	for _, r := range []func(b *suite.End) verbs.Remote{
 		func(b *suite.End) verbs.Remote { return verbs.Remote{Addr: ^uint64(0) - 3, RKey: b.MR.RKey()} },
 		func(b *suite.End) verbs.Remote { return b.Remote(b.MR.Len() - 7) },
@@ -228,51 +228,54 @@ func beyond(w *suite.World) {
 	} {
 		for _, op := range []verbs.Opcode{verbs.Write, verbs.Read} {
 			a, b := w.Pair(verbs.QPInit{})
-			failed(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: r(b)}, verbs.RemoteAccessError)
+			expectStatus(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: r(b)}, verbs.RemoteAccessError)
 		}
 	}
 }
 
-// unaligned tests that an atomic operation on an address that is not a multiple of 8 is an invalid request.
-func unaligned(w *suite.World) {
+// testUnalignedAtomic tests that an atomic operation on an address that is not a multiple of 8 is an invalid request.
+func testUnalignedAtomic(w *suite.Testbed) {
 	for _, op := range []verbs.Opcode{verbs.FetchAdd, verbs.CompareSwap} {
 		a, b := w.Pair(verbs.QPInit{})
-		failed(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(4), Swap: 1}, verbs.RemoteInvalid)
+		expectStatus(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(4), Swap: 1},
+			verbs.RemoteInvalid)
 		if !bytes.Equal(b.MR.Bytes()[:16], make([]byte, 16)) {
 			w.Errorf("%v: memory: got a change, want none", op)
 		}
 	}
 }
 
-// compareSwap tests that all operands have the byte order of their host, and that memory with an unequal value
+// testCompareSwap tests that all operands have the byte order of their host, and that memory with an unequal value
 // stays unchanged.
-func compareSwap(w *suite.World) {
+func testCompareSwap(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	at := func(e *suite.End) []byte { return e.MR.Bytes()[:8] }
 	const old, fresh = 0x0102030405060708, 0xf1f2f3f4f5f6f7f8
 	binary.NativeEndian.PutUint64(at(b), old)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: 5,
 		Swap: fresh})
-	a.OK(1)
+	a.WaitOK(1)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != old {
-		w.Errorf("compare and swap of an unequal value: got old value %#x and new value %#x, want %#x for both", got, there, uint64(old))
+		w.Errorf("compare and swap of an unequal value: got old value %#x and new value %#x, want %#x for both", got, there,
+			uint64(old))
 	}
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: old,
 		Swap: fresh})
-	a.OK(2)
+	a.WaitOK(2)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != fresh {
-		w.Errorf("compare and swap of an equal value: got old value %#x and new value %#x, want %#x and %#x", got, there, uint64(old), uint64(fresh))
+		w.Errorf("compare and swap of an equal value: got old value %#x and new value %#x, want %#x and %#x", got, there,
+			uint64(old), uint64(fresh))
 	}
 	// The sum wraps around.
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.FetchAdd, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: ^uint64(0)})
-	a.OK(3)
+	a.WaitOK(3)
 	if there := binary.NativeEndian.Uint64(at(b)); there != fresh-1 {
 		w.Errorf("sum: got %#x, want %#x", there, uint64(fresh-1))
 	}
 }
 
-// fence tests that a fenced WRITE does not overtake the READ before it.
-func fence(w *suite.World) {
+// testFence tests that a fenced WRITE does not overtake the READ before it.
+func testFence(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	const n = 20000
 	for i := range 20 {
@@ -285,15 +288,15 @@ func fence(w *suite.World) {
 		if err != nil || n != 2 {
 			w.Fatalf("PostSends: got %d, %v", n, err)
 		}
-		a.OK(1)
-		a.OK(2)
-		w.Same(a.MR.Bytes()[:len(want)], want)
+		a.WaitOK(1)
+		a.WaitOK(2)
+		w.MustEqual(a.MR.Bytes()[:len(want)], want)
 	}
 }
 
-// queueFull tests a list of requests that does not fit into the queue. The requests before the first rejected
+// testQueueFull tests a list of requests that does not fit into the queue. The requests before the first rejected
 // request are queued and executed, and the other requests are not.
-func queueFull(w *suite.World) {
+func testQueueFull(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{SendWRs: 4})
 	room := a.QP.Init().SendWRs
 	wrs := make([]verbs.SendWR, room+3)
@@ -308,8 +311,8 @@ func queueFull(w *suite.World) {
 		w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: uint64(i)}))
 	}
 	for i := range n {
-		a.OK(uint64(i))
-		b.OK(uint64(i))
+		a.WaitOK(uint64(i))
+		b.WaitOK(uint64(i))
 	}
 	// The next signalled request frees the slots of unsignalled requests.
 	for range 3 {
@@ -320,13 +323,13 @@ func queueFull(w *suite.World) {
 			}
 			w.Must(a.QP.PostSend(&verbs.SendWR{ID: 9, Opcode: verbs.Write, Flags: f, Local: sge(a, 0, 8), Remote: b.Remote(0)}))
 		}
-		a.OK(9)
+		a.WaitOK(9)
 	}
 }
 
-// badRequest tests a bad request in the middle of a list. Only this request is refused, and the earlier requests
+// testBadRequest tests a bad request in the middle of a list. Only this request is refused, and the earlier requests
 // are executed.
-func badRequest(w *suite.World) {
+func testBadRequest(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{Inline: 16})
 	b.Recv(1, 0, 64)
 	n, err := a.QP.PostSends([]verbs.SendWR{
@@ -337,8 +340,8 @@ func badRequest(w *suite.World) {
 	if n != 1 || !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("got %d, %v, want 1, EINVAL", n, err)
 	}
-	a.OK(2)
-	b.OK(1)
+	a.WaitOK(2)
+	b.WaitOK(1)
 	// The same result is required if the device detects the error only during execution.
 	b.Recv(5, 0, 64)
 	n, err = a.QP.PostSends([]verbs.SendWR{
@@ -349,21 +352,21 @@ func badRequest(w *suite.World) {
 	if n != 3 {
 		w.Fatalf("got %d, %v", n, err)
 	}
-	a.OK(6)
-	b.OK(5)
+	a.WaitOK(6)
+	b.WaitOK(5)
 	for _, want := range []struct {
 		id     uint64
 		status verbs.Status
 	}{{7, verbs.LocalProtection}, {8, verbs.Flushed}} { // failed requests complete, signalled or not
-		if wc := a.One(); wc.ID != want.id || wc.Status != want.status {
+		if wc := a.WaitOne(); wc.ID != want.id || wc.Status != want.status {
 			w.Errorf("completion: got %v of work request %d, want %v of %d", wc.Status, wc.ID, want.status, want.id)
 		}
 	}
 }
 
-// inlineCapacity tests that a device either refuses a requested size of inline data or supports the size that it
+// testInlineCapacity tests that a device either refuses a requested size of inline data or supports the size that it
 // reports.
-func inlineCapacity(w *suite.World) {
+func testInlineCapacity(w *suite.Testbed) {
 	e := w.End(verbs.QPInit{})
 	n := 64
 	for ; n < 1<<20; n *= 2 {
@@ -385,9 +388,9 @@ func inlineCapacity(w *suite.World) {
 	want := bytes.Repeat([]byte{7}, most)
 	b.Recv(1, 0, most)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Inline: want})
-	a.OK(2)
-	b.OK(1)
-	w.Same(b.MR.Bytes()[:most], want)
+	a.WaitOK(2)
+	b.WaitOK(1)
+	w.MustEqual(b.MR.Bytes()[:most], want)
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, most+1)}); !errors.Is(err,
 		syscall.EINVAL) {
 		w.Errorf("post of %d bytes inline: got %v, want EINVAL", most+1, err)
@@ -398,46 +401,46 @@ func inlineCapacity(w *suite.World) {
 	}
 }
 
-// psnWrap tests that sequence numbers wrap around at 24 bits, in requests, acknowledgements and READs.
-func psnWrap(w *suite.World) {
+// testPSNWrap tests that sequence numbers wrap around at 24 bits, in requests, acknowledgements and READs.
+func testPSNWrap(w *suite.Testbed) {
 	for _, psn := range []uint32{0xffffff, 0xfffff0, 0x7fffff, 0x7ffff0} {
 		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-		connect(w, a, b, func(q *verbs.QPAttr) { q.SendPSN, q.RecvPSN = psn, psn })
+		connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.SendPSN, q.RecvPSN = psn, psn })
 		for i := range 4 {
 			want := a.Fill(0, 30000, byte(i))
 			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 30000), Remote: b.Remote(0)})
-			a.OK(1)
-			w.Same(b.MR.Bytes()[:30000], want)
+			a.WaitOK(1)
+			w.MustEqual(b.MR.Bytes()[:30000], want)
 			a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 32000, 30000), Remote: b.Remote(0)})
-			a.OK(2)
-			w.Same(a.MR.Bytes()[32000:62000], want)
+			a.WaitOK(2)
+			w.MustEqual(a.MR.Bytes()[32000:62000], want)
 		}
 	}
 	// The device ignores the upper bits of a sequence number.
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, func(q *verbs.QPAttr) { q.SendPSN |= 0xab000000 })
+	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.SendPSN |= 0xab000000 })
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
-	a.OK(1)
+	a.WaitOK(1)
 }
 
-// connect connects two Ends step by step. change modifies the attributes of both Ends before they are passed to the
-// device.
-func connect(w *suite.World, a, b *suite.End, change func(*verbs.QPAttr)) {
+// connectStepwise connects two Ends step by step. change modifies the attributes of both Ends before they are passed to
+// the device.
+func connectStepwise(w *suite.Testbed, a, b *suite.End, change func(*verbs.QPAttr)) {
 	w.Helper()
 	for _, x := range [][2]*suite.End{{a, b}, {b, a}} {
 		e, peer := x[0], x[1]
-		q := attributes(w, e, peer)
+		q := rcAttributes(w, e, peer)
 		if change != nil {
 			change(&q)
 		}
-		step(w, e, verbs.Init, q)
-		step(w, e, verbs.RTR, q)
-		step(w, e, verbs.RTS, q)
+		modifyTo(w, e, verbs.Init, q)
+		modifyTo(w, e, verbs.RTR, q)
+		modifyTo(w, e, verbs.RTS, q)
 	}
 }
 
-// attributes returns the attributes of a queue pair of a reliable connection for all transitions.
-func attributes(w *suite.World, e, peer *suite.End) verbs.QPAttr {
+// rcAttributes returns the attributes of a queue pair of a reliable connection for all transitions.
+func rcAttributes(w *suite.Testbed, e, peer *suite.End) verbs.QPAttr {
 	w.Helper()
 	to, err := peer.QP.LocalVia(w.Config.Path)
 	w.Must(err)
@@ -455,8 +458,8 @@ func attributes(w *suite.World, e, peer *suite.End) verbs.QPAttr {
 	}
 }
 
-// masks holds the attributes of each transition of a reliable connection.
-var masks = map[verbs.QPState]verbs.AttrMask{
+// rcMasks holds the attributes of each transition of a reliable connection.
+var rcMasks = map[verbs.QPState]verbs.AttrMask{
 	verbs.Init: verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccess,
 	verbs.RTR: verbs.AttrState | verbs.AttrAH | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRecvPSN |
 		verbs.AttrMaxPeerReads | verbs.AttrMinRNRTimer,
@@ -464,51 +467,52 @@ var masks = map[verbs.QPState]verbs.AttrMask{
 		verbs.AttrMaxReads,
 }
 
-func step(w *suite.World, e *suite.End, to verbs.QPState, q verbs.QPAttr) {
+func modifyTo(w *suite.Testbed, e *suite.End, to verbs.QPState, q verbs.QPAttr) {
 	w.Helper()
 	q.State = to
-	w.Must(e.QP.Modify(q, masks[to]))
+	w.Must(e.QP.Modify(q, rcMasks[to]))
 }
 
-// rnrForever tests that 7 RNR retries mean an infinite number, and that smaller numbers are counted.
-func rnrForever(w *suite.World) {
+// testRNRForever tests that 7 RNR retries mean an infinite number, and that smaller numbers are counted.
+func testRNRForever(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	time.Sleep(30 * time.Millisecond) // many times the timer of 0.01 ms
 	b.Recv(2, 0, 8)
-	a.OK(1)
-	b.OK(2)
+	a.WaitOK(1)
+	b.WaitOK(2)
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, func(q *verbs.QPAttr) { q.RNRRetry = 6 })
-	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)}, verbs.RNRRetryExceeded)
+	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.RNRRetry = 6 })
+	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)}, verbs.RNRRetryExceeded)
 }
 
-// rnrLongest tests that timer code 0 is the longest timer, 655.36 ms.
-func rnrLongest(w *suite.World) {
+// testRNRLongest tests that timer code 0 is the longest timer, 655.36 ms.
+func testRNRLongest(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, func(q *verbs.QPAttr) { q.MinRNRTimer = 0 })
+	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MinRNRTimer = 0 })
 	begin := time.Now()
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	time.Sleep(10 * time.Millisecond)
 	b.Recv(2, 0, 8)
-	a.OK(1)
-	b.OK(2)
+	a.WaitOK(1)
+	b.WaitOK(2)
 	if d := time.Since(begin); d < 640*time.Millisecond {
 		w.Errorf("retransmission: got it after %v, want 655 ms", d)
 	}
 }
 
-// noPeer tests that a queue pair without a peer runs out of retries, and reports no other error.
-func noPeer(w *suite.World) {
+// testNoPeer tests that a queue pair without a peer runs out of retries, and reports no other error.
+func testNoPeer(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 8, 1 })
+	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 8, 1 })
 	w.Must(b.QP.Close())
-	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RetryExceeded)
+	expectStatus(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)},
+		verbs.RetryExceeded)
 	// A timeout of 0 disables the timer. Without a timeout, the request stays outstanding until the queue pair is
 	// flushed.
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 0, 1 })
+	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 0, 1 })
 	w.Must(b.QP.Close())
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 	time.Sleep(50 * time.Millisecond)
@@ -516,39 +520,39 @@ func noPeer(w *suite.World) {
 		w.Errorf("completions without a timeout: got %d and error %v, want none", n, err)
 	}
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
-	if wc := a.One(); wc.ID != 2 || wc.Status != verbs.Flushed {
+	if wc := a.WaitOne(); wc.ID != 2 || wc.Status != verbs.Flushed {
 		w.Errorf("completion: got %v of work request %d, want it flushed", wc.Status, wc.ID)
 	}
 }
 
-// rights tests that a request not permitted by the queue pair is an invalid request, regardless of the rights of
+// testRights tests that a request not permitted by the queue pair is an invalid request, regardless of the rights of
 // the memory.
-func rights(w *suite.World) {
+func testRights(w *suite.Testbed) {
 	for op, without := range map[verbs.Opcode]verbs.Access{
 		verbs.Read: verbs.RemoteWrite, verbs.Write: verbs.RemoteRead, verbs.FetchAdd: verbs.RemoteRead | verbs.RemoteWrite,
 	} {
 		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-		connect(w, a, b, func(q *verbs.QPAttr) { q.Access = without })
-		failed(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RemoteInvalid)
+		connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.Access = without })
+		expectStatus(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RemoteInvalid)
 	}
 }
 
-// readDepth tests that the peer answers the agreed number of outstanding READs, at any rate of posts.
-func readDepth(w *suite.World) {
+// testReadDepth tests that the peer answers the agreed number of outstanding READs, at any rate of posts.
+func testReadDepth(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxReads, q.MaxPeerReads = 1, 1 })
+	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MaxReads, q.MaxPeerReads = 1, 1 })
 	for range 20 {
 		w.Must(a.QP.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Read, Flags: verbs.Signaled, Local: sge(a, 0, 9000),
 			Remote: b.Remote(0)}))
 	}
 	for range 20 {
-		a.OK(1)
+		a.WaitOK(1)
 	}
 	// With a depth of 0, READs are refused at once, because they would wait forever.
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxReads = 0 })
-	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.LocalQPError)
+	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MaxReads = 0 })
+	expectStatus(a, verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.LocalQPError)
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxPeerReads = 0 })
-	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RemoteInvalid)
+	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MaxPeerReads = 0 })
+	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RemoteInvalid)
 }

@@ -8,8 +8,8 @@ import (
 	"verbena/verbs"
 )
 
-// refused tries a change that the device must refuse with EINVAL and without any effect.
-func refused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMask) {
+// expectRefused tries a change that the device must refuse with EINVAL and without any effect.
+func expectRefused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMask) {
 	e.Helper()
 	before, err := e.QP.Query()
 	e.Must(err)
@@ -23,46 +23,47 @@ func refused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMask) {
 	}
 }
 
-// pathInRTS tests that the path of a connected queue pair cannot change, and that the attempt has no effect.
-func pathInRTS(w *suite.World) {
+// testPathInRTS tests that the path of a connected queue pair cannot change, and that the attempt has no effect.
+func testPathInRTS(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
-	q := attributes(w, a, b)
-	refused(a, "the path in RTS", q, verbs.AttrAH)
-	refused(a, "the path MTU in RTS", q, verbs.AttrPathMTU)
-	refused(a, "the sequence number in RTS", q, verbs.AttrSendPSN)
-	refused(a, "the timeout in RTS", q, verbs.AttrTimeout)
+	q := rcAttributes(w, a, b)
+	expectRefused(a, "the path in RTS", q, verbs.AttrAH)
+	expectRefused(a, "the path MTU in RTS", q, verbs.AttrPathMTU)
+	expectRefused(a, "the sequence number in RTS", q, verbs.AttrSendPSN)
+	expectRefused(a, "the timeout in RTS", q, verbs.AttrTimeout)
 	// These attributes may change.
 	w.Must(a.QP.Modify(verbs.QPAttr{MinRNRTimer: 12, Access: verbs.RemoteWrite}, verbs.AttrMinRNRTimer|verbs.AttrAccess))
 	got, err := a.QP.Query()
 	w.Must(err)
 	if got.MinRNRTimer != 12 || got.Access != verbs.RemoteWrite {
-		w.Errorf("query after the change: got timer %d and rights %v, want 12 and %v", got.MinRNRTimer, got.Access, verbs.RemoteWrite)
+		w.Errorf("query after the change: got timer %d and rights %v, want 12 and %v", got.MinRNRTimer, got.Access,
+			verbs.RemoteWrite)
 	}
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
-	a.OK(1)
+	a.WaitOK(1)
 }
 
-// resetAgain tests that a queue pair in RESET can be reset, and can then be connected as a new queue pair.
-func resetAgain(w *suite.World) {
+// testResetAgain tests that a queue pair in RESET can be reset, and can then be connected as a new queue pair.
+func testResetAgain(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	for range 2 {
 		for range 2 {
 			w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
 			w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
 		}
-		connect(w, a, b, nil)
+		connectStepwise(w, a, b, nil)
 		b.Recv(1, 0, 8)
 		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-		a.OK(2)
-		b.OK(1)
+		a.WaitOK(2)
+		b.WaitOK(1)
 	}
 }
 
-// resetForgets tests work requests posted before a reset. These work requests do not complete after the reset,
+// testResetForgets tests work requests posted before a reset. These work requests do not complete after the reset,
 // receive no data, and use no slots.
-func resetForgets(w *suite.World) {
+func testResetForgets(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4}), w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	room := a.QP.Init().SendWRs
 	for range room { // these requests wait for receives
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
@@ -73,43 +74,43 @@ func resetForgets(w *suite.World) {
 	for _, e := range []*suite.End{a, b} {
 		w.Must(e.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
 	}
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	for i := range room {
 		b.Recv(uint64(10+i), 0, 8)
 		a.Post(verbs.SendWR{ID: uint64(20 + i), Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	}
 	for i := range room {
-		a.OK(uint64(20 + i))
-		b.OK(uint64(10 + i))
+		a.WaitOK(uint64(20 + i))
+		b.WaitOK(uint64(10 + i))
 	}
 	for range a.QP.Init().RecvWRs {
 		a.Recv(3, 0, 8)
 	}
 }
 
-// postInReset tests that a queue pair refuses receives in RESET, and refuses sends before RTS, even after a failed
+// testPostInReset tests that a queue pair refuses receives in RESET, and refuses sends before RTS, even after a failed
 // transition.
-func postInReset(w *suite.World) {
+func testPostInReset(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	recv := func() error { return a.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: sge(a, 0, 8)}) }
 	send := func() error { return a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: sge(a, 0, 8)}) }
 	if err := recv(); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("PostRecv in RESET: got %v, want EINVAL", err)
 	}
-	q := attributes(w, a, b)
-	step(w, a, verbs.Init, q)
+	q := rcAttributes(w, a, b)
+	modifyTo(w, a, verbs.Init, q)
 	w.Must(recv())
 	if err := send(); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("PostSend in INIT: got %v, want EINVAL", err)
 	}
-	step(w, a, verbs.RTR, q)
+	modifyTo(w, a, verbs.RTR, q)
 	bad := q
 	bad.State, bad.RetryCount = verbs.RTS, 8
-	refused(a, "RTS with 8 retries", bad, masks[verbs.RTS])
+	expectRefused(a, "RTS with 8 retries", bad, rcMasks[verbs.RTS])
 	if err := send(); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("PostSend in RTR: got %v, want EINVAL", err)
 	}
-	step(w, a, verbs.RTS, q)
+	modifyTo(w, a, verbs.RTS, q)
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
 	if err := recv(); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("PostRecv after a reset: got %v, want EINVAL", err)
@@ -119,11 +120,11 @@ func postInReset(w *suite.World) {
 	}
 }
 
-// beacon tests that requests posted to a queue pair in the error state are flushed after all outstanding requests,
+// testBeacon tests that requests posted to a queue pair in the error state are flushed after all outstanding requests,
 // signalled or not.
-func beacon(w *suite.World) {
+func testBeacon(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	connect(w, a, b, nil)
+	connectStepwise(w, a, b, nil)
 	for i := range 5 {
 		// This request is unsignalled, and waits for a receive.
 		w.Must(a.QP.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Local: sge(a, 0, 8)}))
@@ -134,7 +135,7 @@ func beacon(w *suite.World) {
 	a.Recv(105, 0, 8)
 	next := map[bool]uint64{false: 0, true: 100}
 	for range 12 {
-		wc := a.One()
+		wc := a.WaitOne()
 		recv := wc.ID >= 100
 		if wc.Status != verbs.Flushed || wc.ID != next[recv] || wc.QPN != a.QP.Num() {
 			w.Fatalf("completion: got work request %d with %v of QP %d, want %d flushed", wc.ID, wc.Status, wc.QPN, next[recv])
@@ -143,14 +144,14 @@ func beacon(w *suite.World) {
 	}
 }
 
-// transitions tests that each type of queue pair requires its own attributes for a transition and refuses others.
-func transitions(w *suite.World) {
+// testTransitions tests that each type of queue pair requires its own attributes for a transition and refuses others.
+func testTransitions(w *suite.Testbed) {
 	init := verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort
 	for _, x := range []struct {
 		typ   verbs.QPType
 		masks map[verbs.QPState]verbs.AttrMask
 	}{
-		{verbs.RC, masks},
+		{verbs.RC, rcMasks},
 		{verbs.UC, map[verbs.QPState]verbs.AttrMask{
 			verbs.Init: init | verbs.AttrAccess,
 			verbs.RTR:  verbs.AttrState | verbs.AttrAH | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRecvPSN,
@@ -161,35 +162,35 @@ func transitions(w *suite.World) {
 		}},
 	} {
 		a := w.End(verbs.QPInit{Type: x.typ})
-		q := attributes(w, a, a)
+		q := rcAttributes(w, a, a)
 		for _, to := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
 			q.State = to
 			need := x.masks[to]
 			for bit := verbs.AttrMask(1); bit <= need; bit <<= 1 {
 				if need&bit != 0 && bit != verbs.AttrState {
-					refused(a, "a transition without a required attribute", q, need&^bit)
+					expectRefused(a, "a transition without a required attribute", q, need&^bit)
 				}
 			}
 			never := verbs.AttrSendPSN
 			if to == verbs.RTS {
 				never = verbs.AttrDestQPN
 			}
-			refused(a, "a transition with an attribute that does not belong there", q, need|never)
+			expectRefused(a, "a transition with an attribute that does not belong there", q, need|never)
 			w.Must(a.QP.Modify(q, need))
 		}
 		q.State = verbs.Init
-		refused(a, "RTS to INIT", q, x.masks[verbs.Init])
+		expectRefused(a, "RTS to INIT", q, x.masks[verbs.Init])
 	}
 }
 
-// ranges tests that attributes outside their range are refused.
-func ranges(w *suite.World) {
+// testAttributeRanges tests that attributes outside their range are refused.
+func testAttributeRanges(w *suite.Testbed) {
 	d, err := w.Device.Query()
 	w.Must(err)
 	p, err := w.Device.QueryPort(1)
 	w.Must(err)
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	good := attributes(w, a, b)
+	good := rcAttributes(w, a, b)
 	for _, s := range []struct {
 		to  verbs.QPState
 		bad map[string]func(*verbs.QPAttr)
@@ -221,21 +222,21 @@ func ranges(w *suite.World) {
 			q := good
 			change(&q)
 			q.State = s.to
-			refused(a, what, q, masks[s.to])
+			expectRefused(a, what, q, rcMasks[s.to])
 		}
-		step(w, a, s.to, good)
+		modifyTo(w, a, s.to, good)
 	}
 }
 
-// queried tests that a query returns the values that were set, even after a reset and a failure.
-func queried(w *suite.World) {
+// testQuery tests that a query returns the values that were set, even after a reset and a failure.
+func testQuery(w *suite.Testbed) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
-	want := attributes(w, a, b)
+	want := rcAttributes(w, a, b)
 	want.SendPSN, want.RecvPSN, want.Timeout, want.RetryCount, want.RNRRetry, want.MinRNRTimer = 0xabcdef, 0x123456, 17, 3,
 		2, 31
 	want.AH.TrafficClass, want.AH.FlowLabel, want.AH.HopLimit = 96, 0xfffff, 255
 	for _, to := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
-		step(w, a, to, want)
+		modifyTo(w, a, to, want)
 		got, err := a.QP.Query()
 		w.Must(err)
 		if got.State != to || got.CurState != to {
@@ -251,11 +252,11 @@ func queried(w *suite.World) {
 	}
 }
 
-// drain tests that a draining send queue accepts requests, and executes them after the queue pair returns to RTS.
-func drain(w *suite.World) {
+// testDrain tests that a draining send queue accepts requests, and executes them after the queue pair returns to RTS.
+func testDrain(w *suite.Testbed) {
 	a, b := w.Pair(verbs.QPInit{})
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.SQD, NotifyWhenDrained: true}, verbs.AttrState|verbs.AttrNotifySQD))
-	ev, err := w.Device.NextEvent(w.Soon())
+	ev, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
 	if ev.Type != verbs.EventSQDrained || ev.QP != a.QP {
 		w.Errorf("event: got %+v, want %v of the queue pair", ev, verbs.EventSQDrained)
@@ -263,37 +264,37 @@ func drain(w *suite.World) {
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 	// The other direction continues.
 	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(b, 0, 8), Remote: a.Remote(0)})
-	b.OK(2)
+	b.WaitOK(2)
 	if n, err := a.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
 		w.Errorf("completions in SQD: got %d and error %v, want one receive", n, err)
 	}
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.RTS}, verbs.AttrState))
-	a.OK(1)
+	a.WaitOK(1)
 }
 
-// sendQueueError tests that a bad datagram stops only the send queue. The queue pair still receives, and can return to
-// RTS.
-func sendQueueError(w *suite.World) {
+// testSendQueueError tests that a bad datagram stops only the send queue. The queue pair still receives, and can return
+// to RTS.
+func testSendQueueError(w *suite.Testbed) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
-	to, ah := address(w, a, b)
-	back, back2 := address(w, b, a)
+	to, ah := newAddressHandle(w, a, b)
+	back, back2 := newAddressHandle(w, b, a)
 	dest := verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}
-	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 8, LKey: 0xbad},
+	expectStatus(a, verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 8, LKey: 0xbad},
 		To: dest}, verbs.LocalProtection)
 	q, err := a.QP.Query()
 	w.Must(err)
 	if q.State != verbs.SQE {
 		w.Fatalf("state: got %v, want SQE", q.State)
 	}
-	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest}, verbs.Flushed)
+	expectStatus(a, verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest}, verbs.Flushed)
 	a.Recv(3, 0, 100)
 	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8),
 		To: verbs.Datagram{AH: back2, QPN: back.QPN, QKey: back.QKey}})
-	b.OK(4)
-	a.OK(3)
+	b.WaitOK(4)
+	a.WaitOK(3)
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.RTS, CurState: verbs.SQE}, verbs.AttrState|verbs.AttrCurState))
 	b.Recv(5, 0, 100)
 	a.Post(verbs.SendWR{ID: 6, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest})
-	a.OK(6)
-	b.OK(5)
+	a.WaitOK(6)
+	b.WaitOK(5)
 }

@@ -33,7 +33,7 @@ func main() {
 	}
 }
 
-type line struct {
+type terminalLine struct {
 	text  string
 	typed bool
 }
@@ -60,13 +60,13 @@ func run() error {
 			printed <- s.Text()
 		}
 	}()
-	var shown []line
+	var shown []terminalLine
 	const done = "-- done --"
 	for input := bufio.NewScanner(os.Stdin); input.Scan(); {
 		command := input.Text()
 		hidden := strings.HasPrefix(command, " ")
 		if !hidden {
-			shown = append(shown, line{command, true})
+			shown = append(shown, terminalLine{command, true})
 		}
 		fmt.Fprintf(in, "%s\nsleep %v\necho %s\n", command, settle.Seconds(), done)
 		for {
@@ -78,7 +78,7 @@ func run() error {
 				break
 			}
 			if !hidden {
-				shown = append(shown, line{text, false})
+				shown = append(shown, terminalLine{text, false})
 			}
 		}
 	}
@@ -86,12 +86,12 @@ func run() error {
 	if err := shell.Wait(); err != nil {
 		return err
 	}
-	_, err = os.Stdout.Write(picture(shown))
+	_, err = os.Stdout.Write(renderSVG(shown))
 	return err
 }
 
-// expand replaces tabs by spaces, with a stop at every eighth column.
-func expand(s string) string {
+// expandTabs replaces tabs by spaces, with a stop at every eighth column.
+func expandTabs(s string) string {
 	var b strings.Builder
 	n := 0
 	for _, r := range s {
@@ -106,8 +106,8 @@ func expand(s string) string {
 	return b.String()
 }
 
-// picture returns the terminal as SVG.
-func picture(lines []line) []byte {
+// renderSVG returns the terminal as SVG.
+func renderSVG(lines []terminalLine) []byte {
 	var b bytes.Buffer
 	w, h := int(width*charWidth)+40, len(lines)*lineHeight+64
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %[2]d">`+"\n", w, h)
@@ -119,7 +119,7 @@ func picture(lines []line) []byte {
 	}
 	for i, l := range lines {
 		y := 58 + i*lineHeight
-		text := expand(l.text)
+		text := expandTabs(l.text)
 		if r := []rune(text); len(r) > width-2 {
 			text = string(r[:width-3]) + "…"
 		}

@@ -27,20 +27,21 @@ type CMConfig struct {
 func RunCM(t *testing.T, c CMConfig) {
 	for _, x := range []struct {
 		name string
-		f    func(*CMWorld)
+		f    func(*CMTestbed)
 	}{
-		{"Connect", (*CMWorld).connects}, {"Reject", (*CMWorld).rejects}, {"Nobody", (*CMWorld).nobody},
-		{"Disconnect", (*CMWorld).disconnects}, {"Many", (*CMWorld).many}, {"Cancel", (*CMWorld).cancels}, {"Close",
-			(*CMWorld).closes},
-		{"Misuse", (*CMWorld).misuse},
+		{"Connect", (*CMTestbed).testConnect}, {"Reject", (*CMTestbed).testReject}, {"Nobody", (*CMTestbed).testNoListener},
+		{"Disconnect", (*CMTestbed).testDisconnect}, {"Many", (*CMTestbed).testManyConnections}, {"Cancel",
+			(*CMTestbed).testCancelDial}, {"Close",
+			(*CMTestbed).testCloseManager},
+		{"Misuse", (*CMTestbed).testMisuse},
 	} {
 		t.Run(x.name, func(t *testing.T) { WithCM(t, c, x.f) })
 	}
 }
 
 // WithCM runs one test with the device and the connection manager open.
-func WithCM(t *testing.T, c CMConfig, test func(*CMWorld)) {
-	w := &CMWorld{World: &World{T: t, Config: c.Config, Memory: 16 << 10}, Addr: c.Addr}
+func WithCM(t *testing.T, c CMConfig, test func(*CMTestbed)) {
+	w := &CMTestbed{Testbed: &Testbed{T: t, Config: c.Config, Memory: 16 << 10}, Addr: c.Addr}
 	var err error
 	w.Device, err = c.Open()
 	w.Must(err)
@@ -52,15 +53,15 @@ func WithCM(t *testing.T, c CMConfig, test func(*CMWorld)) {
 	w.Must(w.Device.Close())
 }
 
-// CMWorld is a World with a connection manager.
-type CMWorld struct {
-	*World
+// CMTestbed is a World with a connection manager.
+type CMTestbed struct {
+	*Testbed
 	Manager *cm.Manager
 	Addr    netip.Addr
 }
 
 // Listen listens on a free port.
-func (w *CMWorld) Listen() (*cm.Listener, netip.AddrPort) {
+func (w *CMTestbed) Listen() (*cm.Listener, netip.AddrPort) {
 	w.Helper()
 	l, err := w.Manager.Listen(netip.AddrPortFrom(w.Addr, 0), 0)
 	w.Must(err)
@@ -72,8 +73,8 @@ func (w *CMWorld) Listen() (*cm.Listener, netip.AddrPort) {
 }
 
 // Accept accepts one request, and returns its private data.
-func (w *CMWorld) Accept(l *cm.Listener, data []byte) (*End, *cm.Conn, []byte, error) {
-	r, err := l.Accept(w.Soon())
+func (w *CMTestbed) Accept(l *cm.Listener, data []byte) (*End, *cm.Conn, []byte, error) {
+	r, err := l.Accept(w.ShortContext())
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -83,14 +84,14 @@ func (w *CMWorld) Accept(l *cm.Listener, data []byte) (*End, *cm.Conn, []byte, e
 	}
 	c, err := r.Accept(e.QP, cm.Param{}, data)
 	if err == nil {
-		err = c.Established(w.Soon())
+		err = c.Established(w.ShortContext())
 	}
 	return e, c, r.Data, err
 }
 
 // Dial resolves an address and connects.
-func (w *CMWorld) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte, error) {
-	c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at})
+func (w *CMTestbed) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte, error) {
+	c, err := w.Manager.Resolve(w.ShortContext(), cm.Target{Addr: at})
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -98,12 +99,12 @@ func (w *CMWorld) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte, 
 	if err := c.Init(e.QP); err != nil {
 		return e, c, nil, err
 	}
-	got, err := c.Connect(w.Soon(), e.QP, cm.Param{}, data)
+	got, err := c.Connect(w.ShortContext(), e.QP, cm.Param{}, data)
 	return e, c, got, err
 }
 
 // Connections returns two connected Ends with their connections.
-func (w *CMWorld) Connections() (a, b *End, ca, cb *cm.Conn) {
+func (w *CMTestbed) Connections() (a, b *End, ca, cb *cm.Conn) {
 	w.Helper()
 	l, at := w.Listen()
 	defer l.Close()
@@ -127,8 +128,8 @@ func (w *CMWorld) Connections() (a, b *End, ca, cb *cm.Conn) {
 	return a, b, ca, cb
 }
 
-// Ended waits for the end of a connection.
-func (w *CMWorld) Ended(c *cm.Conn, want error) {
+// AwaitEnd waits for the end of a connection.
+func (w *CMTestbed) AwaitEnd(c *cm.Conn, want error) {
 	w.Helper()
 	select {
 	case <-c.Done():
@@ -140,7 +141,7 @@ func (w *CMWorld) Ended(c *cm.Conn, want error) {
 	}
 }
 
-func (w *CMWorld) connects() {
+func (w *CMTestbed) testConnect() {
 	a, b, ca, cb := w.Connections()
 	if ca.RemoteAddr().Addr() != w.Addr || cb.LocalAddr().Addr() != w.Addr {
 		w.Errorf("addresses: got %v and %v, want %v", ca.RemoteAddr(), cb.LocalAddr(), w.Addr)
@@ -150,25 +151,25 @@ func (w *CMWorld) connects() {
 		want := from.Fill(0, 5000, 3)
 		to.Recv(1, 0, 5000)
 		from.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: from.MR.SGE(0, 5000)})
-		from.OK(2)
-		to.OK(1)
-		w.Same(to.MR.Bytes()[:5000], want)
+		from.WaitOK(2)
+		to.WaitOK(1)
+		w.MustEqual(to.MR.Bytes()[:5000], want)
 		from.Post(verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: from.MR.SGE(9000, 100), Remote: to.Remote(0)})
-		from.OK(3)
-		w.Same(from.MR.Bytes()[9000:9100], want[:100])
+		from.WaitOK(3)
+		w.MustEqual(from.MR.Bytes()[9000:9100], want[:100])
 	}
 	w.Must(ca.Close())
-	w.Ended(ca, syscall.ECONNABORTED)
-	w.Ended(cb, cm.ErrDisconnected)
+	w.AwaitEnd(ca, syscall.ECONNABORTED)
+	w.AwaitEnd(cb, cm.ErrDisconnected)
 	w.Must(cb.Close())
 	w.Must(cb.Close())
 }
 
-func (w *CMWorld) rejects() {
+func (w *CMTestbed) testReject() {
 	l, at := w.Listen()
 	defer l.Close()
 	go func() {
-		if r, err := l.Accept(w.Soon()); err == nil {
+		if r, err := l.Accept(w.ShortContext()); err == nil {
 			r.Reject([]byte("not now"))
 		}
 	}()
@@ -181,7 +182,7 @@ func (w *CMWorld) rejects() {
 	w.Must(c.Close())
 }
 
-func (w *CMWorld) nobody() {
+func (w *CMTestbed) testNoListener() {
 	_, c, _, err := w.Dial(netip.AddrPortFrom(w.Addr, 9), nil)
 	var refused *cm.RefusedError
 	if !errors.As(err, &refused) || refused.Reason != 8 {
@@ -190,19 +191,19 @@ func (w *CMWorld) nobody() {
 	w.Must(c.Close())
 }
 
-func (w *CMWorld) disconnects() {
+func (w *CMTestbed) testDisconnect() {
 	for i := range 2 {
 		_, _, ca, cb := w.Connections()
 		c := []*cm.Conn{ca, cb}
 		w.Must(c[i].Disconnect())
-		w.Ended(c[1-i], cm.ErrDisconnected)
-		w.Ended(c[i], cm.ErrDisconnected)
+		w.AwaitEnd(c[1-i], cm.ErrDisconnected)
+		w.AwaitEnd(c[i], cm.ErrDisconnected)
 		w.Must(ca.Close())
 		w.Must(cb.Close())
 	}
 }
 
-func (w *CMWorld) many() {
+func (w *CMTestbed) testManyConnections() {
 	const n = 20
 	l, at := w.Listen()
 	var wg sync.WaitGroup
@@ -227,7 +228,7 @@ func (w *CMWorld) many() {
 			defer c.Close()
 			e.Recv(1, 0, 100)
 			var wc [4]verbs.WC
-			if n, err := e.CQ.Wait(e.Soon(), wc[:]); err != nil || n == 0 || wc[0].Status != verbs.Success {
+			if n, err := e.CQ.Wait(e.ShortContext(), wc[:]); err != nil || n == 0 || wc[0].Status != verbs.Success {
 				w.Errorf("receive: got %d, %v, %v", n, wc[0].Status, err)
 			}
 		})
@@ -236,7 +237,7 @@ func (w *CMWorld) many() {
 	w.Must(l.Close())
 }
 
-func (w *CMWorld) cancels() {
+func (w *CMTestbed) testCancelDial() {
 	l, _ := w.Listen()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 	defer cancel()
@@ -244,7 +245,7 @@ func (w *CMWorld) cancels() {
 		w.Errorf("Accept: got %v, want %v", err, context.DeadlineExceeded)
 	}
 	done := make(chan error)
-	go func() { done <- second(l.Accept(context.Background())) }()
+	go func() { done <- secondResult(l.Accept(context.Background())) }()
 	time.Sleep(2 * time.Millisecond)
 	w.Must(l.Close())
 	w.Must(l.Close())
@@ -253,12 +254,12 @@ func (w *CMWorld) cancels() {
 	}
 }
 
-// closes tests that a blocked Accept returns when the manager is closed.
-func (w *CMWorld) closes() {
+// testCloseManager tests that a blocked Accept returns when the manager is closed.
+func (w *CMTestbed) testCloseManager() {
 	_, _, ca, _ := w.Connections()
 	l, _ := w.Listen()
 	done := make(chan error)
-	go func() { done <- second(l.Accept(context.Background())) }()
+	go func() { done <- secondResult(l.Accept(context.Background())) }()
 	time.Sleep(2 * time.Millisecond)
 	w.Must(w.Manager.Close())
 	select {
@@ -279,7 +280,7 @@ func (w *CMWorld) closes() {
 	}
 }
 
-func (w *CMWorld) misuse() {
+func (w *CMTestbed) testMisuse() {
 	l, at := w.Listen()
 	defer l.Close()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {
@@ -288,14 +289,14 @@ func (w *CMWorld) misuse() {
 	if _, err := w.Manager.Listen(netip.MustParseAddrPort("192.0.2.1:0"), 0); err == nil {
 		w.Error("Listen at an address of another host: got a listener, want an error")
 	}
-	if _, err := w.Manager.Resolve(w.Soon(), cm.Target{}); err == nil {
+	if _, err := w.Manager.Resolve(w.ShortContext(), cm.Target{}); err == nil {
 		w.Error("Dial without an address: got a connection, want an error")
 	}
-	c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at})
+	c, err := w.Manager.Resolve(w.ShortContext(), cm.Target{Addr: at})
 	w.Must(err)
 	e := w.End(verbs.QPInit{})
 	w.Must(c.Init(e.QP))
-	if _, err := c.Connect(w.Soon(), e.QP, cm.Param{}, make([]byte, 57)); !errors.Is(err, syscall.EINVAL) {
+	if _, err := c.Connect(w.ShortContext(), e.QP, cm.Param{}, make([]byte, 57)); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Dial with 57 bytes of private data: got %v, want EINVAL", err)
 	}
 	w.Must(c.Close())

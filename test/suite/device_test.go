@@ -23,17 +23,17 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// device returns a function that opens the device with a name. The device is one of the kernel, of the service that
-// runs this program or, with VERBS_SERVICE, of the service at that socket.
-func device(t *testing.T, name string) func() (*verbs.Device, error) {
+// deviceOpener returns a function that opens the device with a name. The device is one of the kernel, of the service
+// that runs this program or, with VERBS_SERVICE, of the service at that socket.
+func deviceOpener(t *testing.T, name string) func() (*verbs.Device, error) {
 	if os.Getenv("VERBS_SERVICE") == "" {
 		return func() (*verbs.Device, error) { return verbs.Open(name) }
 	}
-	s := socket(t)
+	s := connectService(t)
 	return func() (*verbs.Device, error) { return s.Open(name) }
 }
 
-func socket(t *testing.T) *service.Service {
+func connectService(t *testing.T) *service.Service {
 	s, err := service.At(os.Getenv("VERBS_SERVICE"))
 	if err != nil {
 		t.Fatal(err)
@@ -48,36 +48,37 @@ func TestDevice(t *testing.T) {
 	if name == "" {
 		t.Skip("VERBS_DEVICE is not set")
 	}
-	c := suite.Config{Open: device(t, name), Without: map[suite.Ability]bool{}}
+	c := suite.Config{Open: deviceOpener(t, name), Without: map[suite.Ability]bool{}}
 	for _, a := range strings.Split(os.Getenv("VERBS_WITHOUT"), ",") {
 		c.Without[suite.Ability(a)] = true
 	}
 	suite.Run(t, c)
 }
 
-// connections returns the configuration for tests of the connection manager on the same device, at the address
+// cmConfig returns the configuration for tests of the connection manager on the same device, at the address
 // VERBS_ADDR.
-func connections(t *testing.T) suite.CMConfig {
+func cmConfig(t *testing.T) suite.CMConfig {
 	name, addr := os.Getenv("VERBS_DEVICE"), os.Getenv("VERBS_ADDR")
 	if name == "" || addr == "" {
 		t.Skip("VERBS_DEVICE or VERBS_ADDR is not set")
 	}
 	manager := cm.Open
 	if os.Getenv("VERBS_SERVICE") != "" {
-		manager = socket(t).ConnectionManager
+		manager = connectService(t).ConnectionManager
 	}
-	return suite.CMConfig{Config: suite.Config{Open: device(t, name)}, Manager: manager, Addr: netip.MustParseAddr(addr)}
+	return suite.CMConfig{Config: suite.Config{Open: deviceOpener(t, name)}, Manager: manager,
+		Addr: netip.MustParseAddr(addr)}
 }
 
 // TestConnections runs the tests of package cm.
-func TestConnections(t *testing.T) { suite.RunCM(t, connections(t)) }
+func TestConnections(t *testing.T) { suite.RunCM(t, cmConfig(t)) }
 
 // TestReports runs the programs of test/reports on a device of Verbena. The kernel's rxe has many of the faults.
 func TestReports(t *testing.T) {
 	if os.Getenv("VERBS_REPORTS") == "" {
 		t.Skip("VERBS_REPORTS is not set")
 	}
-	reports.Run(t, connections(t))
+	reports.Run(t, cmConfig(t))
 }
 
 // These marks show in a system call trace where TestQuiet starts and ends its loop.
@@ -99,8 +100,8 @@ func TestQuiet(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d, err := device(t, name)()
-	w := &suite.World{T: t, Device: d}
+	d, err := deviceOpener(t, name)()
+	w := &suite.Testbed{T: t, Device: d}
 	w.Must(err)
 	defer d.Close()
 	a, b := w.Pair(verbs.QPInit{SendWRs: 128})

@@ -14,7 +14,7 @@ import (
 	"verbena/verbs"
 )
 
-func (w *World) errors() {
+func (w *Testbed) testErrors() {
 	for _, x := range []struct {
 		name string
 		wr   func(a, b *End) verbs.SendWR
@@ -33,7 +33,7 @@ func (w *World) errors() {
 		}, verbs.RemoteAccessError},
 	} {
 		w.Run(x.name, func(t *testing.T) {
-			w := &World{T: t, Config: w.Config, Device: w.Device}
+			w := &Testbed{T: t, Config: w.Config, Device: w.Device}
 			a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 			p := w.Config.Path
 			p.RNRRetries = verbs.Never
@@ -41,7 +41,7 @@ func (w *World) errors() {
 			wr := x.wr(a, b)
 			wr.ID = 77
 			a.Post(wr)
-			wc := a.One()
+			wc := a.WaitOne()
 			werr := verbs.CompletionError(&wc)
 			want := x.want
 			if want == verbs.LocalProtection && w.Config.Without[LocalErrors] {
@@ -56,7 +56,7 @@ func (w *World) errors() {
 			}
 			// After the failure all requests are flushed.
 			a.Post(verbs.SendWR{ID: 78, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-			if wc := a.One(); wc.ID != 78 || wc.Status != verbs.Flushed {
+			if wc := a.WaitOne(); wc.ID != 78 || wc.Status != verbs.Flushed {
 				w.Errorf("next completion: got work request %d with %v, want 78 with %v", wc.ID, wc.Status, verbs.Flushed)
 			}
 			q, err := a.QP.Query()
@@ -68,27 +68,27 @@ func (w *World) errors() {
 	}
 }
 
-func (w *World) events() {
+func (w *Testbed) testEvents() {
 	a, b := w.Pair(verbs.QPInit{})
 	// A WRITE without the right also raises an event at the other end.
 	mr, err := b.PD.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
 		Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()}})
-	if wc := a.One(); wc.Status != verbs.RemoteAccessError {
+	if wc := a.WaitOne(); wc.Status != verbs.RemoteAccessError {
 		w.Errorf("got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
 	if w.Config.Without[AccessEvents] {
 		return
 	}
-	e, err := w.Device.NextEvent(w.Soon())
+	e, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
 	if e.QP != b.QP || e.Type != verbs.EventQPAccessError && e.Type != verbs.EventQPFatal {
 		w.Errorf("event: got %+v, want an event of QP %d", e, b.QP.Num())
 	}
 }
 
-func (w *World) closed() {
+func (w *Testbed) testClosed() {
 	a, b := w.Pair(verbs.QPInit{})
 	mem := a.MR.Bytes()
 	sge := a.MR.SGE(0, 10)
@@ -102,11 +102,11 @@ func (w *World) closed() {
 			a.QP.PostRecv(&verbs.RecvWR{Local: sge})},
 		{"Arm", a.CQ.Arm(false)},
 		{"Resize", a.CQ.Resize(10)},
-		{"Poll", second(a.CQ.Poll(make([]verbs.WC, 1)))},
-		{"Wait", second(a.CQ.Wait(w.Soon(), make([]verbs.WC, 1)))},
-		{"CreateQP", second(a.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ}))},
-		{"Alloc", second(a.PD.Alloc(10, 0))},
-		{"CreateQP on a closed CQ", second(b.PD.CreateQP(verbs.QPInit{SendCQ: a.CQ}))},
+		{"Poll", secondResult(a.CQ.Poll(make([]verbs.WC, 1)))},
+		{"Wait", secondResult(a.CQ.Wait(w.ShortContext(), make([]verbs.WC, 1)))},
+		{"CreateQP", secondResult(a.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ}))},
+		{"Alloc", secondResult(a.PD.Alloc(10, 0))},
+		{"CreateQP on a closed CQ", secondResult(b.PD.CreateQP(verbs.QPInit{SendCQ: a.CQ}))},
 	} {
 		if !errors.Is(x.err, verbs.ErrClosed) {
 			w.Errorf("%s after Close: got %v, want %v", x.name, x.err, verbs.ErrClosed)
@@ -118,9 +118,9 @@ func (w *World) closed() {
 	mem[0]++ // must not crash
 }
 
-func second[T any](_ T, err error) error { return err }
+func secondResult[T any](_ T, err error) error { return err }
 
-func (w *World) busy() {
+func (w *Testbed) testBusy() {
 	e := w.End(verbs.QPInit{})
 	if err := e.PD.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close of a PD in use: got %v, want EBUSY", err)
@@ -131,14 +131,14 @@ func (w *World) busy() {
 	e.Close()
 }
 
-func (w *World) closeDevice() {
+func (w *Testbed) testCloseDevice() {
 	d, err := w.Config.Open()
 	w.Must(err)
-	o := &World{T: w.T, Config: w.Config, Device: d}
+	o := &Testbed{T: w.T, Config: w.Config, Device: d}
 	a, b := o.Pair(verbs.QPInit{})
 	errs := make(chan error, 3)
-	go func() { errs <- second(a.CQ.Wait(context.Background(), make([]verbs.WC, 1))) }()
-	go func() { errs <- second(d.NextEvent(context.Background())) }()
+	go func() { errs <- secondResult(a.CQ.Wait(context.Background(), make([]verbs.WC, 1))) }()
+	go func() { errs <- secondResult(d.NextEvent(context.Background())) }()
 	go func() {
 		for _, err := range b.CQ.Completions(context.Background()) {
 			errs <- err
@@ -166,15 +166,16 @@ func (w *World) closeDevice() {
 	a.Close() // closing the remaining objects returns no error
 }
 
-// closeDeviceMemory tests that peers cannot access memory through a closed device. The memory may already be in use
+// testCloseDeviceMemory tests that peers cannot access memory through a closed device. The memory may already be in use
 // for another purpose.
-func (w *World) closeDeviceMemory() {
+func (w *Testbed) testCloseDeviceMemory() {
 	const size, rounds = 256 << 10, 20
 	for range rounds {
 		d, err := w.Config.Open()
 		w.Must(err)
-		o := &World{T: w.T, Config: w.Config, Device: d, Memory: size}
-		a, b := o.End(verbs.QPInit{}), (&World{T: w.T, Config: w.Config, Device: w.Device, Memory: size}).End(verbs.QPInit{})
+		o := &Testbed{T: w.T, Config: w.Config, Device: d, Memory: size}
+		a, b := o.End(verbs.QPInit{}), (&Testbed{T: w.T, Config: w.Config, Device: w.Device,
+			Memory: size}).End(verbs.QPInit{})
 		w.Connect(a, b)
 		there, started := a.MR.Remote(0), make(chan struct{})
 		var writing sync.WaitGroup
@@ -188,7 +189,7 @@ func (w *World) closeDeviceMemory() {
 				if b.QP.PostSend(&wr) != nil {
 					return
 				}
-				if n, err := b.CQ.Wait(w.Soon(), wcs[:]); n != 1 || err != nil || wcs[0].Status != verbs.Success {
+				if n, err := b.CQ.Wait(w.ShortContext(), wcs[:]); n != 1 || err != nil || wcs[0].Status != verbs.Success {
 					return
 				}
 			}
@@ -209,14 +210,14 @@ func (w *World) closeDeviceMemory() {
 	}
 }
 
-// reset tests that a queue pair can be connected again after a reset.
-func (w *World) reset() {
+// testReset tests that a queue pair can be connected again after a reset.
+func (w *Testbed) testReset() {
 	a, b := w.Pair(verbs.QPInit{})
 	for range 3 {
 		b.Recv(1, 0, 100)
 		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-		a.OK(2)
-		b.OK(1)
+		a.WaitOK(2)
+		b.WaitOK(1)
 		for _, e := range []*End{a, b} {
 			w.Must(e.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
 			w.Must(e.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
@@ -225,9 +226,9 @@ func (w *World) reset() {
 	}
 }
 
-// exec tests programs executed while the device is open and memory of both kinds is registered. The programs must
+// testExec tests programs executed while the device is open and memory of both kinds is registered. The programs must
 // inherit no descriptors of the device, and the device must still work.
-func (w *World) exec() {
+func (w *Testbed) testExec() {
 	a, b := w.Pair(verbs.QPInit{})
 	mine := make([]byte, 10000)
 	from, err := a.PD.RegSlice(mine, 0)
@@ -244,14 +245,14 @@ func (w *World) exec() {
 			mine[j] = byte(i + j)
 		}
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, len(mine)), Remote: b.MR.Remote(0)})
-		a.OK(1)
-		w.Same(b.MR.Bytes()[:len(mine)], mine)
+		a.WaitOK(1)
+		w.MustEqual(b.MR.Bytes()[:len(mine)], mine)
 	}
 	w.Must(from.Close())
 }
 
-// closeWhileCreating tests that objects that goroutines create while the device closes are also closed.
-func (w *World) closeWhileCreating() {
+// testCloseWhileCreating tests that objects that goroutines create while the device closes are also closed.
+func (w *Testbed) testCloseWhileCreating() {
 	const rounds, goroutines = 20, 2
 	for _, c := range []struct {
 		name   string
@@ -267,11 +268,11 @@ func (w *World) closeWhileCreating() {
 		}},
 		{"CQ", func(pd *verbs.PD, _ *verbs.CQ) (func() error, error) {
 			q, err := pd.Device().CreateCQ(4, nil)
-			return func() error { return second(q.Poll(make([]verbs.WC, 1))) }, err
+			return func() error { return secondResult(q.Poll(make([]verbs.WC, 1))) }, err
 		}},
 		{"Channel", func(pd *verbs.PD, _ *verbs.CQ) (func() error, error) {
 			ch, err := pd.Device().CreateChannel()
-			return func() error { return second(ch.Wait(w.Soon())) }, err
+			return func() error { return secondResult(ch.Wait(w.ShortContext())) }, err
 		}},
 	} {
 		for round := range rounds {

@@ -45,28 +45,34 @@ const (
 func Run(t *testing.T, c Config) {
 	for _, x := range []struct {
 		name string
-		f    func(*World)
+		f    func(*Testbed)
 	}{
-		{"Query", (*World).query}, {"Send", (*World).send}, {"Write", (*World).write}, {"Read", (*World).read},
-		{"Immediate", (*World).immediate}, {"Inline", (*World).inline}, {"Atomics", (*World).atomics}, {"AtomicWrite",
-			(*World).atomicWrite},
-		{"Flush", (*World).flush}, {"Lists", (*World).lists}, {"Batch", (*World).batch}, {"Unreliable", (*World).unreliable},
-		{"Datagrams", (*World).datagrams}, {"Multicast", (*World).multicast}, {"SRQ", (*World).srq}, {"Windows",
-			(*World).windows},
-		{"Slice", (*World).slice}, {"Wait", (*World).wait}, {"Cancel", (*World).cancel}, {"Channel", (*World).channel},
-		{"Iterator", (*World).iterator}, {"Full", (*World).full}, {"Resize", (*World).resize}, {"Errors", (*World).errors},
-		{"Events", (*World).events}, {"Closed", (*World).closed}, {"Busy", (*World).busy}, {"CloseDevice",
-			(*World).closeDevice},
-		{"CloseDeviceMemory", (*World).closeDeviceMemory}, {"CloseWhileCreating", (*World).closeWhileCreating},
-		{"Concurrent", (*World).concurrent}, {"Reset", (*World).reset}, {"Exec", (*World).exec},
+		{"Query", (*Testbed).testQuery}, {"Send", (*Testbed).testSend}, {"Write", (*Testbed).testWrite}, {"Read",
+			(*Testbed).testRead},
+		{"Immediate", (*Testbed).testImmediate}, {"Inline", (*Testbed).testInline}, {"Atomics",
+			(*Testbed).testAtomics}, {"AtomicWrite",
+			(*Testbed).testAtomicWrite},
+		{"Flush", (*Testbed).testFlush}, {"Lists", (*Testbed).testLists}, {"Batch", (*Testbed).testBatch}, {"Unreliable",
+			(*Testbed).testUnreliable},
+		{"Datagrams", (*Testbed).testDatagrams}, {"Multicast", (*Testbed).testMulticast}, {"SRQ",
+			(*Testbed).testSRQ}, {"Windows",
+			(*Testbed).testWindows},
+		{"Slice", (*Testbed).testSlice}, {"Wait", (*Testbed).testWait}, {"Cancel", (*Testbed).testCancelWait}, {"Channel",
+			(*Testbed).testChannel},
+		{"Iterator", (*Testbed).testIterator}, {"Full", (*Testbed).testFullCQ}, {"Resize",
+			(*Testbed).testResize}, {"Errors", (*Testbed).testErrors},
+		{"Events", (*Testbed).testEvents}, {"Closed", (*Testbed).testClosed}, {"Busy", (*Testbed).testBusy}, {"CloseDevice",
+			(*Testbed).testCloseDevice},
+		{"CloseDeviceMemory", (*Testbed).testCloseDeviceMemory}, {"CloseWhileCreating", (*Testbed).testCloseWhileCreating},
+		{"Concurrent", (*Testbed).testConcurrent}, {"Reset", (*Testbed).testReset}, {"Exec", (*Testbed).testExec},
 	} {
 		t.Run(x.name, func(t *testing.T) { With(t, c, x.f) })
 	}
 }
 
 // With runs one test with the device open.
-func With(t *testing.T, c Config, test func(*World)) {
-	w := &World{T: t, Config: c}
+func With(t *testing.T, c Config, test func(*Testbed)) {
+	w := &Testbed{T: t, Config: c}
 	d, err := c.Open()
 	w.Must(err)
 	w.Device = d
@@ -74,8 +80,8 @@ func With(t *testing.T, c Config, test func(*World)) {
 	test(w)
 }
 
-// World holds the open device of a test, and makes queue pairs on it.
-type World struct {
+// Testbed holds the open device of a test, and makes queue pairs on it.
+type Testbed struct {
 	*testing.T
 	Config Config
 	Device *verbs.Device
@@ -83,19 +89,19 @@ type World struct {
 }
 
 // Must ends the test if err is not nil.
-func (w *World) Must(err error) {
+func (w *Testbed) Must(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
 	}
 }
 
-// refused posts a work request that the device does not support.
-func (e *End) refused(wr verbs.SendWR) {
+// expectRefused posts a work request that the device does not support.
+func (e *End) expectRefused(wr verbs.SendWR) {
 	e.Helper()
 	wr.Flags |= verbs.Signaled
 	if err := e.QP.PostSend(&wr); err == nil {
-		if wc := e.One(); wc.Status == verbs.Success {
+		if wc := e.WaitOne(); wc.Status == verbs.Success {
 			e.Errorf("%v on a device without the operation: got success, want an error", wr.Opcode)
 		}
 	}
@@ -104,8 +110,8 @@ func (e *End) refused(wr verbs.SendWR) {
 // timeout limits operations that normally take microseconds.
 const timeout = 20 * time.Second
 
-// Soon returns a context with a timeout for operations that normally take microseconds.
-func (w *World) Soon() context.Context {
+// ShortContext returns a context with a timeout for operations that normally take microseconds.
+func (w *Testbed) ShortContext() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	w.Cleanup(cancel)
 	return ctx
@@ -113,19 +119,19 @@ func (w *World) Soon() context.Context {
 
 // End is one side of a connection: a queue pair with memory.
 type End struct {
-	*World
+	*Testbed
 	PD *verbs.PD
 	CQ *verbs.CQ
 	QP *verbs.QP
 	MR *verbs.MR
 }
 
-const memory = 1 << 20
+const endMemorySize = 1 << 20
 
 // End makes a queue pair in RESET, with a completion queue and with memory that peers may access in every way.
-func (w *World) End(init verbs.QPInit) *End {
+func (w *Testbed) End(init verbs.QPInit) *End {
 	w.Helper()
-	e := &End{World: w}
+	e := &End{Testbed: w}
 	var err error
 	e.PD, err = w.Device.AllocPD()
 	w.Must(err)
@@ -136,7 +142,7 @@ func (w *World) End(init verbs.QPInit) *End {
 	}
 	e.QP, err = e.PD.CreateQP(init)
 	w.Must(err)
-	e.MR, err = e.PD.Alloc(cmp.Or(w.Memory, memory),
+	e.MR, err = e.PD.Alloc(cmp.Or(w.Memory, endMemorySize),
 		verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.BindWindows)
 	w.Must(err)
 	return e
@@ -151,7 +157,7 @@ func (e *End) Close() {
 }
 
 // Pair makes two connected Ends.
-func (w *World) Pair(init verbs.QPInit) (a, b *End) {
+func (w *Testbed) Pair(init verbs.QPInit) (a, b *End) {
 	w.Helper()
 	a, b = w.End(init), w.End(init)
 	w.Connect(a, b)
@@ -159,13 +165,13 @@ func (w *World) Pair(init verbs.QPInit) (a, b *End) {
 }
 
 // Connect connects two Ends in RESET or INIT.
-func (w *World) Connect(a, b *End) {
+func (w *Testbed) Connect(a, b *End) {
 	w.Helper()
 	w.ConnectVia(a, b, w.Config.Path)
 }
 
 // ConnectVia is like Connect, with a path derived from the path of the Config.
-func (w *World) ConnectVia(a, b *End, p verbs.Path) {
+func (w *Testbed) ConnectVia(a, b *End, p verbs.Path) {
 	w.Helper()
 	ea, err := a.QP.LocalVia(p)
 	w.Must(err)
@@ -175,21 +181,21 @@ func (w *World) ConnectVia(a, b *End, p verbs.Path) {
 	w.Must(b.QP.ConnectVia(ea, p))
 }
 
-// One waits for a completion.
-func (e *End) One() verbs.WC {
+// WaitOne waits for a completion.
+func (e *End) WaitOne() verbs.WC {
 	e.Helper()
 	var wc [1]verbs.WC
-	n, err := e.CQ.Wait(e.Soon(), wc[:])
+	n, err := e.CQ.Wait(e.ShortContext(), wc[:])
 	if err != nil || n != 1 {
 		e.Fatalf("wait for a completion: got %d and error %v, want one", n, err)
 	}
 	return wc[0]
 }
 
-// OK waits for a completion, which must report success of the given work request.
-func (e *End) OK(id uint64) verbs.WC {
+// WaitOK waits for a completion, which must report success of the given work request.
+func (e *End) WaitOK(id uint64) verbs.WC {
 	e.Helper()
-	wc := e.One()
+	wc := e.WaitOne()
 	if err := verbs.CompletionError(&wc); err != nil || wc.ID != id || wc.QPN != e.QP.Num() {
 		e.Fatalf("completion: got work request %d of QP %d with %v, want %d of %d", wc.ID, wc.QPN, err, id, e.QP.Num())
 	}
@@ -223,15 +229,15 @@ func (e *End) Recv(id uint64, off, n int) {
 	e.Must(e.QP.PostRecv(&verbs.RecvWR{ID: id, Local: e.MR.SGE(off, n)}))
 }
 
-// Same ends the test if the bytes differ.
-func (w *World) Same(got, want []byte) {
+// MustEqual ends the test if the bytes differ.
+func (w *Testbed) MustEqual(got, want []byte) {
 	w.Helper()
 	if !bytes.Equal(got, want) {
 		w.Fatalf("received data of %d bytes: got a difference, want the sent bytes", len(want))
 	}
 }
 
-func (w *World) query() {
+func (w *Testbed) testQuery() {
 	attr, err := w.Device.Query()
 	w.Must(err)
 	if attr.Ports < 1 || attr.MaxQP < 10 || attr.MaxQPWR < 64 || attr.NodeGUID == 0 {

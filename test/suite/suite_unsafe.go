@@ -2,5 +2,5 @@ package suite
 
 import "unsafe"
 
-// words returns the address of the first eight bytes as a number.
-func words(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(&b[0])) }
+// firstWord returns the address of the first eight bytes as a number.
+func firstWord(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(&b[0])) }

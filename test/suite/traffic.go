@@ -9,68 +9,68 @@ import (
 	"verbena/verbs"
 )
 
-var sizes = []int{1, 64, 4096, 4097, 65536, 300000}
+var messageSizes = []int{1, 64, 4096, 4097, 65536, 300000}
 
-func (w *World) send() {
+func (w *Testbed) testSend() {
 	a, b := w.Pair(verbs.QPInit{})
-	for i, n := range sizes {
+	for i, n := range messageSizes {
 		want := a.Fill(0, n, byte(i))
-		b.Recv(7, 0, memory)
+		b.Recv(7, 0, endMemorySize)
 		a.Post(verbs.SendWR{ID: 8, Opcode: verbs.Send, Local: a.MR.SGE(0, n)})
-		if wc := a.OK(8); wc.Opcode != verbs.WCSend {
+		if wc := a.WaitOK(8); wc.Opcode != verbs.WCSend {
 			w.Errorf("opcode: got %v, want %v", wc.Opcode, verbs.WCSend)
 		}
-		if wc := b.OK(7); wc.Opcode != verbs.WCReceive || int(wc.ByteLen) != n {
+		if wc := b.WaitOK(7); wc.Opcode != verbs.WCReceive || int(wc.ByteLen) != n {
 			w.Errorf("receive: got %v of %d bytes, want %v of %d", wc.Opcode, wc.ByteLen, verbs.WCReceive, n)
 		}
-		w.Same(b.MR.Bytes()[:n], want)
+		w.MustEqual(b.MR.Bytes()[:n], want)
 	}
 	a.Close()
 	b.Close()
 }
 
-func (w *World) write() {
+func (w *Testbed) testWrite() {
 	a, b := w.Pair(verbs.QPInit{})
-	for i, n := range sizes {
+	for i, n := range messageSizes {
 		want := a.Fill(0, n, byte(i))
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, n), Remote: b.Remote(9)})
-		a.OK(1)
-		w.Same(b.MR.Bytes()[9:9+n], want)
+		a.WaitOK(1)
+		w.MustEqual(b.MR.Bytes()[9:9+n], want)
 	}
 }
 
-func (w *World) read() {
+func (w *Testbed) testRead() {
 	a, b := w.Pair(verbs.QPInit{})
-	for i, n := range sizes {
+	for i, n := range messageSizes {
 		want := b.Fill(3, n, byte(i))
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: a.MR.SGE(0, n), Remote: b.Remote(3)})
-		if wc := a.OK(1); wc.Opcode != verbs.WCRead {
+		if wc := a.WaitOK(1); wc.Opcode != verbs.WCRead {
 			w.Errorf("opcode: got %v, want %v", wc.Opcode, verbs.WCRead)
 		}
-		w.Same(a.MR.Bytes()[:n], want)
+		w.MustEqual(a.MR.Bytes()[:n], want)
 	}
 }
 
-func (w *World) immediate() {
+func (w *Testbed) testImmediate() {
 	a, b := w.Pair(verbs.QPInit{})
 	want := a.Fill(0, 100, 1)
 	b.Recv(1, 0, 200)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.SendWithImm, Local: a.MR.SGE(0, 100), Imm: 0x01020304})
-	a.OK(2)
-	if wc := b.OK(1); wc.Flags&verbs.WithImm == 0 || wc.Imm != 0x01020304 {
+	a.WaitOK(2)
+	if wc := b.WaitOK(1); wc.Flags&verbs.WithImm == 0 || wc.Imm != 0x01020304 {
 		w.Errorf("completion of a SEND: got immediate data %#x and flags %v", wc.Imm, wc.Flags)
 	}
-	w.Same(b.MR.Bytes()[:100], want)
+	w.MustEqual(b.MR.Bytes()[:100], want)
 	b.Recv(3, 0, 200)
 	a.Post(verbs.SendWR{ID: 4, Opcode: verbs.WriteWithImm, Local: a.MR.SGE(0, 100), Remote: b.Remote(500), Imm: 77})
-	a.OK(4)
-	if wc := b.OK(3); wc.Opcode != verbs.WCReceiveWriteWith || wc.Imm != 77 || wc.ByteLen != 100 {
+	a.WaitOK(4)
+	if wc := b.WaitOK(3); wc.Opcode != verbs.WCReceiveWriteWith || wc.Imm != 77 || wc.ByteLen != 100 {
 		w.Errorf("WRITE: got %+v", wc)
 	}
-	w.Same(b.MR.Bytes()[500:600], want)
+	w.MustEqual(b.MR.Bytes()[500:600], want)
 }
 
-func (w *World) inline() {
+func (w *Testbed) testInline() {
 	a, b := w.Pair(verbs.QPInit{Inline: 100})
 	if n := a.QP.Init().Inline; n < 100 {
 		w.Fatalf("CreateQP with 100 bytes inline: got %d, want at least 100", n)
@@ -80,49 +80,49 @@ func (w *World) inline() {
 	kept := bytes.Clone(text)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Inline: text})
 	clear(text)
-	a.OK(2)
-	b.OK(1)
-	w.Same(b.MR.Bytes()[:len(kept)], kept)
+	a.WaitOK(2)
+	b.WaitOK(1)
+	w.MustEqual(b.MR.Bytes()[:len(kept)], kept)
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 1<<20)}); !errors.Is(err,
 		syscall.EINVAL) {
 		w.Errorf("post of 1 MB inline: got %v, want EINVAL", err)
 	}
 }
 
-func (w *World) atomics() {
+func (w *Testbed) testAtomics() {
 	a, b := w.Pair(verbs.QPInit{})
-	word := func(m *verbs.MR) *uint64 { return words(m.Bytes()) }
+	word := func(m *verbs.MR) *uint64 { return firstWord(m.Bytes()) }
 	*word(b.MR) = 40
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.FetchAdd, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 2})
-	a.OK(1)
+	a.WaitOK(1)
 	if *word(a.MR) != 40 || *word(b.MR) != 42 {
 		w.Errorf("fetch and add: got old value %d and new value %d, want 40 and 42", *word(a.MR), *word(b.MR))
 	}
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 42,
 		Swap: 7})
-	a.OK(2)
+	a.WaitOK(2)
 	if *word(a.MR) != 42 || *word(b.MR) != 7 {
 		w.Errorf("compare and swap: got old value %d and new value %d, want 42 and 7", *word(a.MR), *word(b.MR))
 	}
 }
 
-func (w *World) atomicWrite() {
+func (w *Testbed) testAtomicWrite() {
 	a, b := w.Pair(verbs.QPInit{Inline: 8})
 	want := []byte("8 bytes!")
 	wr := verbs.SendWR{ID: 1, Opcode: verbs.AtomicWrite, Inline: want, Remote: b.Remote(64)}
 	if w.Config.Without[AtomicWrite] {
-		a.refused(wr)
+		a.expectRefused(wr)
 		return
 	}
 	a.Post(wr)
-	a.OK(1)
-	w.Same(b.MR.Bytes()[64:72], want)
+	a.WaitOK(1)
+	w.MustEqual(b.MR.Bytes()[64:72], want)
 }
 
-func (w *World) flush() {
+func (w *Testbed) testFlush() {
 	a, b := w.Pair(verbs.QPInit{})
 	if w.Config.Without[Flush] {
-		a.refused(verbs.SendWR{Opcode: verbs.FlushMemory, Remote: b.Remote(0),
+		a.expectRefused(verbs.SendWR{Opcode: verbs.FlushMemory, Remote: b.Remote(0),
 			Flush: verbs.Flush{Length: 64, Placement: uapi.FlushGlobal}})
 		return
 	}
@@ -133,30 +133,30 @@ func (w *World) flush() {
 		Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()}}))
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.FlushMemory, Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()},
 		Flush: verbs.Flush{Length: 64, Placement: uapi.FlushGlobal, Level: uapi.FlushRange}})
-	a.OK(2)
-	w.Same(mr.Bytes()[:64], a.MR.Bytes()[:64])
+	a.WaitOK(2)
+	w.MustEqual(mr.Bytes()[:64], a.MR.Bytes()[:64])
 }
 
-func (w *World) lists() {
+func (w *Testbed) testLists() {
 	a, b := w.Pair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
 	a.Fill(0, 300, 1)
 	b.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: b.MR.SGE(0, 10),
 		List: []verbs.SGE{b.MR.SGE(1000, 100), b.MR.SGE(2000, 300)}}))
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, List: []verbs.SGE{a.MR.SGE(200, 100), a.MR.SGE(0, 100)}})
-	a.OK(2)
-	if wc := b.OK(1); wc.ByteLen != 200 {
+	a.WaitOK(2)
+	if wc := b.WaitOK(1); wc.ByteLen != 200 {
 		w.Errorf("got %d bytes, want 200", wc.ByteLen)
 	}
 	want := append(bytes.Clone(a.MR.Bytes()[200:300]), a.MR.Bytes()[:100]...)
 	m := b.MR.Bytes()
-	w.Same(append(append(bytes.Clone(m[:10]), m[1000:1100]...), m[2000:2090]...), want)
+	w.MustEqual(append(append(bytes.Clone(m[:10]), m[1000:1100]...), m[2000:2090]...), want)
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, List: make([]verbs.SGE, 1000)}); !errors.Is(err,
 		syscall.EINVAL) {
 		w.Errorf("post of 1000 elements: got %v, want EINVAL", err)
 	}
 }
 
-func (w *World) batch() {
+func (w *Testbed) testBatch() {
 	a, b := w.Pair(verbs.QPInit{})
 	var wrs [20]verbs.SendWR
 	for i := range wrs {
@@ -169,24 +169,24 @@ func (w *World) batch() {
 		w.Fatalf("PostSends: got %d, %v", n, err)
 	}
 	for i := range wrs {
-		a.OK(uint64(i))
-		b.OK(uint64(i))
+		a.WaitOK(uint64(i))
+		b.WaitOK(uint64(i))
 	}
-	w.Same(b.MR.Bytes()[:20000], a.MR.Bytes()[:20000])
+	w.MustEqual(b.MR.Bytes()[:20000], a.MR.Bytes()[:20000])
 }
 
-func (w *World) unreliable() {
+func (w *Testbed) testUnreliable() {
 	a, b := w.Pair(verbs.QPInit{Type: verbs.UC})
 	want := a.Fill(0, 5000, 4)
 	b.Recv(1, 0, 5000)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 5000)})
-	a.OK(2)
-	b.OK(1)
-	w.Same(b.MR.Bytes()[:5000], want)
+	a.WaitOK(2)
+	b.WaitOK(1)
+	w.MustEqual(b.MR.Bytes()[:5000], want)
 }
 
 // DatagramEnd returns an End with a UD queue pair in RTS.
-func (w *World) DatagramEnd() *End {
+func (w *Testbed) DatagramEnd() *End {
 	e := w.End(verbs.QPInit{Type: verbs.UD})
 	w.Must(e.QP.Activate(w.Config.Path))
 	return e
@@ -195,7 +195,7 @@ func (w *World) DatagramEnd() *End {
 // GRH is the size of the global route header before a datagram.
 const GRH = 40
 
-func (w *World) datagrams() {
+func (w *Testbed) testDatagrams() {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	to, err := b.QP.LocalVia(w.Config.Path)
 	w.Must(err)
@@ -211,21 +211,21 @@ func (w *World) datagrams() {
 	b.Recv(1, 0, GRH+200)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 200),
 		To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
-	a.OK(2)
-	wc := b.OK(1)
+	a.WaitOK(2)
+	wc := b.WaitOK(1)
 	if wc.ByteLen != GRH+200 || wc.SrcQPN != a.QP.Num() {
 		w.Errorf("receive: got %d bytes of QP %d, want %d of %d", wc.ByteLen, wc.SrcQPN, GRH+200, a.QP.Num())
 	}
-	w.Same(b.MR.Bytes()[GRH:GRH+200], want)
+	w.MustEqual(b.MR.Bytes()[GRH:GRH+200], want)
 	// The reply goes to the sender named by the datagram.
 	back, err := b.PD.AddressOf(&wc, b.MR.Bytes()[:GRH], index)
 	w.Must(err)
 	a.Recv(3, 0, GRH+200)
 	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: b.MR.SGE(GRH, 200),
 		To: verbs.Datagram{AH: back, QPN: wc.SrcQPN, QKey: to.QKey}})
-	b.OK(4)
-	a.OK(3)
-	w.Same(a.MR.Bytes()[GRH:GRH+200], b.MR.Bytes()[GRH:GRH+200])
+	b.WaitOK(4)
+	a.WaitOK(3)
+	w.MustEqual(a.MR.Bytes()[GRH:GRH+200], b.MR.Bytes()[GRH:GRH+200])
 	w.Must(ah.Close())
 	w.Must(back.Close())
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 1),
@@ -237,7 +237,7 @@ func (w *World) datagrams() {
 	}
 }
 
-func (w *World) multicast() {
+func (w *Testbed) testMulticast() {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	group := verbs.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: 2, 15: 3}
 	w.Must(b.QP.Attach(group))
@@ -253,27 +253,27 @@ func (w *World) multicast() {
 	b.Recv(1, 0, GRH+50)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 50),
 		To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
-	a.OK(2)
-	b.OK(1)
-	w.Same(b.MR.Bytes()[GRH:GRH+50], want)
+	a.WaitOK(2)
+	b.WaitOK(1)
+	w.MustEqual(b.MR.Bytes()[GRH:GRH+50], want)
 	w.Must(b.QP.Detach(group))
 }
 
-func (w *World) srq() {
+func (w *Testbed) testSRQ() {
 	pd, err := w.Device.AllocPD()
 	w.Must(err)
 	srq, err := pd.CreateSRQ(10, 1)
 	w.Must(err)
 	cq, err := w.Device.CreateCQ(100, nil)
 	w.Must(err)
-	mr, err := pd.Alloc(memory, verbs.LocalWrite)
+	mr, err := pd.Alloc(endMemorySize, verbs.LocalWrite)
 	w.Must(err)
 	var as, bs [2]*End
 	for i := range 2 {
 		as[i] = w.End(verbs.QPInit{})
 		qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq, SRQ: srq})
 		w.Must(err)
-		bs[i] = &End{World: w, PD: pd, CQ: cq, QP: qp, MR: mr}
+		bs[i] = &End{Testbed: w, PD: pd, CQ: cq, QP: qp, MR: mr}
 		w.Connect(as[i], bs[i])
 	}
 	for i := range 4 {
@@ -286,9 +286,9 @@ func (w *World) srq() {
 		a, b := as[i%2], bs[i%2]
 		want := a.Fill(0, 100, byte(i))
 		a.Post(verbs.SendWR{ID: 5, Opcode: verbs.Send, Local: a.MR.SGE(0, 100)})
-		a.OK(5)
-		b.OK(uint64(i))
-		w.Same(mr.Bytes()[100*i:100*i+100], want)
+		a.WaitOK(5)
+		b.WaitOK(uint64(i))
+		w.MustEqual(mr.Bytes()[100*i:100*i+100], want)
 	}
 	w.Must(srq.Resize(200))
 	got, err := srq.Query()
@@ -301,9 +301,9 @@ func (w *World) srq() {
 	}
 	w.Must(srq.SetLimit(150))
 	as[0].Post(verbs.SendWR{ID: 6, Opcode: verbs.Send, Local: as[0].MR.SGE(0, 10)})
-	as[0].OK(6)
-	bs[0].OK(0)
-	e, err := w.Device.NextEvent(w.Soon())
+	as[0].WaitOK(6)
+	bs[0].WaitOK(0)
+	e, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
 	if e.Type != verbs.EventSRQLimit || e.SRQ != srq {
 		w.Errorf("event: got %+v, want %v of the SRQ", e, verbs.EventSRQLimit)
@@ -313,30 +313,31 @@ func (w *World) srq() {
 	}
 }
 
-func (w *World) windows() {
+func (w *Testbed) testWindows() {
 	a, b := w.Pair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
 	w.Must(err)
 	key := mw.NextKey()
 	bind := verbs.Bind{MW: mw, MR: b.MR, Offset: 4096, Length: 4096, Access: verbs.RemoteWrite, NewKey: key}
 	b.Post(verbs.SendWR{ID: 1, Opcode: verbs.BindWindow, Window: bind})
-	if wc := b.OK(1); wc.Opcode != verbs.WCBindWindow {
+	if wc := b.WaitOK(1); wc.Opcode != verbs.WCBindWindow {
 		w.Errorf("opcode: got %v", wc.Opcode)
 	}
 	mw.Bound(key)
 	want := a.Fill(0, 100, 5)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
 		Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: mw.RKey()}})
-	a.OK(2)
-	w.Same(b.MR.Bytes()[4096:4196], want)
+	a.WaitOK(2)
+	w.MustEqual(b.MR.Bytes()[4096:4196], want)
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
 		Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
-	if wc := a.One(); !errors.Is(verbs.CompletionError(&wc), verbs.RemoteAccessError) && !w.Config.Without[WindowRange] {
+	if wc := a.WaitOne(); !errors.Is(verbs.CompletionError(&wc), verbs.RemoteAccessError) &&
+		!w.Config.Without[WindowRange] {
 		w.Errorf("WRITE before the window: got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
 }
 
-func (w *World) slice() {
+func (w *Testbed) testSlice() {
 	a, b := w.Pair(verbs.QPInit{})
 	mine, theirs := make([]byte, 10000), make([]byte, 10000)
 	for i := range mine {
@@ -348,8 +349,8 @@ func (w *World) slice() {
 	w.Must(err)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, 10000),
 		Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
-	a.OK(1)
-	w.Same(theirs, mine)
+	a.WaitOK(1)
+	w.MustEqual(theirs, mine)
 	w.Must(from.Close())
 	w.Must(to.Close())
 	if _, err := a.PD.RegSlice(nil, 0); !errors.Is(err, syscall.EINVAL) {
@@ -358,7 +359,7 @@ func (w *World) slice() {
 	// After its deregistration, the device does not access the memory any more.
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
 		Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
-	if wc := a.One(); wc.Status != verbs.RemoteAccessError {
+	if wc := a.WaitOne(); wc.Status != verbs.RemoteAccessError {
 		w.Errorf("WRITE after Close: got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
 }

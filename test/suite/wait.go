@@ -11,14 +11,14 @@ import (
 	"verbena/verbs"
 )
 
-func (w *World) wait() {
+func (w *Testbed) testWait() {
 	a, b := w.Pair(verbs.QPInit{})
 	for i := range 50 {
 		b.Recv(uint64(i), 0, 100)
 		done := make(chan verbs.WC)
 		go func() {
 			var wc [4]verbs.WC
-			if n, err := b.CQ.Wait(b.Soon(), wc[:]); n != 1 || err != nil {
+			if n, err := b.CQ.Wait(b.ShortContext(), wc[:]); n != 1 || err != nil {
 				b.Errorf("Wait: got %d, %v", n, err)
 			}
 			done <- wc[0]
@@ -30,14 +30,14 @@ func (w *World) wait() {
 		if wc := <-done; wc.ID != uint64(i) {
 			w.Fatalf("completion: got work request %d, want %d", wc.ID, i)
 		}
-		a.OK(1)
+		a.WaitOK(1)
 	}
-	if _, err := b.CQ.Wait(w.Soon(), nil); !errors.Is(err, syscall.EINVAL) {
+	if _, err := b.CQ.Wait(w.ShortContext(), nil); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Wait without space for a completion: got %v, want EINVAL", err)
 	}
 }
 
-func (w *World) cancel() {
+func (w *Testbed) testCancelWait() {
 	a, b := w.Pair(verbs.QPInit{})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	why := errors.New("enough")
@@ -55,11 +55,11 @@ func (w *World) cancel() {
 	// Completions that arrive afterwards are not lost.
 	b.Recv(1, 0, 100)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-	b.OK(1)
-	a.OK(2)
+	b.WaitOK(1)
+	a.WaitOK(2)
 }
 
-func (w *World) channel() {
+func (w *Testbed) testChannel() {
 	ch, err := w.Device.CreateChannel()
 	w.Must(err)
 	pd, err := w.Device.AllocPD()
@@ -72,7 +72,7 @@ func (w *World) channel() {
 	}
 	qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cqs[0], RecvCQ: cqs[1]})
 	w.Must(err)
-	me := &End{World: w, PD: pd, CQ: cqs[0], QP: qp}
+	me := &End{Testbed: w, PD: pd, CQ: cqs[0], QP: qp}
 	here, err := qp.LocalVia(w.Config.Path)
 	w.Must(err)
 	w.Must(qp.ConnectVia(here, w.Config.Path)) // connected to itself
@@ -82,14 +82,14 @@ func (w *World) channel() {
 	me.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: me.MR.SGE(200, 100)})
 	seen := map[*verbs.CQ]bool{}
 	for range 2 {
-		cq, err := ch.Wait(w.Soon())
+		cq, err := ch.Wait(w.ShortContext())
 		w.Must(err)
 		seen[cq] = true
 	}
 	if !seen[cqs[0]] || !seen[cqs[1]] {
 		w.Errorf("events: got those of %v, want both", seen)
 	}
-	if _, err := cqs[0].Wait(w.Soon(), make([]verbs.WC, 1)); !errors.Is(err, syscall.EINVAL) {
+	if _, err := cqs[0].Wait(w.ShortContext(), make([]verbs.WC, 1)); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Wait on a shared channel: got %v, want EINVAL", err)
 	}
 	if err := ch.Close(); !errors.Is(err, syscall.EBUSY) {
@@ -100,7 +100,7 @@ func (w *World) channel() {
 	}
 }
 
-func (w *World) iterator() {
+func (w *Testbed) testIterator() {
 	a, b := w.Pair(verbs.QPInit{})
 	const n = 40
 	var sender sync.WaitGroup
@@ -109,11 +109,11 @@ func (w *World) iterator() {
 		for i := range n {
 			b.Recv(uint64(i), 0, 100)
 			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-			a.OK(1)
+			a.WaitOK(1)
 		}
 	})
 	next := uint64(0)
-	for wc, err := range b.CQ.Completions(w.Soon()) {
+	for wc, err := range b.CQ.Completions(w.ShortContext()) {
 		w.Must(err)
 		if wc.ID != next {
 			w.Fatalf("completion: got work request %d, want %d", wc.ID, next)
@@ -127,7 +127,7 @@ func (w *World) iterator() {
 	}
 }
 
-func (w *World) full() {
+func (w *Testbed) testFullCQ() {
 	a, _ := w.Pair(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
 	n := 0
 	for ; n < 1000; n++ {
@@ -143,24 +143,24 @@ func (w *World) full() {
 	}
 }
 
-func (w *World) resize() {
+func (w *Testbed) testResize() {
 	a, b := w.Pair(verbs.QPInit{})
 	for i := range 20 {
 		b.Recv(uint64(i), 0, 100)
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-		a.OK(1)
+		a.WaitOK(1)
 	}
 	w.Must(b.CQ.Resize(3000))
 	if n := b.CQ.Entries(); n < 3000 {
 		w.Errorf("Resize to 3000 entries: got %d, want at least 3000", n)
 	}
 	for i := range 20 {
-		b.OK(uint64(i))
+		b.WaitOK(uint64(i))
 	}
 }
 
-// concurrent tests that no completion is lost or duplicated when several goroutines post and poll.
-func (w *World) concurrent() {
+// testConcurrent tests that no completion is lost or duplicated when several goroutines post and poll.
+func (w *Testbed) testConcurrent() {
 	const threads, each = 4, 200
 	a, b := w.Pair(verbs.QPInit{SendWRs: 128, RecvWRs: 128})
 	credits := make(chan struct{}, 100)

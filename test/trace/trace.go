@@ -105,7 +105,7 @@ func Check(self int, lines []string) (bad []Violation) {
 			(queueFile.MatchString(args) && !namesQueueFile(name, args) || sessionPath.MatchString(args)) {
 			add(Paths, line)
 		}
-		switch target, change := aims(name, args); {
+		switch target, change := targetProcess(name, args); {
 		case target == 0, target == self, !ok: // a failed call has found and changed nothing
 		case !inCall:
 			if strings.HasPrefix(name, "process_vm_") || change {
@@ -134,9 +134,9 @@ func namesQueueFile(name, args string) bool {
 	return false
 }
 
-// aims returns the process that a system call names by its number, or 0. It also reports whether the call changes
-// the process.
-func aims(name, args string) (pid int, change bool) {
+// targetProcess returns the process that a system call names by its number, or 0. It also reports whether the call
+// changes the process.
+func targetProcess(name, args string) (pid int, change bool) {
 	first := func() int {
 		n, _ := strconv.Atoi(number.FindString(args))
 		return n

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestCheck(t *testing.T) {
+func TestCheckFindsViolations(t *testing.T) {
 	const (
 		recv     = `ioctl(37, SECCOMP_IOCTL_NOTIF_RECV, {id=0x1, pid=8772, flags=0, data={nr=__NR_openat}}) = 0`
 		valid    = `ioctl(37, SECCOMP_IOCTL_NOTIF_ID_VALID, [0x1]) = 0`

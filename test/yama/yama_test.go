@@ -12,7 +12,7 @@ import (
 
 // The guest runs script as root. $1 is the binary, and $2 is a program without libibverbs. The rxe module of the
 // kernel holds UDP port 4791 until the script removes the module.
-const script = `
+const guestScript = `
 set -u
 rmmod rdma_rxe
 ip link set lo up
@@ -82,7 +82,7 @@ func TestPtraceScope(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: got %v, want success:\n%s", err, out)
 	}
-	out, err := exec.Command("../interop/guest/boot", "-t", "600", "--", "sh", "-c", script, "sh", verbena,
+	out, err := exec.Command("../interop/guest/boot", "-t", "600", "--", "sh", "-c", guestScript, "sh", verbena,
 		raw).CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {

@@ -29,15 +29,15 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-const module = "verbena/"
+const modulePrefix = "verbena/"
 
 func main() {
 	root := flag.String("C", ".", "check the module in this `folder`")
 	old := flag.String("old", "", "compare the module with the module in this `folder`")
 	flag.Parse()
-	find := check
+	find := findNonPublicUses
 	if *old != "" {
-		find = func(root string) ([]string, error) { return changes(*old, root, os.Stdout) }
+		find = func(root string) ([]string, error) { return findChanges(*old, root, os.Stdout) }
 	}
 	faults, err := find(*root)
 	if err != nil {
@@ -52,9 +52,9 @@ func main() {
 	}
 }
 
-// inner lists the declarations that connect packages of this module. A user of the module cannot call these
+// allowedInternal lists the declarations that connect packages of this module. A user of the module cannot call these
 // declarations, or need not name their types.
-var inner = map[string]string{
+var allowedInternal = map[string]string{
 	"ib.ForUser":                          "only user contexts need it, and other modules cannot create its key",
 	"verbs.Entry.Open":                    "for packages with devices outside of /dev/infiniband",
 	"verbs/cm.New":                        "for packages with a connection manager",
@@ -66,17 +66,17 @@ var inner = map[string]string{
 	"service/servicetest.Serve":           "for tests of this module",
 }
 
-// row matches a row of the table in docs/api.md.
-var row = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
+// tableRow matches a row of the table in docs/api.md.
+var tableRow = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
 
-// public returns the list of public packages.
-func public(root string) ([]string, error) {
+// publicPackages returns the list of public packages.
+func publicPackages(root string) ([]string, error) {
 	page, err := os.ReadFile(filepath.Join(root, "docs/api.md"))
 	if err != nil {
 		return nil, err
 	}
 	var list []string
-	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
+	for _, m := range tableRow.FindAllStringSubmatch(string(page), -1) {
 		list = append(list, m[1])
 	}
 	if len(list) == 0 {
@@ -85,14 +85,14 @@ func public(root string) ([]string, error) {
 	return list, nil
 }
 
-// load returns the public packages of the module in a folder.
-func load(root string) ([]*packages.Package, error) {
-	list, err := public(root)
+// loadPublic returns the public packages of the module in a folder.
+func loadPublic(root string) ([]*packages.Package, error) {
+	list, err := publicPackages(root)
 	if err != nil {
 		return nil, err
 	}
 	for i, p := range list {
-		list[i] = module + p
+		list[i] = modulePrefix + p
 	}
 	pkgs, err := packages.Load(
 		&packages.Config{Mode: packages.NeedName | packages.NeedTypes | packages.NeedImports | packages.NeedDeps,
@@ -108,14 +108,14 @@ func load(root string) ([]*packages.Package, error) {
 	return pkgs, nil
 }
 
-// changes returns the incompatible changes of the public packages relative to another checkout, and prints the
+// findChanges returns the incompatible changes of the public packages relative to another checkout, and prints the
 // compatible ones.
-func changes(old, root string, compatible io.Writer) ([]string, error) {
-	before, err := load(old)
+func findChanges(old, root string, compatible io.Writer) ([]string, error) {
+	before, err := loadPublic(old)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", old, err)
 	}
-	now, err := load(root)
+	now, err := loadPublic(root)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func changes(old, root string, compatible io.Writer) ([]string, error) {
 	}
 	var breaking []string
 	for _, p := range before {
-		name := strings.TrimPrefix(p.PkgPath, module)
+		name := strings.TrimPrefix(p.PkgPath, modulePrefix)
 		n, ok := current[p.PkgPath]
 		if !ok {
 			breaking = append(breaking, name+": the package is not public any more")
@@ -142,13 +142,13 @@ func changes(old, root string, compatible io.Writer) ([]string, error) {
 	return breaking, nil
 }
 
-// check returns the uses of non-public types in the public packages.
-func check(root string) ([]string, error) {
-	pkgs, err := load(root)
+// findNonPublicUses returns the uses of non-public types in the public packages.
+func findNonPublicUses(root string) ([]string, error) {
+	pkgs, err := loadPublic(root)
 	if err != nil {
 		return nil, err
 	}
-	w := &walker{named: map[*types.TypeName]bool{}}
+	w := &typeWalker{named: map[*types.TypeName]bool{}}
 	for _, p := range pkgs {
 		w.public = append(w.public, p.PkgPath)
 	}
@@ -164,7 +164,7 @@ func check(root string) ([]string, error) {
 	for _, p := range pkgs {
 		for _, name := range p.Types.Scope().Names() {
 			if ast.IsExported(name) {
-				w.object(strings.TrimPrefix(p.PkgPath, module)+"."+name, p.Types.Scope().Lookup(name))
+				w.visitObject(strings.TrimPrefix(p.PkgPath, modulePrefix)+"."+name, p.Types.Scope().Lookup(name))
 			}
 		}
 	}
@@ -172,84 +172,84 @@ func check(root string) ([]string, error) {
 	return slices.Compact(w.faults), nil
 }
 
-// walker searches for types of non-public packages.
-type walker struct {
+// typeWalker searches for types of non-public packages.
+type typeWalker struct {
 	public []string
 	named  map[*types.TypeName]bool // types named by an alias in a public package
 	faults []string
 }
 
-// object visits the type of an exported object, and the methods and fields of an exported type.
-func (w *walker) object(name string, o types.Object) {
+// visitObject visits the type of an exported object, and the methods and fields of an exported type.
+func (w *typeWalker) visitObject(name string, o types.Object) {
 	t, ok := o.(*types.TypeName)
 	if !ok {
-		w.typ(name, o.Type())
+		w.visitType(name, o.Type())
 		return
 	}
 	named, ok := t.Type().(*types.Named)
 	if !ok || t.IsAlias() {
-		w.typ(name, t.Type())
+		w.visitType(name, t.Type())
 		return
 	}
 	for m := range named.Methods() {
 		if m.Exported() {
-			w.typ(name+"."+m.Name(), m.Type())
+			w.visitType(name+"."+m.Name(), m.Type())
 		}
 	}
-	w.parts(name, named.Underlying())
+	w.visitParts(name, named.Underlying())
 }
 
-// typ records a named type if its package is not public, and visits the parts of other types.
-func (w *walker) typ(name string, t types.Type) {
+// visitType records a named type if its package is not public, and visits the parts of other types.
+func (w *typeWalker) visitType(name string, t types.Type) {
 	switch t := t.(type) {
 	case *types.Alias:
-		w.typ(name, types.Unalias(t))
+		w.visitType(name, types.Unalias(t))
 	case *types.Named:
-		if pkg := t.Obj().Pkg(); pkg != nil && strings.HasPrefix(pkg.Path(), module) &&
+		if pkg := t.Obj().Pkg(); pkg != nil && strings.HasPrefix(pkg.Path(), modulePrefix) &&
 			!slices.Contains(w.public, pkg.Path()) &&
-			!w.named[t.Obj()] && inner[name] == "" {
+			!w.named[t.Obj()] && allowedInternal[name] == "" {
 			w.faults = append(w.faults, fmt.Sprintf("%s has the type %s.%s of a package that is not public (docs/api.md)",
-				name, strings.TrimPrefix(pkg.Path(), module), t.Obj().Name()))
+				name, strings.TrimPrefix(pkg.Path(), modulePrefix), t.Obj().Name()))
 		}
 		for a := range t.TypeArgs().Types() {
-			w.typ(name, a)
+			w.visitType(name, a)
 		}
 	default:
-		w.parts(name, t)
+		w.visitParts(name, t)
 	}
 }
 
-// parts visits the parts of an unnamed type.
-func (w *walker) parts(name string, t types.Type) {
+// visitParts visits the parts of an unnamed type.
+func (w *typeWalker) visitParts(name string, t types.Type) {
 	switch t := t.(type) {
 	case *types.Pointer:
-		w.typ(name, t.Elem())
+		w.visitType(name, t.Elem())
 	case *types.Slice:
-		w.typ(name, t.Elem())
+		w.visitType(name, t.Elem())
 	case *types.Array:
-		w.typ(name, t.Elem())
+		w.visitType(name, t.Elem())
 	case *types.Chan:
-		w.typ(name, t.Elem())
+		w.visitType(name, t.Elem())
 	case *types.Map:
-		w.typ(name, t.Key())
-		w.typ(name, t.Elem())
+		w.visitType(name, t.Key())
+		w.visitType(name, t.Elem())
 	case *types.Signature:
 		for v := range t.Params().Variables() {
-			w.typ(name, v.Type())
+			w.visitType(name, v.Type())
 		}
 		for v := range t.Results().Variables() {
-			w.typ(name, v.Type())
+			w.visitType(name, v.Type())
 		}
 	case *types.Struct:
 		for f := range t.Fields() {
 			if f.Exported() {
-				w.typ(name+"."+f.Name(), f.Type())
+				w.visitType(name+"."+f.Name(), f.Type())
 			}
 		}
 	case *types.Interface:
 		for m := range t.Methods() {
 			if m.Exported() {
-				w.typ(name+"."+m.Name(), m.Type())
+				w.visitType(name+"."+m.Name(), m.Type())
 			}
 		}
 	}

@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// TestCheck tests that check finds types of non-public packages in every position of a signature, unless an alias
-// names the type.
-func TestCheck(t *testing.T) {
-	root := written(t, map[string]string{
+// TestFindNonPublicUses tests that check finds types of non-public packages in every position of a signature, unless an
+// alias names the type.
+func TestFindNonPublicUses(t *testing.T) {
+	root := writeFiles(t, map[string]string{
 		"go.mod":      "module verbena\n\ngo 1.26.0\n",
 		"docs/api.md": "| package |\n|---|\n| `open` |\n",
 		"closed/c.go": "package closed\n\ntype T struct{}\n\ntype Named struct{}\n",
@@ -40,7 +40,7 @@ var V [2]closed.T
 func G(s S) error { return nil }
 `,
 	})
-	faults, err := check(root)
+	faults, err := findNonPublicUses(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,13 +55,13 @@ func G(s S) error { return nil }
 	if err := os.WriteFile(filepath.Join(root, "docs/api.md"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := check(root); err == nil {
+	if _, err := findNonPublicUses(root); err == nil {
 		t.Error("check of an empty page: got no error")
 	}
 }
 
-// written writes files to a new folder and returns the folder.
-func written(t *testing.T, files map[string]string) string {
+// writeFiles writes files to a new folder and returns the folder.
+func writeFiles(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
@@ -76,10 +76,10 @@ func written(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// TestChanges tests that changes distinguishes incompatible changes from compatible ones.
-func TestChanges(t *testing.T) {
+// TestFindChanges tests that changes distinguishes incompatible changes from compatible ones.
+func TestFindChanges(t *testing.T) {
 	module := func(page, text string) string {
-		return written(t, map[string]string{
+		return writeFiles(t, map[string]string{
 			"go.mod":      "module verbena\n\ngo 1.26.0\n",
 			"docs/api.md": page,
 			"a/a.go":      text,
@@ -93,14 +93,15 @@ func TestChanges(t *testing.T) {
 		want       []string
 	}{
 		{"the same", old, nil},
-		{"additions", module(both, "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\nfunc H() {}\n\ntype T struct{ X, Y int }\n"), nil},
+		{"additions", module(both,
+			"package a\n\nfunc F(int) {}\n\nfunc G() {}\n\nfunc H() {}\n\ntype T struct{ X, Y int }\n"), nil},
 		{"another parameter, no function, no field",
 			module(both, "package a\n\nfunc F(string) {}\n\ntype T struct{ Y int }\n"), []string{"a: F", "a: G", "a: T.X"}},
 		{"a package that is not public any more",
 			module("| `a` |\n", "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\ntype T struct{ X int }\n"),
 			[]string{"b: the package is not public any more"}},
 	} {
-		got, err := changes(old, c.root, io.Discard)
+		got, err := findChanges(old, c.root, io.Discard)
 		if err != nil {
 			t.Fatalf("%s: changes: %v", c.name, err)
 		}

@@ -8,23 +8,23 @@ import (
 	"strings"
 )
 
-// drivers lists the packages in which generate places defects of all kinds. The contract suite with its reference
-// model, or else the driver's own tests, must detect the defects.
-var drivers = []driver{
-	{"driver/loopback", []tests{{pkg: "driver/loopback", run: "^TestContract$"}}},
+// driverPackages lists the packages in which generate places defects of all kinds. The contract suite with its
+// reference model, or else the driver's own tests, must detect the defects.
+var driverPackages = []driverPackage{
+	{"driver/loopback", []testSelection{{pkg: "driver/loopback", run: "^TestContract$"}}},
 	{"driver/rxe", rxeTests},
-	{"driver/rxe/transport", append([]tests{{pkg: "driver/rxe/transport", run: "."}}, rxeTests...)},
+	{"driver/rxe/transport", append([]testSelection{{pkg: "driver/rxe/transport", run: "."}}, rxeTests...)},
 }
 
-var rxeTests = []tests{
+var rxeTests = []testSelection{
 	{pkg: "driver/rxe", run: "^(TestContract|TestModel)$/^(shortcut|wire|Model)$"},
 	{pkg: "driver/rxe", run: ".", short: true},
 	{pkg: "driver/rxe/internal/simtest", run: ".", short: true},
 }
 
-type driver struct {
+type driverPackage struct {
 	dir   string
-	tests []tests // tests in the order in which they run, until one detects the defect
+	tests []testSelection // tests in the order in which they run, until one detects the defect
 }
 
 // The following constants are the kinds of mutants of any code.
@@ -37,40 +37,40 @@ const (
 	removedKind  = "removed"  // removes a statement
 )
 
-var neighbours = map[token.Token]string{
+var operatorNeighbours = map[token.Token]string{
 	token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">", token.EQL: "!=", token.NEQ: "==",
 	token.LAND: "||", token.LOR: "&&", token.ADD: "-", token.SUB: "+",
 }
 
-// unmarked matches calls that get no mutant: without the call everything blocks, or only a message changes.
-var unmarked = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
+// unmutatedCalls matches calls that get no mutant: without the call everything blocks, or only a message changes.
+var unmutatedCalls = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
 
-// anywhere collects the mutants of any code in a function.
-func (g *generator) anywhere(fn *ast.FuncDecl) {
+// collectAnywhere collects the mutants of any code in a function.
+func (g *generator) collectAnywhere(fn *ast.FuncDecl) {
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.BinaryExpr:
-			g.operator(n)
+			g.addOperatorMutant(n)
 		case *ast.IfStmt:
 			if _, binary := n.Cond.(*ast.BinaryExpr); !binary {
-				g.add(negatedKind, n.Cond, "!(%s)")
+				g.addMutant(negatedKind, n.Cond, "!(%s)")
 			}
 		case *ast.BasicLit:
 			if v, err := strconv.ParseInt(n.Value, 0, 62); err == nil && n.Kind == token.INT {
-				g.replace(constantKind, g.offset(n.Pos()), g.offset(n.End()), strconv.FormatInt(v+1, 10))
+				g.addReplacement(constantKind, g.offset(n.Pos()), g.offset(n.End()), strconv.FormatInt(v+1, 10))
 			}
 		case *ast.BlockStmt:
-			g.statements(n.List)
+			g.addStatementMutants(n.List)
 		case *ast.CaseClause:
-			g.statements(n.Body)
+			g.addStatementMutants(n.Body)
 		}
 		return true
 	})
 }
 
-// operator adds the mutant of a binary operator.
-func (g *generator) operator(b *ast.BinaryExpr) {
-	other := neighbours[b.Op]
+// addOperatorMutant adds the mutant of a binary operator.
+func (g *generator) addOperatorMutant(b *ast.BinaryExpr) {
+	other := operatorNeighbours[b.Op]
 	if other == "" {
 		return
 	}
@@ -93,33 +93,33 @@ func (g *generator) operator(b *ast.BinaryExpr) {
 	text := strings.Replace(between, b.Op.String(), other, 1)
 	if b.Op == token.LAND || b.Op == token.LOR { // the new operator has another precedence
 		x, y := string(g.source[g.offset(b.X.Pos()):from]), string(g.source[to:g.offset(b.Y.End())])
-		g.replace(kind, g.offset(b.Pos()), g.offset(b.End()), "(("+x+")"+text+"("+y+"))")
+		g.addReplacement(kind, g.offset(b.Pos()), g.offset(b.End()), "(("+x+")"+text+"("+y+"))")
 		return
 	}
-	g.replace(kind, from, to, text)
+	g.addReplacement(kind, from, to, text)
 }
 
-// statements adds a mutant for each statement of a list, which removes the statement.
-func (g *generator) statements(list []ast.Stmt) {
+// addStatementMutants adds a mutant for each statement of a list, which removes the statement.
+func (g *generator) addStatementMutants(list []ast.Stmt) {
 	for _, s := range list {
 		switch s := s.(type) {
 		case *ast.ExprStmt:
-			if c, ok := s.X.(*ast.CallExpr); ok && !unmarked.MatchString(lastName(c.Fun)) {
-				g.remove(s)
+			if c, ok := s.X.(*ast.CallExpr); ok && !unmutatedCalls.MatchString(lastName(c.Fun)) {
+				g.addRemoval(s)
 			}
 		case *ast.IncDecStmt:
-			g.remove(s)
+			g.addRemoval(s)
 		case *ast.AssignStmt:
 			if s.Tok != token.DEFINE {
-				g.remove(s)
+				g.addRemoval(s)
 			}
 		}
 	}
 }
 
-// remove adds the mutant that removes a statement.
-func (g *generator) remove(s ast.Stmt) {
-	g.replace(removedKind, g.offset(s.Pos()), g.offset(s.End()), "")
+// addRemoval adds the mutant that removes a statement.
+func (g *generator) addRemoval(s ast.Stmt) {
+	g.addReplacement(removedKind, g.offset(s.Pos()), g.offset(s.End()), "")
 }
 
 func (g *generator) offset(p token.Pos) int { return g.fset.Position(p).Offset }

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestAnywhere tests that generate finds the places of a function for mutants of any code, and that each mutant
+// TestCollectAnywhere tests that generate finds the places of a function for mutants of any code, and that each mutant
 // differs from the source.
-func TestAnywhere(t *testing.T) {
+func TestCollectAnywhere(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module example\n\ngo 1.26\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func (q *queue) String() string { return "q"[:1] }
 	if err := os.WriteFile(filepath.Join(dir, "p", "p.go"), []byte(source), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	got, err := generate(dir, []string{"p"}, (*generator).anywhere)
+	got, err := generate(dir, []string{"p"}, (*generator).collectAnywhere)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// guarded lists the packages that isolate users from each other. generate places a mutant at every check of these
-// packages.
-var guarded = []string{
+// guardedPackages lists the packages that isolate users from each other. generate places a mutant at every check of
+// these packages.
+var guardedPackages = []string{
 	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/kept", "internal/cgroup",
 	"internal/ctl",
 	"internal/shm", "umem", "remote", "nldev", "rdmacm/ucma", "service", "uverbs", "supervisor",
@@ -32,9 +32,9 @@ const (
 	refusalKind  = "refusal"  // removes a refusal
 )
 
-// passing maps the names of checks to the result that means success. Checks whose result is an error report success
-// by nil. A name with a package stands only for a method or a field of that package.
-var passing = map[string]bool{
+// checkPassValues maps the names of checks to the result that means success. Checks whose result is an error report
+// success by nil. A name with a package stands only for a method or a field of that package.
+var checkPassValues = map[string]bool{
 	// the identity of a process or a thread
 	"alive": true, "has": true, "processExists": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false,
 	"gone": false, "Left": false,
@@ -68,25 +68,25 @@ var errorChecks = map[string]string{
 	"Take":        boundKind, "take": boundKind, "chargeQuota": boundKind,
 }
 
-// refusing matches errors that refuse an operation without an errno, in package supervisor and others.
-var refusing = regexp.MustCompile(`^(err|Err)[A-Z]`)
+// refusalPattern matches errors that refuse an operation without an errno, in package supervisor and others.
+var refusalPattern = regexp.MustCompile(`^(err|Err)[A-Z]`)
 
-// limiting matches the names of limits.
-var limiting = regexp.MustCompile(
+// limitPattern matches the names of limits.
+var limitPattern = regexp.MustCompile(
 	`^(max|Max|most|limit|Limit|least)|(Limit|Max|Most|Bound)$|^(PerUser|Total|total|totalLen|size|Size)$`)
 
-// aUser matches the names of variables and fields that hold a user.
-var aUser = regexp.MustCompile(
+// userPattern matches the names of variables and fields that hold a user.
+var userPattern = regexp.MustCompile(
 	`^(uid|UID|Uid|user|User|owner|opener|Owner|ServiceUser|effective|real|Geteuid|Getuid|Container)$|(UID|Uid|User)$`)
 
-// aRight matches the names of fields that hold rights.
-var aRight = regexp.MustCompile(`Capability$|^(manages|Manager|Anonymous)$`)
+// rightPattern matches the names of fields that hold rights.
+var rightPattern = regexp.MustCompile(`Capability$|^(manages|Manager|Anonymous)$`)
 
-// aFile matches the names of fields that identify a file.
-var aFile = regexp.MustCompile(`^(inode|Ino|Dev|ino|dev|Rdev|nlink|Nlink)$`)
+// fileIdentityPattern matches the names of fields that identify a file.
+var fileIdentityPattern = regexp.MustCompile(`^(inode|Ino|Dev|ino|dev|Rdev|nlink|Nlink)$`)
 
-// edit replaces source[from:to].
-type edit struct {
+// sourceEdit replaces source[from:to].
+type sourceEdit struct {
 	from, to int
 	text     string
 }
@@ -137,7 +137,7 @@ func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl
 			}
 			for _, decl := range f.Decls {
 				if fn, ok := decl.(*ast.FuncDecl); ok && fn.Body != nil && fn.Name.Name != "String" {
-					g.begin(fn)
+					g.beginFunction(fn)
 					collect(g, fn)
 				}
 			}
@@ -165,8 +165,8 @@ type generator struct {
 	mutants []mutant
 }
 
-// begin starts the collection for a function.
-func (g *generator) begin(fn *ast.FuncDecl) {
+// beginFunction starts the collection for a function.
+func (g *generator) beginFunction(fn *ast.FuncDecl) {
 	g.name, g.counts, g.forced, g.called = fn.Name.Name, map[string]int{}, map[ast.Expr]bool{}, map[ast.Expr]bool{}
 	if fn.Recv != nil && len(fn.Recv.List) == 1 {
 		t := fn.Recv.List[0].Type
@@ -182,8 +182,8 @@ func (g *generator) begin(fn *ast.FuncDecl) {
 	}
 }
 
-// checks collects the mutants of the checks in a function, including its function literals.
-func (g *generator) checks(fn *ast.FuncDecl) {
+// collectChecks collects the mutants of the checks in a function, including its function literals.
+func (g *generator) collectChecks(fn *ast.FuncDecl) {
 	var loops []ast.Expr // conditions of loops get no mutant of a bound, because the test would then hang
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -192,14 +192,14 @@ func (g *generator) checks(fn *ast.FuncDecl) {
 				loops = append(loops, n.Cond)
 			}
 		case *ast.BinaryExpr:
-			if !within(n, loops) {
-				g.comparison(n)
+			if !isWithin(n, loops) {
+				g.addComparison(n)
 			}
 		case *ast.CallExpr:
 			g.called[n.Fun] = true
-			g.call(n)
+			g.addCheckCall(n)
 		case *ast.SelectorExpr:
-			g.field(n)
+			g.addFieldMutant(n)
 		}
 		return true
 	})
@@ -207,12 +207,12 @@ func (g *generator) checks(fn *ast.FuncDecl) {
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.IfStmt:
-			g.refusal(n.Cond, n.Body.List)
+			g.addRefusal(n.Cond, n.Body.List)
 		case *ast.SwitchStmt:
 			for _, c := range n.Body.List {
 				if c := c.(*ast.CaseClause); n.Tag == nil && len(c.List) > 0 {
 					for _, x := range c.List {
-						g.refusal(x, c.Body)
+						g.addRefusal(x, c.Body)
 					}
 				}
 			}
@@ -221,31 +221,32 @@ func (g *generator) checks(fn *ast.FuncDecl) {
 	})
 }
 
-func within(n ast.Node, list []ast.Expr) bool {
+func isWithin(n ast.Node, list []ast.Expr) bool {
 	return slices.ContainsFunc(list, func(x ast.Expr) bool { return x.Pos() <= n.Pos() && n.End() <= x.End() })
 }
 
-// add adds a mutant in which the text of an expression is replaced.
-func (g *generator) add(kind string, x ast.Node, format string) {
+// addMutant adds a mutant in which the text of an expression is replaced.
+func (g *generator) addMutant(kind string, x ast.Node, format string) {
 	from, to := g.offset(x.Pos()), g.offset(x.End())
-	g.replace(kind, from, to, fmt.Sprintf(format, g.source[from:to]))
+	g.addReplacement(kind, from, to, fmt.Sprintf(format, g.source[from:to]))
 }
 
-// replace adds a mutant in which a part of the source is replaced.
-func (g *generator) replace(kind string, from, to int, text string) {
+// addReplacement adds a mutant in which a part of the source is replaced.
+func (g *generator) addReplacement(kind string, from, to int, text string) {
 	g.counts[kind]++
 	g.mutants = append(g.mutants, mutant{
-		listed: listed{
+		listedMutant: listedMutant{
 			name: fmt.Sprintf("%s:%s:%s:%d", g.file, g.name, kind, g.counts[kind]),
 			file: g.file,
 			from: string(g.source[from:to]),
 		},
-		edit: &edit{from, to, text},
+		edit: &sourceEdit{from, to, text},
 	})
 }
 
-// force adds a mutant in which the result of a condition is constant. The mutant still evaluates the condition.
-func (g *generator) force(kind string, x ast.Expr, value bool) {
+// addForcedResult adds a mutant in which the result of a condition is constant. The mutant still evaluates the
+// condition.
+func (g *generator) addForcedResult(kind string, x ast.Expr, value bool) {
 	if _, done := g.forced[x]; done {
 		return
 	}
@@ -257,24 +258,25 @@ func (g *generator) force(kind string, x ast.Expr, value bool) {
 	if b, ok := x.(*ast.BinaryExpr); ok && b.Op == token.LOR {
 		format = strings.Replace(format, "%s", "(%s)", 1)
 	}
-	g.add(kind, x, format)
+	g.addMutant(kind, x, format)
 }
 
-// call adds the mutant for a call of a check.
-func (g *generator) call(c *ast.CallExpr) {
+// addCheckCall adds the mutant for a call of a check.
+func (g *generator) addCheckCall(c *ast.CallExpr) {
 	name := lastName(c.Fun)
 	switch t := g.info.TypeOf(c); {
 	case isBool(t):
-		if value, ok := g.passes(c.Fun); ok && (!g.ofPackage(c.Fun) || len(c.Args) > 0 && lastName(c.Args[0]) == "groups") {
-			g.force(identityKind, c, value)
+		if value, ok := g.passValue(c.Fun); ok && (!g.isPackageCall(c.Fun) || len(c.Args) > 0 &&
+			lastName(c.Args[0]) == "groups") {
+			g.addForcedResult(identityKind, c, value)
 		}
 	case isError(t) && errorChecks[name] != "":
-		g.add(errorChecks[name], c, "func() error { _ = %s; return nil }()")
+		g.addMutant(errorChecks[name], c, "func() error { _ = %s; return nil }()")
 	}
 }
 
-// ofPackage reports whether a call names a function together with its package, as in slices.Contains.
-func (g *generator) ofPackage(f ast.Expr) bool {
+// isPackageCall reports whether a call names a function together with its package, as in slices.Contains.
+func (g *generator) isPackageCall(f ast.Expr) bool {
 	s, ok := f.(*ast.SelectorExpr)
 	if !ok {
 		return false
@@ -287,9 +289,9 @@ func (g *generator) ofPackage(f ast.Expr) bool {
 	return ok
 }
 
-// passes returns the result that means success, and reports whether a function or a field is a check.
-func (g *generator) passes(f ast.Expr) (value, ok bool) {
-	if value, ok = passing[lastName(f)]; ok {
+// passValue returns the result that means success, and reports whether a function or a field is a check.
+func (g *generator) passValue(f ast.Expr) (value, ok bool) {
+	if value, ok = checkPassValues[lastName(f)]; ok {
 		return value, true
 	}
 	s, ok := f.(*ast.SelectorExpr)
@@ -297,36 +299,36 @@ func (g *generator) passes(f ast.Expr) (value, ok bool) {
 		return false, false
 	}
 	if obj := g.info.Uses[s.Sel]; obj != nil && obj.Pkg() != nil {
-		value, ok = passing[obj.Pkg().Name()+"."+s.Sel.Name]
+		value, ok = checkPassValues[obj.Pkg().Name()+"."+s.Sel.Name]
 		return value, ok
 	}
 	return false, false
 }
 
-// field adds the mutant for a read of a field that holds a right of its owner, and for a check that is an argument
-// of a function.
-func (g *generator) field(s *ast.SelectorExpr) {
-	value, ok := g.passes(s)
+// addFieldMutant adds the mutant for a read of a field that holds a right of its owner, and for a check that is an
+// argument of a function.
+func (g *generator) addFieldMutant(s *ast.SelectorExpr) {
+	value, ok := g.passValue(s)
 	if !ok {
 		return
 	}
 	switch t := g.info.Uses[s.Sel].(type) {
 	case *types.Var:
-		if t.IsField() && aRight.MatchString(t.Name()) && isBool(t.Type()) && !g.assigned(s) {
-			g.force(identityKind, s, value)
+		if t.IsField() && rightPattern.MatchString(t.Name()) && isBool(t.Type()) && !g.isAssigned(s) {
+			g.addForcedResult(identityKind, s, value)
 		}
 	case *types.Func:
 		sig := t.Signature()
 		if r := sig.Results(); !g.called[s] && sig.Recv() != nil && r.Len() == 1 && isBool(r.At(0).Type()) {
 			plain := types.NewSignatureType(nil, nil, nil, sig.Params(), r, false)
 			text := types.TypeString(plain, (*types.Package).Name)
-			g.add(identityKind, s, fmt.Sprintf("%s { _ = %%s; return %v }", text, value))
+			g.addMutant(identityKind, s, fmt.Sprintf("%s { _ = %%s; return %v }", text, value))
 		}
 	}
 }
 
-// assigned reports whether a field is on the left side of an assignment. It examines only the text after the field.
-func (g *generator) assigned(s *ast.SelectorExpr) bool {
+// isAssigned reports whether a field is on the left side of an assignment. It examines only the text after the field.
+func (g *generator) isAssigned(s *ast.SelectorExpr) bool {
 	rest := strings.TrimLeft(string(g.source[g.fset.Position(s.End()).Offset:]), " ")
 	if strings.HasPrefix(rest, ",") { // the field is one of several operands
 		line, _, _ := strings.Cut(rest, "\n")
@@ -335,8 +337,8 @@ func (g *generator) assigned(s *ast.SelectorExpr) bool {
 	return strings.HasPrefix(rest, "=") && !strings.HasPrefix(rest, "==")
 }
 
-// comparison adds the mutant for a comparison of users, of files, or with a limit.
-func (g *generator) comparison(b *ast.BinaryExpr) {
+// addComparison adds the mutant for a comparison of users, of files, or with a limit.
+func (g *generator) addComparison(b *ast.BinaryExpr) {
 	switch b.Op {
 	case token.EQL, token.NEQ:
 		if isNil(b.X) || isNil(b.Y) {
@@ -344,10 +346,10 @@ func (g *generator) comparison(b *ast.BinaryExpr) {
 		}
 		equal := b.Op == token.EQL
 		switch {
-		case g.users(b.X, b.Y):
-			g.force(userKind, b, equal)
-		case g.files(b.X, b.Y), equal && isDifference(b.X):
-			g.force(identityKind, b, equal)
+		case g.areUsers(b.X, b.Y):
+			g.addForcedResult(userKind, b, equal)
+		case g.areFiles(b.X, b.Y), equal && isDifference(b.X):
+			g.addForcedResult(identityKind, b, equal)
 		}
 	case token.GTR, token.GEQ, token.LSS, token.LEQ:
 		if !isInteger(g.info.TypeOf(b.X)) || !isInteger(g.info.TypeOf(b.Y)) {
@@ -355,36 +357,36 @@ func (g *generator) comparison(b *ast.BinaryExpr) {
 		}
 		exceeds := b.Op == token.GTR || b.Op == token.GEQ // for a limit on the right side
 		switch {
-		case g.limit(b.Y):
-			g.force(boundKind, b, !exceeds)
-		case g.limit(b.X):
-			g.force(boundKind, b, exceeds)
+		case g.isLimit(b.Y):
+			g.addForcedResult(boundKind, b, !exceeds)
+		case g.isLimit(b.X):
+			g.addForcedResult(boundKind, b, exceeds)
 		}
 	}
 }
 
-func (g *generator) users(x, y ast.Expr) bool {
-	return g.user(x) || g.user(y)
+func (g *generator) areUsers(x, y ast.Expr) bool {
+	return g.isUser(x) || g.isUser(y)
 }
 
-func (g *generator) user(x ast.Expr) bool {
+func (g *generator) isUser(x ast.Expr) bool {
 	if p, ok := g.info.TypeOf(x).(*types.Pointer); ok && typeName(p.Elem()) == "quota.User" {
 		return true
 	}
 	if typeName(g.info.TypeOf(x)) == "quota.ID" {
 		return true
 	}
-	name := g.nameOf(x)
-	return aUser.MatchString(name) && name != "PerUser" &&
+	name := g.identName(x)
+	return userPattern.MatchString(name) && name != "PerUser" &&
 		(isInteger(g.info.TypeOf(x)) || typeName(g.info.TypeOf(x)) == "supervisor.ids")
 }
 
-func (g *generator) files(x, y ast.Expr) bool {
+func (g *generator) areFiles(x, y ast.Expr) bool {
 	for _, e := range []ast.Expr{x, y} {
 		if slices.Contains([]string{"supervisor.inode", "principal.file"}, typeName(g.info.TypeOf(e))) {
 			return true
 		}
-		if aFile.MatchString(g.nameOf(e)) && g.info.Types[e].Value == nil && isInteger(g.info.TypeOf(e)) {
+		if fileIdentityPattern.MatchString(g.identName(e)) && g.info.Types[e].Value == nil && isInteger(g.info.TypeOf(e)) {
 			return true
 		}
 	}
@@ -398,9 +400,9 @@ func isDifference(x ast.Expr) bool {
 	return ok && b.Op == token.AND_NOT
 }
 
-// limit reports whether an expression is a limit. A limit is a constant other than 0 and 1, or an expression with
+// isLimit reports whether an expression is a limit. A limit is a constant other than 0 and 1, or an expression with
 // the name of a limit.
-func (g *generator) limit(x ast.Expr) bool {
+func (g *generator) isLimit(x ast.Expr) bool {
 	if l, ok := x.(*ast.BasicLit); ok && l.Kind == token.CHAR {
 		return false
 	}
@@ -410,16 +412,16 @@ func (g *generator) limit(x ast.Expr) bool {
 	}
 	switch x := x.(type) {
 	case *ast.ParenExpr:
-		return g.limit(x.X)
+		return g.isLimit(x.X)
 	case *ast.BinaryExpr:
-		return g.limit(x.X) || g.limit(x.Y)
+		return g.isLimit(x.X) || g.isLimit(x.Y)
 	}
-	return limiting.MatchString(g.nameOf(x))
+	return limitPattern.MatchString(g.identName(x))
 }
 
-// refusal adds the mutant for a condition under which a function refuses.
-func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
-	if len(body) == 0 || !g.refuses(body[len(body)-1]) {
+// addRefusal adds the mutant for a condition under which a function refuses.
+func (g *generator) addRefusal(cond ast.Expr, body []ast.Stmt) {
+	if len(body) == 0 || !g.returnsRefusal(body[len(body)-1]) {
 		return
 	}
 	x, want := cond, false // the value of x for which the condition is false
@@ -436,29 +438,29 @@ func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
 		return
 	}
 	if b, ok := x.(*ast.BinaryExpr); ok && b.Op == token.NEQ && isNil(b.Y) && isError(g.info.TypeOf(b.X)) &&
-		g.passesOn(body[len(body)-1], b.X) {
+		g.returnsCheckedError(body[len(body)-1], b.X) {
 		return // the returned error comes from another function, so the condition is no refusal
 	}
-	if translates(x) {
+	if translatesError(x) {
 		return
 	}
-	g.force(refusalKind, cond, false)
+	g.addForcedResult(refusalKind, cond, false)
 }
 
-// translates reports whether a condition compares an error with a certain error, and the statement then returns
+// translatesError reports whether a condition compares an error with a certain error, and the statement then returns
 // another error.
-func translates(x ast.Expr) bool {
+func translatesError(x ast.Expr) bool {
 	switch x := x.(type) {
 	case *ast.ParenExpr:
-		return translates(x.X)
+		return translatesError(x.X)
 	case *ast.CallExpr:
 		return lastName(x.Fun) == "Is"
 	case *ast.BinaryExpr:
 		if x.Op == token.LOR {
-			return translates(x.X) && translates(x.Y)
+			return translatesError(x.X) && translatesError(x.Y)
 		}
 		if x.Op == token.LAND {
-			return translates(x.X) || translates(x.Y)
+			return translatesError(x.X) || translatesError(x.Y)
 		}
 		name := lastName(x.X)
 		return x.Op == token.EQL && (name == "err" || name == "cerr")
@@ -466,8 +468,8 @@ func translates(x ast.Expr) bool {
 	return false
 }
 
-// passesOn reports whether a statement returns the error that its condition checks.
-func (g *generator) passesOn(s ast.Stmt, err ast.Expr) bool {
+// returnsCheckedError reports whether a statement returns the error that its condition checks.
+func (g *generator) returnsCheckedError(s ast.Stmt, err ast.Expr) bool {
 	id, ok := err.(*ast.Ident)
 	if !ok {
 		return false
@@ -482,8 +484,8 @@ func (g *generator) passesOn(s ast.Stmt, err ast.Expr) bool {
 	return found
 }
 
-// refuses reports whether a statement returns an errno or an error of this module.
-func (g *generator) refuses(s ast.Stmt) bool {
+// returnsRefusal reports whether a statement returns an errno or an error of this module.
+func (g *generator) returnsRefusal(s ast.Stmt) bool {
 	r, ok := s.(*ast.ReturnStmt)
 	if !ok {
 		return false
@@ -506,7 +508,7 @@ func (g *generator) refuses(s ast.Stmt) bool {
 				found = found || typeName(obj.Type()) == "syscall.Errno"
 			case *types.Var:
 				found = found || !obj.IsField() && obj.Parent() == obj.Pkg().Scope() && isError(obj.Type()) &&
-					refusing.MatchString(obj.Name())
+					refusalPattern.MatchString(obj.Name())
 			}
 			return !found
 		})
@@ -514,11 +516,11 @@ func (g *generator) refuses(s ast.Stmt) bool {
 	return found
 }
 
-// nameOf returns the last identifier of an expression. For a conversion nameOf returns the last identifier of the
+// identName returns the last identifier of an expression. For a conversion identName returns the last identifier of the
 // operand.
-func (g *generator) nameOf(x ast.Expr) string {
+func (g *generator) identName(x ast.Expr) string {
 	if c, ok := x.(*ast.CallExpr); ok && len(c.Args) == 1 && g.info.Types[c.Fun].IsType() {
-		return g.nameOf(c.Args[0])
+		return g.identName(c.Args[0])
 	}
 	return lastName(x)
 }

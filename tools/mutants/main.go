@@ -43,8 +43,8 @@ import (
 	"time"
 )
 
-// listed is a mutant of mutants.go. It replaces the text from in a file by the text to.
-type listed struct {
+// listedMutant is a mutant of mutants.go. It replaces the text from in a file by the text to.
+type listedMutant struct {
 	name string
 	file string // the tests of the package in the file's folder must detect the mutant
 	from string
@@ -52,7 +52,7 @@ type listed struct {
 }
 
 // apply returns the source with the defect.
-func (m *listed) apply(source string) (string, error) {
+func (m *listedMutant) apply(source string) (string, error) {
 	if n := strings.Count(source, m.from); n != 1 || m.from == m.to {
 		return "", fmt.Errorf("%s: got %d places of %q, want 1", m.file, n, m.from)
 	}
@@ -61,26 +61,26 @@ func (m *listed) apply(source string) (string, error) {
 
 // mutant is a listed or generated defect.
 type mutant struct {
-	listed
+	listedMutant
 	// edit is the change of a generated mutant, and nil for a listed one. The replaced text may occur several times.
-	edit *edit
+	edit *sourceEdit
 	// tests lists tests that run in this order until one detects the mutant. If tests is nil, the tests of the
 	// mutant's package run.
-	tests []tests
+	tests []testSelection
 }
 
-// tests selects the tests that must detect a mutant.
-type tests struct {
+// testSelection selects the tests that must detect a mutant.
+type testSelection struct {
 	pkg   string
 	run   string // pattern of the names of the tests; "" selects all
 	short bool   // run the tests with -short
 }
 
-func (m *mutant) suites() []tests {
+func (m *mutant) testSuites() []testSelection {
 	if m.tests != nil {
 		return m.tests
 	}
-	return []tests{{pkg: filepath.Dir(m.file)}}
+	return []testSelection{{pkg: filepath.Dir(m.file)}}
 }
 
 // String returns the name of the mutant with its file. The name of a generated mutant begins with the file.
@@ -106,20 +106,20 @@ func main() {
 	flag.Parse()
 	re, err := regexp.Compile(*run)
 	if err != nil {
-		usage(err)
+		printUsage(err)
 	}
 	all := make([]mutant, len(mutants))
 	for i := range mutants {
-		all[i].listed = mutants[i]
+		all[i].listedMutant = mutants[i]
 	}
 	unseen := map[string]string{}
 	switch {
 	case *ofDrivers:
 		all = nil
-		for _, d := range drivers {
-			of, err := generate(".", []string{d.dir}, (*generator).anywhere)
+		for _, d := range driverPackages {
+			of, err := generate(".", []string{d.dir}, (*generator).collectAnywhere)
 			if err != nil {
-				usage(err)
+				printUsage(err)
 			}
 			for _, m := range of {
 				m.tests = d.tests
@@ -127,14 +127,14 @@ func main() {
 			}
 		}
 	case *generated:
-		if all, err = generate(".", guarded, (*generator).checks); err != nil {
-			usage(err)
+		if all, err = generate(".", guardedPackages, (*generator).collectChecks); err != nil {
+			printUsage(err)
 		}
 		if unseen, err = readUnseen("tools/mutants/unseen.txt", all); err != nil {
-			usage(err)
+			printUsage(err)
 		}
 	}
-	all = choose(all, re, *sample, *seed)
+	all = selectMutants(all, re, *sample, *seed)
 	if *list {
 		for i := range all {
 			fmt.Printf("%s\t%s\n", &all[i], strings.Join(strings.Fields(all[i].from), " "))
@@ -142,7 +142,7 @@ func main() {
 		fmt.Printf("%d mutants\n", len(all))
 		return
 	}
-	r.healthy = map[tests]*health{}
+	r.healthy = map[testSelection]*baselineResult{}
 	r.run(all, unseen, *parallel, *budget)
 	fmt.Printf("%d mutants, %d not detected", r.detected+r.missed, r.missed)
 	if *generated || *ofDrivers {
@@ -154,14 +154,14 @@ func main() {
 	}
 }
 
-func usage(err error) {
+func printUsage(err error) {
 	fmt.Fprintln(os.Stderr, "mutants:", err)
 	os.Exit(2)
 }
 
-// choose returns the matching mutants in the order of the list. With a sample size n, it returns n of them, chosen
-// at random.
-func choose(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
+// selectMutants returns the matching mutants in the order of the list. With a sample size n, it returns n of them,
+// chosen at random.
+func selectMutants(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
 	var list []mutant
 	for _, m := range all {
 		if re.MatchString(m.name) || re.MatchString(m.file) {
@@ -218,14 +218,14 @@ type runner struct {
 	e2e   string
 
 	mu      sync.Mutex
-	healthy map[tests]*health
+	healthy map[testSelection]*baselineResult
 	e2eMu   sync.Mutex
 
 	detected, missed, unseen, invalid, left int
 }
 
-// health holds the result of a package's tests without a mutant.
-type health struct {
+// baselineResult holds the result of a package's tests without a mutant.
+type baselineResult struct {
 	mu   sync.Mutex // locked while the tests of the package run
 	once sync.Once
 	err  error
@@ -239,7 +239,7 @@ func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budge
 	for range max(parallel, 1) {
 		wg.Go(func() {
 			for m := range queue {
-				r.one(m)
+				r.runMutant(m)
 			}
 		})
 	}
@@ -258,19 +258,19 @@ func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budge
 	wg.Wait()
 }
 
-// one runs a mutant and prints the result.
-func (r *runner) one(m *mutant) {
+// runMutant runs a mutant and prints the result.
+func (r *runner) runMutant(m *mutant) {
 	began := time.Now()
 	var how string
 	err := errPass
-	for _, s := range m.suites() {
-		if how, err = m.try(s, r.health(s), r.limit); !errors.Is(err, errPass) {
+	for _, s := range m.testSuites() {
+		if how, err = m.runTests(s, r.runBaseline(s), r.limit); !errors.Is(err, errPass) {
 			break
 		}
 	}
 	if m.edit != nil && r.e2e != "" && err != nil && !errors.Is(err, errBuild) {
 		r.e2eMu.Lock()
-		how, err = m.endToEnd(r.e2e, err)
+		how, err = m.runEndToEnd(r.e2e, err)
 		r.e2eMu.Unlock()
 	}
 	r.mu.Lock()
@@ -288,12 +288,12 @@ func (r *runner) one(m *mutant) {
 	fmt.Printf("%-70s %5.1fs  %s\n", m, time.Since(began).Seconds(), how)
 }
 
-// health runs the tests once without a mutant.
-func (r *runner) health(suite tests) *health {
+// runBaseline runs the tests once without a mutant.
+func (r *runner) runBaseline(suite testSelection) *baselineResult {
 	r.mu.Lock()
 	h := r.healthy[suite]
 	if h == nil {
-		h = &health{}
+		h = &baselineResult{}
 		r.healthy[suite] = h
 	}
 	r.mu.Unlock()
@@ -301,7 +301,7 @@ func (r *runner) health(suite tests) *health {
 		for range 2 { // on a busy machine a test fails occasionally, so failing tests run a second time
 			began := time.Now()
 			var out string
-			if out, h.err = suite.do(nil, r.limit, &h.mu); h.err == nil {
+			if out, h.err = suite.runSelected(nil, r.limit, &h.mu); h.err == nil {
 				h.took = time.Since(began)
 				break
 			}
@@ -311,19 +311,19 @@ func (r *runner) health(suite tests) *health {
 	return h
 }
 
-// try runs the tests with a mutant, and returns the name of the test that detected the mutant.
-func (m *mutant) try(s tests, h *health, limit time.Duration) (how string, err error) {
+// runTests runs the tests with a mutant, and returns the name of the test that detected the mutant.
+func (m *mutant) runTests(s testSelection, h *baselineResult, limit time.Duration) (how string, err error) {
 	if h.err != nil {
 		return "", fmt.Errorf("the tests of %s fail without a mutant: %w", s.pkg, h.err)
 	}
-	broken, err := m.broken()
+	broken, err := m.mutatedFiles()
 	if err != nil {
 		return "", err
 	}
 	if m.edit != nil && h.took > 0 {
 		limit = min(limit, 3*h.took+20*time.Second)
 	}
-	out, err := s.do(broken, limit, &h.mu)
+	out, err := s.runSelected(broken, limit, &h.mu)
 	switch {
 	case err == nil:
 		return "", errPass
@@ -335,15 +335,15 @@ func (m *mutant) try(s tests, h *health, limit time.Duration) (how string, err e
 	return failedTest(out), nil
 }
 
-// endToEnd runs end-to-end tests with a mutant that unit tests did not detect. missed is the reason why they did
+// runEndToEnd runs end-to-end tests with a mutant that unit tests did not detect. missed is the reason why they did
 // not.
-func (m *mutant) endToEnd(tests string, missed error) (how string, err error) {
-	broken, err := m.broken()
+func (m *mutant) runEndToEnd(tests string, missed error) (how string, err error) {
+	broken, err := m.mutatedFiles()
 	if err != nil {
 		return "", err
 	}
 	var out []byte
-	err = test(broken, func(dir, overlay string) error {
+	err = withOverlay(broken, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "verbena")
 		build := exec.Command("go", "build", "-overlay", overlay, "-o", bin, "./cmd/verbena")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -365,8 +365,8 @@ func (m *mutant) endToEnd(tests string, missed error) (how string, err error) {
 	return "e2e: " + failedTest(string(out)), nil
 }
 
-// broken returns the contents of the mutant's file with the defect.
-func (m *mutant) broken() (map[string]string, error) {
+// mutatedFiles returns the contents of the mutant's file with the defect.
+func (m *mutant) mutatedFiles() (map[string]string, error) {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
 		return nil, err
@@ -383,7 +383,7 @@ func (m *mutant) apply(source string) (string, error) {
 		}
 		return source[:e.from] + e.text + source[e.to:], nil
 	}
-	return m.listed.apply(source)
+	return m.listedMutant.apply(source)
 }
 
 var (
@@ -392,8 +392,9 @@ var (
 	errBuild = errors.New("the code does not compile")
 )
 
-// test replaces the contents of files by an overlay and calls f. dir is a temporary directory that f may also use.
-func test(replace map[string]string, f func(dir, overlay string) error) error {
+// withOverlay replaces the contents of files by an overlay and calls f. dir is a temporary directory that f may also
+// use.
+func withOverlay(replace map[string]string, f func(dir, overlay string) error) error {
 	dir, err := os.MkdirTemp("", "verbena-mutant-")
 	if err != nil {
 		return err
@@ -425,9 +426,10 @@ func test(replace map[string]string, f func(dir, overlay string) error) error {
 	return f(dir, path)
 }
 
-// do runs the tests with replaced contents of files. It builds the tests before it locks running.
-func (t tests) do(replace map[string]string, limit time.Duration, running *sync.Mutex) (out string, err error) {
-	err = test(replace, func(dir, overlay string) error {
+// runSelected runs the tests with replaced contents of files. It builds the tests before it locks running.
+func (t testSelection) runSelected(replace map[string]string, limit time.Duration, running *sync.Mutex) (out string,
+	err error) {
+	err = withOverlay(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")
 		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, ".")
 		build.Dir = t.pkg // the package may belong to another module

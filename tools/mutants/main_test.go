@@ -35,8 +35,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-func TestApply(t *testing.T) {
-	m := listed{file: "x.go", from: "a < b", to: "a <= b"}
+func TestApplyMutant(t *testing.T) {
+	m := listedMutant{file: "x.go", from: "a < b", to: "a <= b"}
 	if got, err := m.apply("if a < b {"); err != nil || got != "if a <= b {" {
 		t.Errorf("apply: got %q and error %v, want the replaced text and no error", got, err)
 	}
@@ -47,16 +47,16 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestLeavesTree tests that a property test that detects a mutant saves no file in the working tree.
-func TestLeavesTree(t *testing.T) {
+// TestRunLeavesTreeUnchanged tests that a property test that detects a mutant saves no file in the working tree.
+func TestRunLeavesTreeUnchanged(t *testing.T) {
 	t.Chdir("../..")
 	const file = "internal/timeq/timeq.go"
-	i := slices.IndexFunc(mutants, func(m listed) bool { return m.file == file })
+	i := slices.IndexFunc(mutants, func(m listedMutant) bool { return m.file == file })
 	if i < 0 {
 		t.Fatalf("mutants: got no mutant of %s", file)
 	}
-	m := mutant{listed: mutants[i]}
-	how, err := m.try(m.suites()[0], &health{}, time.Minute)
+	m := mutant{listedMutant: mutants[i]}
+	how, err := m.runTests(m.testSuites()[0], &baselineResult{}, time.Minute)
 	if err != nil || !strings.HasPrefix(how, "TestQueue") {
 		t.Errorf("try: got test %q and error %v, want a failure of TestQueue", how, err)
 	}

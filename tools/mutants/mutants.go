@@ -1,7 +1,7 @@
 package main
 
 // mutants lists the defects, sorted by package.
-var mutants = []listed{
+var mutants = []listedMutant{
 	// capture
 	{"recorded packets refer to a reused buffer", "capture/recorder.go",
 		"x.Data = slices.Clone(x.Data)", "x.Data = x.Data[:len(x.Data):len(x.Data)]"},

@@ -44,22 +44,22 @@ docs/verbenavet.md explains each report.
 `
 
 func main() {
-	if byVet(os.Args[1:]) {
+	if startedByVet(os.Args[1:]) {
 		unitchecker.Main(vet.Analyzer)
 	}
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// layered reports whether a folder belongs to the module whose layers are checked.
-func layered(dir string) bool {
+// hasLayers reports whether a folder belongs to the module whose layers are checked.
+func hasLayers(dir string) bool {
 	c := exec.Command("go", "list", "-m")
 	c.Dir = dir
 	out, err := c.Output()
 	return err == nil && strings.TrimSpace(string(out)) == "verbena"
 }
 
-// byVet reports whether go vet has started the command.
-func byVet(args []string) bool {
+// startedByVet reports whether go vet has started the command.
+func startedByVet(args []string) bool {
 	if len(args) == 0 {
 		return false
 	}
@@ -105,16 +105,16 @@ func run(args []string, out, errs io.Writer) int {
 	for _, p := range programs {
 		say(p, p.Check())
 		for _, x := range p.Escapes() {
-			escapes[p.Place(x.Pos)+": "+x.Check+": "+x.Reason] = true
+			escapes[p.FormatPos(x.Pos)+": "+x.Check+": "+x.Reason] = true
 		}
 		for pos, what := range p.Unresolved() {
-			unresolved[p.Place(pos)+": "+what] = true
+			unresolved[p.FormatPos(pos)+": "+what] = true
 		}
 	}
 	if len(programs) > 0 {
-		say(programs[0], vet.Unused(programs))
+		say(programs[0], vet.UnusedEscapes(programs))
 	}
-	if layered(*dir) {
+	if hasLayers(*dir) {
 		imports, err := layers.Load(*dir, "")
 		if err != nil {
 			fmt.Fprintln(errs, "verbenavet:", err)

@@ -36,21 +36,21 @@ func main() {
 	verbose := flag.Bool("v", false, "print the logs of passing tests")
 	slow := flag.Int("slowest", 0, "print this `number` of the slowest tests")
 	flag.Parse()
-	j := judge{verbose: *verbose, ci: os.Getenv("CI") == "true", out: os.Stdout}
+	j := resultCollector{verbose: *verbose, ci: os.Getenv("CI") == "true", out: os.Stdout}
 	var err error
 	if j.skips, err = readList(*skips); err == nil {
 		j.pending, err = readList(*pending)
 	}
 	if err == nil {
-		err = j.read(os.Stdin)
+		err = j.readEvents(os.Stdin)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "verdict:", err)
 		os.Exit(1)
 	}
-	faults := j.faults()
+	faults := j.failureReasons()
 	if *slow > 0 {
-		fmt.Print(j.slowest(*slow))
+		fmt.Print(j.slowestTests(*slow))
 	}
 	if len(faults) > 0 {
 		fmt.Println(strings.Join(faults, "\n"))
@@ -58,18 +58,18 @@ func main() {
 	}
 }
 
-// module is the common prefix of package names, which the lists omit.
-const module = "verbena/"
+// modulePrefix is the common prefix of package names, which the lists omit.
+const modulePrefix = "verbena/"
 
-// list holds the lines "PACKAGE TEST: reason" of a file, keyed by package and test. TEST also selects the subtests
+// testList holds the lines "PACKAGE TEST: reason" of a file, keyed by package and test. TEST also selects the subtests
 // of the test, and may end in "*".
-type list map[name]string
+type testList map[testID]string
 
-type name struct{ pkg, test string }
+type testID struct{ pkg, test string }
 
-func (n name) String() string { return n.pkg + " " + n.test }
+func (n testID) String() string { return n.pkg + " " + n.test }
 
-func readList(path string) (list, error) {
+func readList(path string) (testList, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -81,8 +81,8 @@ func readList(path string) (list, error) {
 	return l, nil
 }
 
-func parseList(text string) (list, error) {
-	l := list{}
+func parseList(text string) (testList, error) {
+	l := testList{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if line == "" || line[0] == '#' {
@@ -90,16 +90,16 @@ func parseList(text string) (list, error) {
 		}
 		what, reason, ok := strings.Cut(line, ": ")
 		pkg, test, two := strings.Cut(what, " ")
-		if n := (name{pkg, test}); !ok || !two || reason == "" || l[n] != "" {
+		if n := (testID{pkg, test}); !ok || !two || reason == "" || l[n] != "" {
 			return nil, fmt.Errorf("line %q: want PACKAGE TEST: REASON, each test once", line)
 		}
-		l[name{pkg, test}] = reason
+		l[testID{pkg, test}] = reason
 	}
 	return l, nil
 }
 
-// find returns the entry of a test, or else the entry of a test that contains the test.
-func (l list) find(n name) (entry name, ok bool) {
+// findEntry returns the entry of a test, or else the entry of a test that contains the test.
+func (l testList) findEntry(n testID) (entry testID, ok bool) {
 	for e := range l {
 		if e.pkg != n.pkg {
 			continue
@@ -109,44 +109,44 @@ func (l list) find(n name) (entry name, ok bool) {
 			return e, true
 		}
 	}
-	return name{}, false
+	return testID{}, false
 }
 
-// event is a line of the output of `go test -json` (go doc test2json).
-type event struct {
+// testEvent is a line of the output of `go test -json` (go doc test2json).
+type testEvent struct {
 	Action, Package, ImportPath, Test, Output, FailedBuild string
 	Elapsed                                                float64
 }
 
-// judge collects the results of a run.
-type judge struct {
-	skips, pending list
+// resultCollector collects the results of a run.
+type resultCollector struct {
+	skips, pending testList
 	ci, verbose    bool
 	out            io.Writer
 
 	packages map[string]string // final action of each package, or "" while the package runs
-	tests    map[name]string   // final action of each test, or "" while the test runs
-	output   map[name][]string
+	tests    map[testID]string // final action of each test, or "" while the test runs
+	output   map[testID][]string
 	repeats  []string
 	build    map[string][]string
-	crashed  map[string]bool  // packages that ended while a test was running
-	skipped  map[string]int   // number of skipped tests for each reason, without the tests in skips
-	took     map[name]float64 // duration of each test in seconds
+	crashed  map[string]bool    // packages that ended while a test was running
+	skipped  map[string]int     // number of skipped tests for each reason, without the tests in skips
+	took     map[testID]float64 // duration of each test in seconds
 }
 
-// read reads the events of a run and prints the output.
-func (j *judge) read(r io.Reader) error {
-	j.packages, j.tests, j.output = map[string]string{}, map[name]string{}, map[name][]string{}
-	j.build, j.crashed, j.took, j.skipped = map[string][]string{}, map[string]bool{}, map[name]float64{}, map[string]int{}
+// readEvents reads the events of a run and prints the output.
+func (j *resultCollector) readEvents(r io.Reader) error {
+	j.packages, j.tests, j.output = map[string]string{}, map[testID]string{}, map[testID][]string{}
+	j.build, j.crashed, j.took, j.skipped = map[string][]string{}, map[string]bool{}, map[testID]float64{}, map[string]int{}
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
 		if line != "" {
-			var e event
+			var e testEvent
 			if line[0] != '{' || json.Unmarshal([]byte(line), &e) != nil {
 				fmt.Fprint(j.out, line)
 			} else {
-				j.take(&e)
+				j.addEvent(&e)
 			}
 		}
 		if err == io.EOF {
@@ -158,9 +158,9 @@ func (j *judge) read(r io.Reader) error {
 	}
 }
 
-func (j *judge) take(e *event) {
-	pkg := strings.TrimPrefix(e.Package, module)
-	n := name{pkg, e.Test}
+func (j *resultCollector) addEvent(e *testEvent) {
+	pkg := strings.TrimPrefix(e.Package, modulePrefix)
+	n := testID{pkg, e.Test}
 	switch e.Action {
 	case "start":
 		j.packages[pkg] = ""
@@ -184,7 +184,7 @@ func (j *judge) take(e *event) {
 	case "pass", "fail", "skip":
 		if e.Test != "" {
 			j.tests[n], j.took[n] = e.Action, e.Elapsed
-			j.reported(n, e)
+			j.printFinished(n, e)
 			return
 		}
 		j.packages[pkg] = e.Action
@@ -196,11 +196,11 @@ func (j *judge) take(e *event) {
 	}
 }
 
-// reported prints the output of a finished test.
-func (j *judge) reported(n name, e *event) {
-	_, known := j.pending.find(n)
-	if _, ok := j.skips.find(n); e.Action == "skip" && !ok {
-		j.skipped[reason(j.output[n])]++
+// printFinished prints the output of a finished test.
+func (j *resultCollector) printFinished(n testID, e *testEvent) {
+	_, known := j.pending.findEntry(n)
+	if _, ok := j.skips.findEntry(n); e.Action == "skip" && !ok {
+		j.skipped[skipReason(j.output[n])]++
 	}
 	switch {
 	case j.verbose:
@@ -216,22 +216,22 @@ func (j *judge) reported(n name, e *event) {
 	}
 }
 
-// place matches the position before a message in the log of a test.
-var place = regexp.MustCompile(`^\w+\.go:\d+: `)
+// positionPattern matches the position before a message in the log of a test.
+var positionPattern = regexp.MustCompile(`^\w+\.go:\d+: `)
 
-// reason returns the last log message of a skipped test, which is the reason.
-func reason(output []string) string {
+// skipReason returns the last log message of a skipped test, which is the reason.
+func skipReason(output []string) string {
 	for _, line := range slices.Backward(output) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "=== ") &&
 			!strings.HasPrefix(line, "--- ") {
-			return place.ReplaceAllString(line, "")
+			return positionPattern.ReplaceAllString(line, "")
 		}
 	}
 	return "no reason given"
 }
 
-// faults returns the reasons why the run has failed. The list is empty if the run has passed.
-func (j *judge) faults() (list []string) {
+// failureReasons returns the reasons why the run has failed. The list is empty if the run has passed.
+func (j *resultCollector) failureReasons() (list []string) {
 	add := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
 	if len(j.packages) == 0 {
 		add("verdict: no package was tested")
@@ -240,7 +240,7 @@ func (j *judge) faults() (list []string) {
 		action := j.packages[pkg]
 		failed, excused := 0, 0
 		for _, n := range j.testsOf(pkg) {
-			entry, known := j.pending.find(n)
+			entry, known := j.pending.findEntry(n)
 			switch j.tests[n] {
 			case "fail":
 				failed++
@@ -260,7 +260,7 @@ func (j *judge) faults() (list []string) {
 					add("verdict: %v passes: remove it from test/pending.txt", n)
 				}
 			case "skip":
-				if _, ok := j.skips.find(n); j.ci && !ok {
+				if _, ok := j.skips.findEntry(n); j.ci && !ok {
 					add("verdict: %v was skipped, and test/skips.txt does not say why", n)
 				}
 			}
@@ -269,7 +269,7 @@ func (j *judge) faults() (list []string) {
 		case action == "":
 			add("verdict: package %s has not ended", pkg)
 		case action == "fail" && (failed == 0 || j.crashed[pkg]):
-			fmt.Fprint(j.out, strings.Join(j.output[name{pkg, ""}], ""))
+			fmt.Fprint(j.out, strings.Join(j.output[testID{pkg, ""}], ""))
 			add("verdict: package %s has failed", pkg)
 		}
 	}
@@ -285,15 +285,15 @@ func (j *judge) faults() (list []string) {
 	return list
 }
 
-// slowest returns the list of the n slowest tests, without their subtests.
-func (j *judge) slowest(n int) string {
-	var list []name
+// slowestTests returns the list of the n slowest tests, without their subtests.
+func (j *resultCollector) slowestTests(n int) string {
+	var list []testID
 	for t := range j.took {
 		if !strings.Contains(t.test, "/") {
 			list = append(list, t)
 		}
 	}
-	slices.SortFunc(list, func(a, b name) int { return cmp.Compare(j.took[b], j.took[a]) })
+	slices.SortFunc(list, func(a, b testID) int { return cmp.Compare(j.took[b], j.took[a]) })
 	var b strings.Builder
 	for _, t := range list[:min(n, len(list))] {
 		fmt.Fprintf(&b, "%6.1fs %v\n", j.took[t], t)
@@ -305,24 +305,24 @@ func (j *judge) slowest(n int) string {
 // with losses of up to 5 %. One of twenty exchanges is repeated, so five repeats occur in one of ten thousand runs.
 const maxRepeats = 4
 
-func (j *judge) testsOf(pkg string) (list []name) {
+func (j *resultCollector) testsOf(pkg string) (list []testID) {
 	for n := range j.tests {
 		if n.pkg == pkg {
 			list = append(list, n)
 		}
 	}
-	slices.SortFunc(list, func(a, b name) int { return strings.Compare(a.test, b.test) })
+	slices.SortFunc(list, func(a, b testID) int { return strings.Compare(a.test, b.test) })
 	return list
 }
 
 // onlyPendingBelow reports whether a test has failed only because of subtests that are all pending.
-func (j *judge) onlyPendingBelow(n name) bool {
+func (j *resultCollector) onlyPendingBelow(n testID) bool {
 	some := false
 	for m, action := range j.tests {
 		if m.pkg != n.pkg || action != "fail" || !strings.HasPrefix(m.test, n.test+"/") {
 			continue
 		}
-		if _, known := j.pending.find(m); known {
+		if _, known := j.pending.findEntry(m); known {
 			some = true
 		} else if !j.onlyPendingBelow(m) {
 			return false

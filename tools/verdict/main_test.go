@@ -87,7 +87,7 @@ func TestVerdict(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out bytes.Buffer
-			j := judge{ci: !c.local, out: &out}
+			j := resultCollector{ci: !c.local, out: &out}
 			var err error
 			if j.skips, err = parseList(c.skips); err != nil {
 				t.Fatal(err)
@@ -95,10 +95,10 @@ func TestVerdict(t *testing.T) {
 			if j.pending, err = parseList(c.pending); err != nil {
 				t.Fatal(err)
 			}
-			if err := j.read(strings.NewReader(strings.Join(c.lines, "\n"))); err != nil {
+			if err := j.readEvents(strings.NewReader(strings.Join(c.lines, "\n"))); err != nil {
 				t.Fatal(err)
 			}
-			faults := j.faults()
+			faults := j.failureReasons()
 			if !slices.EqualFunc(faults, c.faults, strings.Contains) {
 				t.Errorf("judge: got faults %q, want %q", faults, c.faults)
 			}
@@ -116,7 +116,7 @@ func TestParseList(t *testing.T) {
 		}
 	}
 	l, err := parseList("# comment\n\np TestA: why: so\n")
-	if err != nil || len(l) != 1 || l[name{"p", "TestA"}] != "why: so" {
+	if err != nil || len(l) != 1 || l[testID{"p", "TestA"}] != "why: so" {
 		t.Errorf("parseList: got %v and error %v, want one entry with the reason \"why: so\"", l, err)
 	}
 }
@@ -126,11 +126,11 @@ func TestSlowest(t *testing.T) {
 	for name, took := range map[string]float64{"TestA": 1, "TestB": 30, "TestB/c": 20, "TestD": 2.25} {
 		lines = append(lines, fmt.Sprintf(`{"Action":"pass","Package":"verbena/p","Test":%q,"Elapsed":%g}`, name, took))
 	}
-	j := judge{out: &bytes.Buffer{}}
-	if err := j.read(strings.NewReader(strings.Join(lines, "\n"))); err != nil {
+	j := resultCollector{out: &bytes.Buffer{}}
+	if err := j.readEvents(strings.NewReader(strings.Join(lines, "\n"))); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := j.slowest(2), "  30.0s p TestB\n   2.2s p TestD\n"; got != want {
+	if got, want := j.slowestTests(2), "  30.0s p TestB\n   2.2s p TestD\n"; got != want {
 		t.Errorf("slowest: got %q, want %q", got, want)
 	}
 }

@@ -64,10 +64,10 @@ func runUnit(pass *analysis.Pass) (any, error) {
 	p.readDirectives(slices.DeleteFunc(slices.Clone(pass.Files), func(f *ast.File) bool {
 		return isTest(f.Package)
 	}), pass.TypesInfo)
-	all := functions(prog)
+	all := allFunctions(prog)
 	// Functions of tests may sleep anywhere.
 	maps.DeleteFunc(all, func(f *ssa.Function, _ bool) bool { return isTest(f.Pos()) })
-	p.link(all)
+	p.linkCalls(all)
 	for _, r := range p.Check() {
 		d := analysis.Diagnostic{Pos: r.Pos, Category: r.Check, Message: r.Check + ": " + r.Text}
 		for _, s := range r.Path {
@@ -89,17 +89,17 @@ func (p *Program) exportFacts() {
 			continue
 		}
 		if c := p.sleep.of[f]; c != nil {
-			p.unit.ExportObjectFact(o, &maySleep{p.sleep.why(f)})
+			p.unit.ExportObjectFact(o, &maySleep{p.sleep.describe(f)})
 		}
 		if c := p.copies.of[f]; c != nil {
-			p.unit.ExportObjectFact(o, &mayCopy{p.copies.why(f)})
+			p.unit.ExportObjectFact(o, &mayCopy{p.copies.describe(f)})
 		}
 	}
 }
 
-// why returns a short description of the call path from a function to an effect.
-func (e *effect) why(f *function) string {
-	steps := e.path(f)
+// describe returns a short description of the call path from a function to an effect.
+func (e *effect) describe(f *function) string {
+	steps := e.callPath(f)
 	if len(steps) == 0 {
 		return ""
 	}
@@ -110,9 +110,9 @@ func (e *effect) why(f *function) string {
 	return last.In + " " + last.What
 }
 
-// fact returns the kind of a function of another package. ok is false if the package has no fact about the
+// externalFact returns the kind of a function of another package. ok is false if the package has no fact about the
 // function.
-func (p *Program) fact(f *types.Func) (kind sleepiness, why string, ok bool) {
+func (p *Program) externalFact(f *types.Func) (kind sleepiness, why string, ok bool) {
 	if p.unit == nil || f.Pkg() == nil {
 		return 0, "", false
 	}

@@ -14,7 +14,7 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 	for _, f := range files {
 		ofDecl := map[token.Pos]bool{}
 		take := func(g *ast.CommentGroup, obj types.Object) {
-			for _, d := range directives(g) {
+			for _, d := range parseDirectives(g) {
 				ofDecl[d.pos] = true
 				if obj != nil {
 					p.decls[obj] = append(p.decls[obj], d)
@@ -40,32 +40,32 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 			return true
 		})
 		for _, g := range f.Comments {
-			for _, d := range directives(g) {
+			for _, d := range parseDirectives(g) {
 				switch d.verb {
 				case "allow":
 					if !ofDecl[d.pos] {
-						p.all = append(p.all, p.escapes.add(p.Fset, d, g.End()))
+						p.all = append(p.all, p.escapes.addEscape(p.Fset, d, g.End()))
 					}
 				case "nosleep":
 					if !ofDecl[d.pos] { // the directive is on a function literal
 						at := p.Fset.Position(d.pos)
-						p.nosleepLines[line{at.Filename, at.Line}] = true
-						p.nosleepLines[line{at.Filename, at.Line + 1}] = true
+						p.nosleepLines[sourceLine{at.Filename, at.Line}] = true
+						p.nosleepLines[sourceLine{at.Filename, at.Line + 1}] = true
 					}
 				case "held":
 					if !ofDecl[d.pos] {
-						p.problem(d.pos, "held belongs into the comment of a function")
+						p.addProblem(d.pos, "held belongs into the comment of a function")
 					}
 				case "program":
 					if !ofDecl[d.pos] {
-						p.problem(d.pos, "program belongs to the field that is a lock")
+						p.addProblem(d.pos, "program belongs to the field that is a lock")
 					}
 				case "receives", "closes", "parses":
 					if !ofDecl[d.pos] {
-						p.problem(d.pos, d.verb+" belongs into the comment of a function")
+						p.addProblem(d.pos, d.verb+" belongs into the comment of a function")
 					}
 				default:
-					p.problem(d.pos, "no such directive: "+prefix+d.verb)
+					p.addProblem(d.pos, "no such directive: "+directivePrefix+d.verb)
 				}
 			}
 		}
@@ -75,7 +75,7 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 			v, ok := obj.(*types.Var)
 			switch {
 			case !ok && d.verb == "program":
-				p.problem(d.pos, "program belongs to the field that is a lock")
+				p.addProblem(d.pos, "program belongs to the field that is a lock")
 			case ok && d.verb == "nosleep":
 				p.nosleepFields[v] = true
 			case ok && d.verb == "program":
@@ -105,7 +105,7 @@ func embeddedName(t ast.Expr) *ast.Ident {
 	return nil
 }
 
-func (p *Program) problem(pos token.Pos, text string) {
+func (p *Program) addProblem(pos token.Pos, text string) {
 	p.problems = append(p.problems, Report{Check: "directive", Pos: pos, Text: text})
 }
 
@@ -123,24 +123,24 @@ func (p *Program) annotate(f *function) {
 			case "nosleep":
 				f.nosleep = true
 			case "held":
-				if !f.wrapper() { // held.go looks through wrappers
+				if !f.isWrapper() { // held.go looks through wrappers
 					p.parseHeld(f, d)
 				}
 			case "allow":
 				check, reason, _ := strings.Cut(d.rest, " ")
-				x := p.escapeOf(d, check, reason)
+				x := p.escapeFor(d, check, reason)
 				f.allowed[check] = x
 			}
 		}
 	}
 	at := p.Fset.Position(f.Pos())
-	if f.Parent() != nil && p.nosleepLines[line{at.Filename, at.Line}] {
+	if f.Parent() != nil && p.nosleepLines[sourceLine{at.Filename, at.Line}] {
 		f.nosleep = true
 	}
 }
 
-// escapeOf returns the escape of a function, once for all of its instances.
-func (p *Program) escapeOf(d directive, check, reason string) *Escape {
+// escapeFor returns the escape of a function, once for all of its instances.
+func (p *Program) escapeFor(d directive, check, reason string) *Escape {
 	for _, x := range p.all {
 		if x.Pos == d.pos {
 			return x
@@ -180,7 +180,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 			t, names = f.Signature.Recv().Type(), append([]string{""}, names...)
 		}
 		if t == nil {
-			p.problem(d.pos, fmt.Sprintf("held %s: %s is no parameter of %s", expr, names[0], f.Name()))
+			p.addProblem(d.pos, fmt.Sprintf("held %s: %s is no parameter of %s", expr, names[0], f.Name()))
 			return
 		}
 		var l *lock
@@ -189,7 +189,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 			obj, index, _ := types.LookupFieldOrMethod(t, true, pkgOf(f.Function), name)
 			v, ok := obj.(*types.Var)
 			if !ok {
-				p.problem(d.pos, fmt.Sprintf("held %s: there is no field %s", expr, name))
+				p.addProblem(d.pos, fmt.Sprintf("held %s: there is no field %s", expr, name))
 				return
 			}
 			l = p.fieldLock(ownerOf(t, index), v)
@@ -199,7 +199,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 			}
 		}
 		if l == nil || !isMutex(deref(t)) {
-			p.problem(d.pos, fmt.Sprintf("held %s: that is no lock", expr))
+			p.addProblem(d.pos, fmt.Sprintf("held %s: that is no lock", expr))
 			return
 		}
 		if !slices.Contains(f.held, l) {

@@ -9,24 +9,24 @@ import (
 func (p *Program) checkCallbacks() (reports []Report) {
 	all := map[string][]string{}
 	for _, i := range driverInterfaces {
-		it := p.iface(i)
+		it := p.ibInterface(i)
 		for k := 0; it != nil && k < it.NumMethods(); k++ {
 			all[i] = append(all[i], it.Method(k).Name())
 		}
 	}
 	callbacks := map[*function]root{}
-	for _, r := range p.handlersStored() {
+	for _, r := range p.storedHandlers() {
 		callbacks[r.f] = r
 	}
 	fields := p.fieldsOf(ibPath, handlerFields)
 	// calls returns the callbacks that a call makes.
 	calls := func(c *call) string {
-		if c.spawns || p.escapes.at(p.Fset, c.pos, Callback) != nil {
+		if c.spawns || p.escapes.escapeAt(p.Fset, c.pos, Callback) != nil {
 			return ""
 		}
 		for _, g := range c.callees {
 			if r, ok := callbacks[g]; ok {
-				return name(r.f)
+				return functionName(r.f)
 			}
 		}
 		if c.field != nil && fields[c.field] != "" {
@@ -38,35 +38,36 @@ func (p *Program) checkCallbacks() (reports []Report) {
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			if what := calls(c); what != "" {
-				by.add(f, &cause{at: c.at, pos: c.pos, what: "calls " + what})
+				by.addCause(f, &effectCause{at: c.at, pos: c.pos, what: "calls " + what})
 			}
 		}
 	}
-	p.spread(by, p.callers(Callback))
+	p.propagateEffect(by, p.callers(Callback))
 	said := map[token.Pos]bool{}
-	p.reach(Callback, p.methods(all), func(c *call) bool { return calls(c) != "" }, func(v *visit) {
-		for _, c := range v.f.calls {
-			if said[c.pos] {
-				continue
-			}
-			what := calls(c)
-			path := []Step{{c.pos, name(v.f), "calls " + what}}
-			if intoIB(v.f, c) && !c.spawns && p.escapes.at(p.Fset, c.pos, Callback) == nil {
-				for _, g := range c.callees {
-					if by.of[g] != nil {
-						what = "a consumer's callback, by " + c.called() + ","
-						path = append([]Step{{c.pos, name(v.f), "calls " + name(g)}}, by.path(g)...)
+	p.visitReachable(Callback, p.implementingMethods(all), func(c *call) bool { return calls(c) != "" },
+		func(v *rootVisit) {
+			for _, c := range v.f.calls {
+				if said[c.pos] {
+					continue
+				}
+				what := calls(c)
+				path := []Step{{c.pos, functionName(v.f), "calls " + what}}
+				if entersIB(v.f, c) && !c.spawns && p.escapes.escapeAt(p.Fset, c.pos, Callback) == nil {
+					for _, g := range c.callees {
+						if by.of[g] != nil {
+							what = "a consumer's callback, by " + c.calleeName() + ","
+							path = append([]Step{{c.pos, functionName(v.f), "calls " + functionName(g)}}, by.callPath(g)...)
+						}
 					}
 				}
+				if what == "" {
+					continue
+				}
+				said[c.pos] = true
+				reports = append(reports, Report{Callback, c.pos, v.root.why + " calls " + what + " from its callchain",
+					append(v.pathTo(path[0]), path[1:]...)})
 			}
-			if what == "" {
-				continue
-			}
-			said[c.pos] = true
-			reports = append(reports, Report{Callback, c.pos, v.root.why + " calls " + what + " from its callchain",
-				append(v.path(path[0]), path[1:]...)})
-		}
-	})
+		})
 	return reports
 }
 
@@ -75,33 +76,34 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	plugs := p.newEffect(Hotplug)
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			if c.static != nil && hotplug[c.static.FullName()] && !c.spawns && p.escapes.at(p.Fset, c.pos, Hotplug) == nil {
-				plugs.add(f, &cause{at: c.at, pos: c.pos, what: "calls " + short(c.static)})
+			if c.static != nil && hotplugFuncs[c.static.FullName()] && !c.spawns && p.escapes.escapeAt(p.Fset, c.pos,
+				Hotplug) == nil {
+				plugs.addCause(f, &effectCause{at: c.at, pos: c.pos, what: "calls " + shortName(c.static)})
 			}
 		}
 	}
-	p.spread(plugs, callers)
+	p.propagateEffect(plugs, callers)
 	said := map[token.Pos]bool{}
-	p.reach(Hotplug, p.noSleepRoots(), nil, func(v *visit) {
+	p.visitReachable(Hotplug, p.noSleepRoots(), nil, func(v *rootVisit) {
 		for _, c := range v.f.calls {
-			if c.static != nil && hotplug[c.static.FullName()] && !c.spawns && !said[c.pos] &&
-				p.escapes.at(p.Fset, c.pos, Hotplug) == nil {
+			if c.static != nil && hotplugFuncs[c.static.FullName()] && !c.spawns && !said[c.pos] &&
+				p.escapes.escapeAt(p.Fset, c.pos, Hotplug) == nil {
 				said[c.pos] = true
-				reports = append(reports, Report{Hotplug, c.pos, v.root.why + " calls " + short(c.static) +
+				reports = append(reports, Report{Hotplug, c.pos, v.root.why + " calls " + shortName(c.static) +
 					", which is not for where one may not sleep",
-					v.path(Step{c.pos, name(v.f), "calls " + short(c.static)})})
+					v.pathTo(Step{c.pos, functionName(v.f), "calls " + shortName(c.static)})})
 			}
 		}
 	})
 	// The following locks are acquired by callbacks.
-	taken := map[*lock]*visit{}
+	taken := map[*lock]*rootVisit{}
 	locks := lockSet{}
 	where := map[*lock]token.Pos{}
-	roots := append(p.handlersStored(), p.stored(p.fieldsOf(ibPath, clientFields), nil)...)
+	roots := append(p.storedHandlers(), p.storedFuncs(p.fieldsOf(ibPath, clientFields), nil)...)
 	for _, k := range p.completions {
-		roots = append(roots, root{k.f, name(k.f) + ", which a completion calls,"})
+		roots = append(roots, root{k.f, functionName(k.f) + ", which a completion calls,"})
 	}
-	p.reach(Hotplug, roots, nil, func(v *visit) {
+	p.visitReachable(Hotplug, roots, nil, func(v *rootVisit) {
 		for _, s := range v.f.locks.direct {
 			if l := s.l; l != nil && taken[l] == nil {
 				taken[l], where[l], locks[l] = v, s.at.Pos(), true
@@ -114,16 +116,16 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 		}
 		for _, c := range f.calls {
 			held := f.locks.may[c.at]
-			if c.spawns || len(held) == 0 || said[c.pos] || p.escapes.at(p.Fset, c.pos, Hotplug) != nil {
+			if c.spawns || len(held) == 0 || said[c.pos] || p.escapes.escapeAt(p.Fset, c.pos, Hotplug) != nil {
 				continue
 			}
 			what, next := "", (*function)(nil)
-			if c.static != nil && hotplug[c.static.FullName()] {
-				what = "calls " + short(c.static)
+			if c.static != nil && hotplugFuncs[c.static.FullName()] {
+				what = "calls " + shortName(c.static)
 			} else {
 				for _, g := range c.callees {
 					if plugs.of[g] != nil {
-						what, next = "calls "+name(g), g
+						what, next = "calls "+functionName(g), g
 					}
 				}
 			}
@@ -131,19 +133,19 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 				continue
 			}
 			for _, l := range held.sorted() {
-				k := locks.has(l)
+				k := locks.findOverlap(l)
 				if k == nil || next != nil && !c.locksHeldIn(p, next, held)[l] {
 					continue
 				}
 				v := taken[k]
 				said[c.pos] = true
-				path := []Step{{c.pos, name(f), what}}
+				path := []Step{{c.pos, functionName(f), what}}
 				if next != nil {
-					path = append(path, plugs.path(next)...)
+					path = append(path, plugs.callPath(next)...)
 				}
-				path = append(path, v.path(Step{where[k], name(v.f), "locks " + k.name})...)
+				path = append(path, v.pathTo(Step{where[k], functionName(v.f), "locks " + k.name})...)
 				reports = append(reports, Report{Hotplug, c.pos,
-					fmt.Sprintf("%s %s with %s held, for which %s may wait", name(f), what, l.name,
+					fmt.Sprintf("%s %s with %s held, for which %s may wait", functionName(f), what, l.name,
 						strings.TrimSuffix(v.root.why, ",")), path})
 				break
 			}

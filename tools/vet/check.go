@@ -41,13 +41,13 @@ func (p *Program) Check() []Report {
 	sleep := p.newEffect(NoSleep)
 	for _, f := range p.order {
 		for i := range f.ops {
-			if o := &f.ops[i]; o.kind == opSleep && p.escapes.at(p.Fset, o.pos, NoSleep) == nil {
-				sleep.add(f, &cause{at: o.at, pos: o.pos, what: o.what})
+			if o := &f.ops[i]; o.kind == opSleep && p.escapes.escapeAt(p.Fset, o.pos, NoSleep) == nil {
+				sleep.addCause(f, &effectCause{at: o.at, pos: o.pos, what: o.what})
 			}
 		}
 	}
-	p.spread(sleep, callers)
-	p.sleepyLocks(sleep, callers)
+	p.propagateEffect(sleep, callers)
+	p.findSleepyLocks(sleep, callers)
 	p.sleep = sleep
 
 	reports := slices.Clone(p.problems)
@@ -66,18 +66,18 @@ func (p *Program) Check() []Report {
 		}
 		return x.Line - y.Line
 	})
-	said := map[line]string{}
+	said := map[sourceLine]string{}
 	return slices.DeleteFunc(reports, func(r Report) bool { // one report of each kind is sufficient for a line
 		at := p.Fset.Position(r.Pos)
-		l := line{at.Filename, at.Line}
+		l := sourceLine{at.Filename, at.Line}
 		again := strings.Contains(said[l], r.Check+" ")
 		said[l] += r.Check + " "
 		return again
 	})
 }
 
-// excusable lists the checks that an escape may name.
-var excusable = []string{NoSleep, Serial, Callback, Hotplug, Held, program, Open, Restat, Receive, Close, Recover}
+// escapableChecks lists the checks that an escape may name.
+var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, program, Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
 func (p *Program) checkEscapes() (reports []Report) {
@@ -85,7 +85,7 @@ func (p *Program) checkEscapes() (reports []Report) {
 		switch {
 		case x.Check == Copy:
 			reports = append(reports, Report{"directive", x.Pos, "a copy with a lock held cannot be excused", nil})
-		case !slices.Contains(excusable, x.Check):
+		case !slices.Contains(escapableChecks, x.Check):
 			reports = append(reports, Report{"directive", x.Pos, fmt.Sprintf("unknown check %q", x.Check), nil})
 		case len(strings.Fields(x.Reason)) < 3:
 			reports = append(reports, Report{"directive", x.Pos, "an escape needs a reason of at least three words", nil})
@@ -94,12 +94,12 @@ func (p *Program) checkEscapes() (reports []Report) {
 	return reports
 }
 
-// Unused returns a report for each escape of the module that none of the checked programs uses.
-func Unused(programs []*Program) (reports []Report) {
+// UnusedEscapes returns a report for each escape of the module that none of the checked programs uses.
+func UnusedEscapes(programs []*Program) (reports []Report) {
 	used := map[token.Pos]bool{}
 	for _, p := range programs {
 		for _, x := range p.all {
-			used[x.Pos] = used[x.Pos] || x.Used || !slices.Contains(excusable, x.Check) ||
+			used[x.Pos] = used[x.Pos] || x.Used || !slices.Contains(escapableChecks, x.Check) ||
 				!p.main[p.Fset.Position(x.Pos).Filename]
 		}
 	}

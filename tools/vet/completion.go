@@ -17,21 +17,21 @@ import (
 
 const completionPath = module + "/ib/completion"
 
-// contexts is a set of contexts in which a function may run.
-type contexts uint8
+// contextSet is a set of contexts in which a function may run.
+type contextSet uint8
 
 const (
-	ctxDirect   contexts = 1 << iota // in CQ.Process, which sleeps if the function sleeps
-	ctxCallback                      // in the completion handler
-	ctxWorker                        // on a goroutine that may sleep
-	ctxUnknown                       // in an unknown context
-	ctxUnset                         // in the context of the zero Init, unless a later assignment changes it
+	ctxDirect   contextSet = 1 << iota // in CQ.Process, which sleeps if the function sleeps
+	ctxCallback                        // in the completion handler
+	ctxWorker                          // on a goroutine that may sleep
+	ctxUnknown                         // in an unknown context
+	ctxUnset                           // in the context of the zero Init, unless a later assignment changes it
 )
 
-// post holds the positions of the arguments of a function that posts a work request. The receiver counts.
-type post struct{ queue, done int }
+// postArgs holds the positions of the arguments of a function that posts a work request. The receiver counts.
+type postArgs struct{ queue, done int }
 
-var posts = map[string]post{
+var postFuncs = map[string]postArgs{
 	"(*" + completionPath + ".QP).PostSend": {0, 2},
 	"(*" + completionPath + ".QP).PostRecv": {0, 2},
 	"(*" + completionPath + ".CQ).PostSRQ":  {0, 3},
@@ -45,11 +45,11 @@ const (
 	postRecv = "(*" + completionPath + ".QP).PostRecv"
 )
 
-// completion is the function of a work request, with the contexts of its queue and the calls of New that may have
+// completionFunc is the function of a work request, with the contexts of its queue and the calls of New that may have
 // created the queue.
-type completion struct {
+type completionFunc struct {
 	f    *function
-	in   contexts
+	in   contextSet
 	made map[*ssa.Call]bool
 }
 
@@ -62,14 +62,14 @@ func isDone(v *types.Var) bool {
 // findCompletions finds the functions of work requests, and adds the functions of Direct queues to the callees of
 // CQ.Process.
 func (p *Program) findCompletions() {
-	q := &queueQuery{p: p, of: map[*function]*completion{}, made: map[*ssa.Call]bool{}}
+	q := &queueQuery{p: p, of: map[*function]*completionFunc{}, made: map[*ssa.Call]bool{}}
 	for _, f := range p.order {
 		if k := pkgOf(f.Function); k != nil && k.Path() == completionPath && f.Synthetic == "" {
 			continue
 		}
 		for _, c := range f.calls {
-			if name := c.calls(func(name string) bool { _, ok := posts[name]; return ok }); name != "" {
-				q.post(c, name)
+			if name := c.calledName(func(name string) bool { _, ok := postFuncs[name]; return ok }); name != "" {
+				q.recordPost(c, name)
 			}
 		}
 	}
@@ -81,8 +81,8 @@ func (p *Program) findCompletions() {
 	q.processDirect()
 }
 
-// calls returns the full name of the wanted function that a call may reach, or "".
-func (c *call) calls(want func(string) bool) string {
+// calledName returns the full name of the wanted function that a call may reach, or "".
+func (c *call) calledName(want func(string) bool) string {
 	if c.static != nil && want(c.static.FullName()) {
 		return c.static.FullName()
 	}
@@ -103,12 +103,12 @@ func (c *call) calls(want func(string) bool) string {
 func (q *queueQuery) processDirect() {
 	for _, f := range q.p.order {
 		for _, c := range f.calls {
-			if c.calls(func(name string) bool { return name == process }) == "" {
+			if c.calledName(func(name string) bool { return name == process }) == "" {
 				continue
 			}
-			made := q.processed(f, c)
+			made := q.processedQueues(f, c)
 			for _, k := range q.p.completions {
-				if k.in&ctxDirect != 0 && intersect(k.made, made) && !slices.Contains(c.callees, k.f) {
+				if k.in&ctxDirect != 0 && intersects(k.made, made) && !slices.Contains(c.callees, k.f) {
 					c.callees = append(c.callees, k.f)
 				}
 			}
@@ -116,8 +116,8 @@ func (q *queueQuery) processDirect() {
 	}
 }
 
-// processed returns the calls of New that may have created the queue of a call of Process.
-func (q *queueQuery) processed(f *function, c *call) map[*ssa.Call]bool {
+// processedQueues returns the calls of New that may have created the queue of a call of Process.
+func (q *queueQuery) processedQueues(f *function, c *call) map[*ssa.Call]bool {
 	common := c.at.(ssa.CallInstruction).Common()
 	v := common.Value
 	if !common.IsInvoke() {
@@ -127,13 +127,13 @@ func (q *queueQuery) processed(f *function, c *call) map[*ssa.Call]bool {
 		v = common.Args[0]
 	}
 	q.made = map[*ssa.Call]bool{}
-	if in := q.ofCQ(v, nil); in == 0 || in&ctxUnknown != 0 {
-		q.ofPackage(pkgOf(f.Function))
+	if in := q.contextsOfCQ(v, nil); in == 0 || in&ctxUnknown != 0 {
+		q.contextsOfPackage(pkgOf(f.Function))
 	}
 	return q.made
 }
 
-func intersect(a, b map[*ssa.Call]bool) bool {
+func intersects(a, b map[*ssa.Call]bool) bool {
 	for k := range a {
 		if b[k] {
 			return true
@@ -146,7 +146,7 @@ func intersect(a, b map[*ssa.Call]bool) bool {
 func (p *Program) completionRoots() (roots []root) {
 	for _, k := range p.completions {
 		if k.in&ctxWorker == 0 && k.in&(ctxCallback|ctxUnknown) != 0 {
-			roots = append(roots, root{k.f, fmt.Sprintf("%s, which a completion calls in its handler,", name(k.f))})
+			roots = append(roots, root{k.f, fmt.Sprintf("%s, which a completion calls in its handler,", functionName(k.f))})
 		}
 	}
 	return roots
@@ -155,7 +155,7 @@ func (p *Program) completionRoots() (roots []root) {
 // queueQuery searches for the contexts of queues.
 type queueQuery struct {
 	p      *Program
-	of     map[*function]*completion
+	of     map[*function]*completionFunc
 	made   map[*ssa.Call]bool // calls of New that the current query has found
 	inits  []initStore        // all assignments to Init.Context; nil until the first search
 	nested int
@@ -167,51 +167,51 @@ type initStore struct {
 	base ssa.Value // the pointer to the Init
 }
 
-// post records the functions that a call posts, together with the contexts of its queue.
-func (q *queueQuery) post(c *call, name string) {
+// recordPost records the functions that a call posts, together with the contexts of its queue.
+func (q *queueQuery) recordPost(c *call, name string) {
 	at := c.at.(ssa.CallInstruction)
 	args := at.Common().Args
 	if at.Common().IsInvoke() {
 		args = append([]ssa.Value{at.Common().Value}, args...)
 	}
-	k := posts[name]
+	k := postFuncs[name]
 	if len(args) <= k.done {
 		return
 	}
-	q.pair(pkgOf(at.Parent()), name, args[k.queue], args[k.done], 0)
+	q.recordPair(pkgOf(at.Parent()), name, args[k.queue], args[k.done], 0)
 }
 
-// pair records a function together with the queue to which it is posted. If the function or the queue is a
+// recordPair records a function together with the queue to which it is posted. If the function or the queue is a
 // parameter, pair examines each caller separately.
-func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value, depth int) {
+func (q *queueQuery) recordPair(pkg *types.Package, name string, queue, done ssa.Value, depth int) {
 	fn := parameterIn(queue, done)
 	if fn == nil || depth == maxFrames || len(q.p.traces.callers[fn]) == 0 {
 		q.made = map[*ssa.Call]bool{}
-		in := q.ofPost(pkg, name, queue)
+		in := q.contextsOfPost(pkg, name, queue)
 		for _, o := range q.p.traces.origins(done, nil, nil) {
 			if f := q.p.funcs[functionOf(o.v)]; f != nil {
-				q.add(f, in)
+				q.addContexts(f, in)
 			}
 		}
 		return
 	}
 	of := func(k caller, v ssa.Value) ssa.Value {
 		if x, ok := v.(*ssa.Parameter); ok && x.Parent() == fn {
-			return argument(k.c, fn, slices.Index(fn.Params, x))
+			return argumentFor(k.c, fn, slices.Index(fn.Params, x))
 		}
 		return v
 	}
 	for _, k := range q.p.traces.callers[fn] {
 		if a, b := of(k, queue), of(k, done); a != nil && b != nil {
-			q.pair(pkg, name, a, b, depth+1)
+			q.recordPair(pkg, name, a, b, depth+1)
 		}
 	}
 }
 
-// add records that a function runs in some contexts, for the queue of the current query.
-func (q *queueQuery) add(f *function, in contexts) {
+// addContexts records that a function runs in some contexts, for the queue of the current query.
+func (q *queueQuery) addContexts(f *function, in contextSet) {
 	if q.of[f] == nil {
-		q.of[f] = &completion{f: f, made: map[*ssa.Call]bool{}}
+		q.of[f] = &completionFunc{f: f, made: map[*ssa.Call]bool{}}
 	}
 	q.of[f].in |= in
 	maps.Copy(q.of[f].made, q.made)
@@ -227,42 +227,42 @@ func parameterIn(list ...ssa.Value) *ssa.Function {
 	return nil
 }
 
-// ofPost returns the contexts of the queue to which a call posts. If the origin of the queue is unknown, ofPost
-// assumes the contexts of all queues of the package.
-func (q *queueQuery) ofPost(pkg *types.Package, name string, queue ssa.Value) contexts {
-	var in contexts
+// contextsOfPost returns the contexts of the queue to which a call posts. If the origin of the queue is unknown,
+// contextsOfPost assumes the contexts of all queues of the package.
+func (q *queueQuery) contextsOfPost(pkg *types.Package, name string, queue ssa.Value) contextSet {
+	var in contextSet
 	if isNamed(queue.Type(), completionPath+".CQ") {
-		in = q.ofCQ(queue, nil)
+		in = q.contextsOfCQ(queue, nil)
 	} else {
-		in = q.ofQP(queue, name == postRecv)
+		in = q.contextsOfQP(queue, name == postRecv)
 	}
 	if in != 0 && in&ctxUnknown == 0 {
 		return in
 	}
-	if of := q.ofPackage(pkg); of != 0 {
+	if of := q.contextsOfPackage(pkg); of != 0 {
 		return in&^ctxUnknown | of
 	}
 	return in | ctxUnknown
 }
 
-// ofPackage returns the contexts of all queues that a package creates.
-func (q *queueQuery) ofPackage(pkg *types.Package) (in contexts) {
+// contextsOfPackage returns the contexts of all queues that a package creates.
+func (q *queueQuery) contextsOfPackage(pkg *types.Package) (in contextSet) {
 	for _, f := range q.p.order {
 		if pkgOf(f.Function) != pkg {
 			continue
 		}
-		eachCall(f.Function, func(at ssa.CallInstruction, name string, args []ssa.Value) {
+		forEachCall(f.Function, func(at ssa.CallInstruction, name string, args []ssa.Value) {
 			if c, ok := at.(*ssa.Call); ok && name == newCQ {
 				q.made[c] = true
-				in |= q.ofArgument(args[1], nil)
+				in |= q.contextsOfArgument(args[1], nil)
 			}
 		})
 	}
 	return in &^ ctxUnknown
 }
 
-// madeBy returns the call of a given function that has returned a value.
-func madeBy(v ssa.Value, names ...string) *ssa.Call {
+// createdBy returns the call of a given function that has returned a value.
+func createdBy(v ssa.Value, names ...string) *ssa.Call {
 	x, ok := v.(*ssa.Extract)
 	if !ok || x.Index != 0 {
 		return nil
@@ -274,21 +274,21 @@ func madeBy(v ssa.Value, names ...string) *ssa.Call {
 	return c
 }
 
-// ofQP returns the contexts of a queue pair's queue.
-func (q *queueQuery) ofQP(v ssa.Value, recv bool) (in contexts) {
-	made := func(v ssa.Value) bool { return madeBy(v, newQP, createQP) != nil }
+// contextsOfQP returns the contexts of a queue pair's queue.
+func (q *queueQuery) contextsOfQP(v ssa.Value, recv bool) (in contextSet) {
+	made := func(v ssa.Value) bool { return createdBy(v, newQP, createQP) != nil }
 	for _, o := range q.p.traces.origins(v, nil, made) {
-		c := madeBy(o.v, newQP, createQP)
+		c := createdBy(o.v, newQP, createQP)
 		switch {
 		case isNil(o.v):
 		case c == nil:
 			in |= ctxUnknown
 		case fullName(c.Call.StaticCallee()) == createQP:
-			in |= q.ofCQ(c.Call.Args[0], o.at)
+			in |= q.contextsOfCQ(c.Call.Args[0], o.at)
 		case recv:
-			in |= q.ofCQ(c.Call.Args[3], o.at)
+			in |= q.contextsOfCQ(c.Call.Args[3], o.at)
 		default:
-			in |= q.ofCQ(c.Call.Args[2], o.at)
+			in |= q.contextsOfCQ(c.Call.Args[2], o.at)
 		}
 	}
 	return in
@@ -299,33 +299,33 @@ func isNil(v ssa.Value) bool {
 	return ok && c.IsNil()
 }
 
-// ofCQ returns the contexts of a completion queue.
-func (q *queueQuery) ofCQ(v ssa.Value, at *frame) (in contexts) {
-	made := func(v ssa.Value) bool { return madeBy(v, newCQ) != nil }
+// contextsOfCQ returns the contexts of a completion queue.
+func (q *queueQuery) contextsOfCQ(v ssa.Value, at *callFrame) (in contextSet) {
+	made := func(v ssa.Value) bool { return createdBy(v, newCQ) != nil }
 	for _, o := range q.p.traces.origins(v, at, made) {
-		switch c := madeBy(o.v, newCQ); {
+		switch c := createdBy(o.v, newCQ); {
 		case isNil(o.v):
 		case c == nil:
 			in |= ctxUnknown
 		default:
 			q.made[c] = true
-			in |= q.ofArgument(c.Call.Args[1], o.at)
+			in |= q.contextsOfArgument(c.Call.Args[1], o.at)
 		}
 	}
 	return in
 }
 
-// ofArgument returns the contexts of a queue created with an Init.
-func (q *queueQuery) ofArgument(v ssa.Value, at *frame) contexts {
-	in := q.ofInit(v, at)
+// contextsOfArgument returns the contexts of a queue created with an Init.
+func (q *queueQuery) contextsOfArgument(v ssa.Value, at *callFrame) contextSet {
+	in := q.contextsOfInit(v, at)
 	if in&ctxUnset != 0 {
 		return in&^ctxUnset | ctxDirect
 	}
 	return in
 }
 
-// ofInit returns the possible contexts of an Init.
-func (q *queueQuery) ofInit(v ssa.Value, at *frame) (in contexts) {
+// contextsOfInit returns the possible contexts of an Init.
+func (q *queueQuery) contextsOfInit(v ssa.Value, at *callFrame) (in contextSet) {
 	if q.nested > maxFrames {
 		return ctxUnknown
 	}
@@ -337,10 +337,10 @@ func (q *queueQuery) ofInit(v ssa.Value, at *frame) (in contexts) {
 			in |= ctxUnset
 		case *ssa.UnOp:
 			for _, r := range q.p.traces.origins(v.X, o.at, nil) {
-				in |= q.ofVariable(r)
+				in |= q.contextsOfVariable(r)
 			}
 		case *ssa.Field:
-			in |= q.ofField(fieldVar(v.X.Type(), v.Field))
+			in |= q.contextsOfField(fieldVar(v.X.Type(), v.Field))
 		default:
 			in |= ctxUnknown
 		}
@@ -364,18 +364,18 @@ func isInit(t types.Type) bool {
 	return ok && isNamed(n, completionPath+".Init")
 }
 
-// ofVariable returns the possible contexts of the Init at an address.
-func (q *queueQuery) ofVariable(r origin) contexts {
+// contextsOfVariable returns the possible contexts of the Init at an address.
+func (q *queueQuery) contextsOfVariable(r origin) contextSet {
 	switch v := r.v.(type) {
 	case *ssa.FieldAddr:
-		return q.ofField(fieldVar(v.X.Type(), v.Field))
+		return q.contextsOfField(fieldVar(v.X.Type(), v.Field))
 	case *ssa.Alloc:
-		if in, ok := q.ofOptionField(v, contextField(v.Type()), r.at); ok {
+		if in, ok := q.contextsOfOptionField(v, contextField(v.Type()), r.at); ok {
 			return in
 		}
-		return q.ofStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
+		return q.contextsOfStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
 	case *ssa.Global:
-		return q.ofStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
+		return q.contextsOfStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
 	}
 	return ctxUnknown
 }
@@ -391,27 +391,27 @@ func contextField(t types.Type) int {
 	return -1
 }
 
-func (q *queueQuery) ofField(field *types.Var) contexts {
-	return q.ofStores(q.p.traces.fields[field], nil, func(base origin) bool {
+func (q *queueQuery) contextsOfField(field *types.Var) contextSet {
+	return q.contextsOfStores(q.p.traces.fields[field], nil, func(base origin) bool {
 		a, ok := base.v.(*ssa.FieldAddr)
 		return ok && fieldVar(a.X.Type(), a.Field) == field
 	})
 }
 
-// ofStores returns the contexts of an Init variable from the assignments to the variable and to its field Context.
-// Without assignments, the variable is the zero Init.
-func (q *queueQuery) ofStores(whole []ssa.Value, at *frame, is func(base origin) bool) (in contexts) {
+// contextsOfStores returns the contexts of an Init variable from the assignments to the variable and to its field
+// Context. Without assignments, the variable is the zero Init.
+func (q *queueQuery) contextsOfStores(whole []ssa.Value, at *callFrame, is func(base origin) bool) (in contextSet) {
 	for _, v := range whole {
-		in |= q.ofInit(v, at)
+		in |= q.contextsOfInit(v, at)
 	}
-	var later contexts
+	var later contextSet
 	for _, s := range q.initStores() {
 		if slices.ContainsFunc(q.p.traces.origins(s.base, nil, nil), is) {
 			from := at
 			if at != nil && at.in != s.at.Parent() {
 				from = nil
 			}
-			later |= q.ofConstant(s.at.Val, from)
+			later |= q.contextsOfConstant(s.at.Val, from)
 		}
 	}
 	switch {
@@ -447,9 +447,9 @@ func (q *queueQuery) initStores() []initStore {
 	return q.inits
 }
 
-// ofConstant returns the possible contexts of a value of type Context.
-func (q *queueQuery) ofConstant(v ssa.Value, at *frame) (in contexts) {
-	if in, ok := q.ofOptions(v, at); ok {
+// contextsOfConstant returns the possible contexts of a value of type Context.
+func (q *queueQuery) contextsOfConstant(v ssa.Value, at *callFrame) (in contextSet) {
+	if in, ok := q.contextsOfOptions(v, at); ok {
 		return in
 	}
 	for _, o := range q.p.traces.origins(v, at, nil) {

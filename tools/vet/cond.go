@@ -74,10 +74,10 @@ func (p *Program) condFields() map[any][]ssa.Value {
 				}
 				if a, ok := s.Addr.(*ssa.FieldAddr); ok && isNamed(a.X.Type(), "sync.Cond") {
 					of := a.X
-					if v := placeOf(of); v != nil {
+					if v := pointedVariable(of); v != nil {
 						p.conds[v] = append(p.conds[v], s.Val)
 					}
-					if v := variableAt(of); v != nil && v != placeOf(of) {
+					if v := variableAt(of); v != nil && v != pointedVariable(of) {
 						p.conds[v] = append(p.conds[v], s.Val)
 					}
 				}
@@ -87,8 +87,8 @@ func (p *Program) condFields() map[any][]ssa.Value {
 	return p.conds
 }
 
-// vagueWait reports whether an instruction is a wait for a Cond with an unknown lock.
-func (p *Program) vagueWait(at ssa.Instruction, what string) bool {
+// isUnknownWait reports whether an instruction is a wait for a Cond with an unknown lock.
+func (p *Program) isUnknownWait(at ssa.Instruction, what string) bool {
 	if what != "calls "+condWait {
 		return false
 	}
@@ -96,15 +96,15 @@ func (p *Program) vagueWait(at ssa.Instruction, what string) bool {
 	return !ok || p.waitLocks[c] == nil
 }
 
-// endsInVagueWait reports whether the path of a function to an effect ends in a wait for a Cond with an unknown lock.
-func (p *Program) endsInVagueWait(e *effect, f *function) bool {
+// endsInUnknownWait reports whether the path of a function to an effect ends in a wait for a Cond with an unknown lock.
+func (p *Program) endsInUnknownWait(e *effect, f *function) bool {
 	for n := 0; f != nil && n < 60; n++ {
 		c := e.of[f]
 		if c == nil {
 			return false
 		}
 		if c.next == nil {
-			return p.vagueWait(c.at, c.what)
+			return p.isUnknownWait(c.at, c.what)
 		}
 		f = c.next
 	}

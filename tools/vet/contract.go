@@ -18,8 +18,8 @@ const module = "verbena"
 const ibPath = module + "/ib"
 
 // noSleepMethods lists the methods that may not sleep, by their interface of package ib or of a package below it. They
-// are the methods of the atomic verbs, and methods that are no verbs. TestPromises compares the table with the comments
-// of these packages.
+// are the methods of the atomic verbs, and methods that are no verbs. TestTablesContainPromises compares the table with
+// the comments of these packages.
 var noSleepMethods = func() map[string][]string {
 	methods := map[string][]string{
 		"Driver": {"EnterError"}, "CQCounter": {"Waiting"}, "QPPeeker": {"Peek"}, "MethodDriver": {"Methods"},
@@ -105,8 +105,8 @@ var driverArgs = map[string]int{
 	"(" + ibPath + ".MRHandle).Redirect":       0,
 }
 
-// hotplug lists the functions that must not be called by a callback or with a lock that a callback acquires.
-var hotplug = map[string]bool{
+// hotplugFuncs lists the functions that must not be called by a callback or with a lock that a callback acquires.
+var hotplugFuncs = map[string]bool{
 	"(*" + ibPath + ".Core).Register":                true,
 	"(*" + ibPath + ".Core).Unregister":              true,
 	"(*" + ibPath + ".Core).UnregisterContext":       true,
@@ -140,8 +140,8 @@ func isMutex(t types.Type) bool {
 	return ok && (n.Obj().Name() == "Mutex" || n.Obj().Name() == "RWMutex") && n.Obj().Pkg() != nil
 }
 
-// ours reports whether a package belongs to a checked module, and not to the standard library or a dependency.
-func (p *Program) ours(pkg *types.Package) bool { return pkg != nil && p.own[pkg.Path()] }
+// isOwn reports whether a package belongs to a checked module, and not to the standard library or a dependency.
+func (p *Program) isOwn(pkg *types.Package) bool { return pkg != nil && p.own[pkg.Path()] }
 
 // sleepiness describes the behaviour of a function without a check of its body.
 type sleepiness uint8
@@ -219,9 +219,9 @@ var nonSleepingPackages = map[string]bool{
 	"structs": true, "flag": true, "runtime/pprof": false,
 }
 
-// outsideKind returns the kind of a function of another package, and reports whether the tables contain the
+// externalKind returns the kind of a function of another package, and reports whether the tables contain the
 // function.
-func outsideKind(f *types.Func) (kind sleepiness, known bool) {
+func externalKind(f *types.Func) (kind sleepiness, known bool) {
 	if k, ok := externalFuncs[f.FullName()]; ok {
 		return k, true
 	}

@@ -15,8 +15,8 @@ import (
 // pass through variables, fields, parameters, results, channels and conversions. A field stands for that field of
 // all values of its type.
 
-// flow is the set of values that descriptors of one kind can reach.
-type flow struct {
+// descriptorFlow is the set of values that descriptors of one kind can reach.
+type descriptorFlow struct {
 	p      *Program
 	values map[ssa.Value]bool
 	fields map[*types.Var]bool
@@ -25,12 +25,12 @@ type flow struct {
 	grown  bool
 }
 
-func (p *Program) newFlow(stops func(f *ssa.Function) bool) *flow {
-	return &flow{p: p, values: map[ssa.Value]bool{}, fields: map[*types.Var]bool{},
+func (p *Program) newDescriptorFlow(stops func(f *ssa.Function) bool) *descriptorFlow {
+	return &descriptorFlow{p: p, values: map[ssa.Value]bool{}, fields: map[*types.Var]bool{},
 		result: map[*ssa.Function]map[int]bool{}, stops: stops}
 }
 
-func (w *flow) add(v ssa.Value) {
+func (w *descriptorFlow) add(v ssa.Value) {
 	if v != nil && !w.values[v] && mayHold(v.Type()) {
 		w.values[v], w.grown = true, true
 	}
@@ -51,26 +51,27 @@ func isError(t types.Type) bool {
 	return types.Identical(t, types.Universe.Lookup("error").Type().Underlying())
 }
 
-// spread propagates the values through the functions until the set does not grow.
-func (w *flow) spread(funcs []*function) {
+// propagate propagates the values through the functions until the set does not grow.
+func (w *descriptorFlow) propagate(funcs []*function) {
 	for w.grown = true; w.grown; {
 		w.grown = false
 		for _, f := range funcs {
 			if !w.stops(f.Function) {
-				w.through(f.Function)
+				w.propagateFunction(f.Function)
 			}
 		}
 	}
 }
 
-// carriers lists functions of other packages that return a value that is or contains the descriptor in an argument.
-var carriers = []string{
+// descriptorCarriers lists functions of other packages that return a value that is or contains the descriptor in an
+// argument.
+var descriptorCarriers = []string{
 	"os.NewFile", "(*os.File).Fd", "(*os.File).SyscallConn", "(*net.UnixConn).SyscallConn", "net.FileConn",
 	"(*net.UnixConn).File", "slices.Clone",
 	"golang.org/x/sys/unix.Dup", "golang.org/x/sys/unix.FcntlInt",
 }
 
-func (w *flow) through(f *ssa.Function) {
+func (w *descriptorFlow) propagateFunction(f *ssa.Function) {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
 			switch at := at.(type) {
@@ -114,7 +115,7 @@ func (w *flow) through(f *ssa.Function) {
 					}
 				}
 			case ssa.CallInstruction:
-				w.call(at)
+				w.propagateCall(at)
 			case ssa.Value:
 				w.markDerived(at)
 			}
@@ -123,7 +124,7 @@ func (w *flow) through(f *ssa.Function) {
 }
 
 // markLocation marks the location in which an instruction stores a descriptor.
-func (w *flow) markLocation(addr ssa.Value) {
+func (w *descriptorFlow) markLocation(addr ssa.Value) {
 	w.add(addr)
 	switch addr := addr.(type) {
 	case *ssa.FieldAddr:
@@ -142,7 +143,7 @@ func (w *flow) markLocation(addr ssa.Value) {
 }
 
 // markDerived marks a value that is computed from a marked value.
-func (w *flow) markDerived(v ssa.Value) {
+func (w *descriptorFlow) markDerived(v ssa.Value) {
 	from := func(xs ...ssa.Value) {
 		for _, x := range xs {
 			if w.values[x] {
@@ -193,8 +194,9 @@ func (w *flow) markDerived(v ssa.Value) {
 	}
 }
 
-// call propagates descriptors from a caller to the parameters of a function, and from the results to the caller.
-func (w *flow) call(at ssa.CallInstruction) {
+// propagateCall propagates descriptors from a caller to the parameters of a function, and from the results to the
+// caller.
+func (w *descriptorFlow) propagateCall(at ssa.CallInstruction) {
 	common := at.Common()
 	v, _ := at.(ssa.Value)
 	if b, ok := common.Value.(*ssa.Builtin); ok {
@@ -211,7 +213,7 @@ func (w *flow) call(at ssa.CallInstruction) {
 	if fn == nil {
 		return
 	}
-	if o, ok := objectOf(fn).(*types.Func); ok && slices.Contains(carriers, o.FullName()) {
+	if o, ok := objectOf(fn).(*types.Func); ok && slices.Contains(descriptorCarriers, o.FullName()) {
 		for _, a := range common.Args {
 			if v != nil && w.values[a] {
 				w.add(v)
@@ -234,11 +236,12 @@ func (w *flow) call(at ssa.CallInstruction) {
 
 // checkReceives finds reads from sockets outside the functions that receive the descriptors of messages.
 func (p *Program) checkReceives(funcs []*function, report reporter) {
-	sockets := p.newFlow(func(*ssa.Function) bool { return false })
+	sockets := p.newDescriptorFlow(func(*ssa.Function) bool { return false })
 	for _, f := range funcs {
-		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 			switch callee {
-			case xunix + "Socket", xunix + "Socketpair", xunix + "Accept", xunix + "Accept4", "syscall.Socket",
+			case unixPrefix + "Socket", unixPrefix + "Socketpair", unixPrefix + "Accept", unixPrefix +
+				"Accept4", "syscall.Socket",
 				"syscall.Socketpair", "syscall.Accept", "syscall.Accept4":
 				if v, ok := at.(ssa.Value); ok {
 					sockets.add(v)
@@ -246,15 +249,16 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 			}
 		})
 	}
-	sockets.spread(funcs)
+	sockets.propagate(funcs)
 	for _, f := range funcs {
-		if p.marked(f.Function, "receives") {
+		if p.hasDirective(f.Function, "receives") {
 			continue
 		}
-		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 			how := strings.TrimPrefix(callee, "golang.org/x/sys/")
 			switch callee {
-			case xunix + "Recvmsg", xunix + "RecvmsgBuffers", xunix + "Recvfrom", "syscall.Recvmsg", "syscall.Recvfrom",
+			case unixPrefix + "Recvmsg", unixPrefix + "RecvmsgBuffers", unixPrefix +
+				"Recvfrom", "syscall.Recvmsg", "syscall.Recvfrom",
 				"(*net.UnixConn).ReadMsgUnix", "(*net.UnixConn).ReadFromUnix", "(*net.UnixConn).ReadFrom":
 				report(f, Receive, posOf(at),
 					"receives from a socket by "+how+": descriptors that come along are closed by this thread")
@@ -262,7 +266,7 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 				if a, ok := args[0].(*ssa.FieldAddr); ok && hasUnixConn(a.X.Type()) {
 					report(f, Receive, posOf(at), "reads from a socket: descriptors that come along are closed by this thread")
 				}
-			case xunix + "Read", xunix + "Readv", "syscall.Read", "(*os.File).Read":
+			case unixPrefix + "Read", unixPrefix + "Readv", "syscall.Read", "(*os.File).Read":
 				if sockets.values[args[0]] {
 					report(f, Receive, posOf(at),
 						"reads from a socket by "+how+": descriptors that come along are closed by this thread")
@@ -272,7 +276,7 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
 				if m, ok := at.(*ssa.MakeInterface); ok && hasUnixConn(m.X.Type()) && hasMethod(m.Type(), "Read") {
-					report(f, Receive, usedAt(m),
+					report(f, Receive, usePos(m),
 						fmt.Sprintf("passes a socket as %s to a reader: descriptors that come along are closed by its thread",
 							types.TypeString(m.Type(), (*types.Package).Name)))
 				}
@@ -281,9 +285,9 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 	}
 }
 
-// usedAt returns the position of a conversion that is implicit in the source. The position is that of the call or
+// usePos returns the position of a conversion that is implicit in the source. The position is that of the call or
 // of another instruction that uses the result.
-func usedAt(v *ssa.MakeInterface) token.Pos {
+func usePos(v *ssa.MakeInterface) token.Pos {
 	if v.Pos().IsValid() {
 		return v.Pos()
 	}
@@ -331,31 +335,31 @@ func hasMethod(t types.Type, name string) bool {
 // checkCloses finds closes of received descriptors outside the functions that limit the number of concurrent
 // closes.
 func (p *Program) checkCloses(funcs []*function, report reporter) {
-	received := p.newFlow(func(f *ssa.Function) bool { return p.marked(f, "closes") })
+	received := p.newDescriptorFlow(func(f *ssa.Function) bool { return p.hasDirective(f, "closes") })
 	for _, f := range funcs {
-		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 			v, ok := at.(ssa.Value)
 			if !ok {
 				return
 			}
 			switch callee {
-			case xunix + "ParseUnixRights", "syscall.ParseUnixRights":
+			case unixPrefix + "ParseUnixRights", "syscall.ParseUnixRights":
 				received.add(v)
 			default:
 				// for a function of another package, only the marks are available
-				if fn := at.Common().StaticCallee(); fn != nil && p.funcs[fn] == nil && p.marked(fn, "receives") {
+				if fn := at.Common().StaticCallee(); fn != nil && p.funcs[fn] == nil && p.hasDirective(fn, "receives") {
 					received.add(v)
 				}
 			}
 		})
 	}
-	received.spread(funcs)
-	closers := []string{xunix + "Close", "syscall.Close", "(*os.File).Close", "(io.Closer).Close"}
+	received.propagate(funcs)
+	closers := []string{unixPrefix + "Close", "syscall.Close", "(*os.File).Close", "(io.Closer).Close"}
 	for _, f := range funcs {
 		if received.stops(f.Function) {
 			continue
 		}
-		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 			if at.Common().IsInvoke() {
 				args = []ssa.Value{at.Common().Value}
 			}
@@ -371,7 +375,7 @@ func (p *Program) checkCloses(funcs []*function, report reporter) {
 func (p *Program) checkRecovers(funcs []*function, report reporter) {
 	parses := map[*ssa.Function]string{} // keyed by the function, with the callee that parses
 	for f := range p.funcs {
-		if f.Parent() == nil && p.marked(f, "parses") && !recovers(f) {
+		if f.Parent() == nil && p.hasDirective(f, "parses") && !defersRecover(f) {
 			parses[f] = ""
 		}
 	}
@@ -381,12 +385,12 @@ func (p *Program) checkRecovers(funcs []*function, report reporter) {
 	for grown := true; grown; {
 		grown = false
 		for _, f := range p.order {
-			if _, ok := parses[f.Function]; ok || recovers(f.Function) {
+			if _, ok := parses[f.Function]; ok || defersRecover(f.Function) {
 				continue
 			}
-			for _, g := range runsItself(f.Function) {
+			for _, g := range sameGoroutineFuncs(f.Function) {
 				if _, ok := parses[g]; ok {
-					parses[f.Function], grown = p.nameOf(g), true
+					parses[f.Function], grown = p.funcName(g), true
 					break
 				}
 			}
@@ -399,7 +403,7 @@ func (p *Program) checkRecovers(funcs []*function, report reporter) {
 				if !ok {
 					continue
 				}
-				for _, g := range startedBy(c) {
+				for _, g := range startedFuncs(c) {
 					if by, ok := parses[g]; ok {
 						text := "starts a goroutine that parses bytes of a user without a recover"
 						if by != "" {
@@ -413,21 +417,21 @@ func (p *Program) checkRecovers(funcs []*function, report reporter) {
 	}
 }
 
-func (p *Program) nameOf(f *ssa.Function) string {
+func (p *Program) funcName(f *ssa.Function) string {
 	if g := p.funcs[f]; g != nil {
-		return name(g)
+		return functionName(g)
 	}
 	return f.String()
 }
 
-// spawners lists functions that run a function in a new goroutine.
-var spawners = []string{"time.AfterFunc", "context.AfterFunc", "(*sync.WaitGroup).Go",
+// goroutineStarters lists functions that run a function in a new goroutine.
+var goroutineStarters = []string{"time.AfterFunc", "context.AfterFunc", "(*sync.WaitGroup).Go",
 	"(*golang.org/x/sync/errgroup.Group).Go"}
 
-// containers names the package with functions that call a function and recover its panic.
-const containers = module + "/internal/contain."
+// containPackage names the package with functions that call a function and recover its panic.
+const containPackage = module + "/internal/contain."
 
-func startedBy(c ssa.CallInstruction) (list []*ssa.Function) {
+func startedFuncs(c ssa.CallInstruction) (list []*ssa.Function) {
 	common := c.Common()
 	fn := common.StaticCallee()
 	if _, ok := c.(*ssa.Go); ok {
@@ -436,14 +440,14 @@ func startedBy(c ssa.CallInstruction) (list []*ssa.Function) {
 		}
 		return append(list, functionArgs(common)...) // the callee may call the functions among its arguments
 	}
-	if o := fullName(fn); slices.Contains(spawners, o) {
+	if o := fullName(fn); slices.Contains(goroutineStarters, o) {
 		return functionArgs(common)
 	}
 	return nil
 }
 
 func functionArgs(common *ssa.CallCommon) (list []*ssa.Function) {
-	if fn := common.StaticCallee(); fn != nil && (strings.HasPrefix(fullName(fn), containers) || recovers(fn)) {
+	if fn := common.StaticCallee(); fn != nil && (strings.HasPrefix(fullName(fn), containPackage) || defersRecover(fn)) {
 		return nil
 	}
 	for _, a := range common.Args {
@@ -480,9 +484,9 @@ func fullName(f *ssa.Function) string {
 	return o.FullName()
 }
 
-// runsItself returns the functions that a function calls on its own goroutine. They include the functions that it
-// passes to callees that call them.
-func runsItself(f *ssa.Function) []*ssa.Function {
+// sameGoroutineFuncs returns the functions that a function calls on its own goroutine. They include the functions that
+// it passes to callees that call them.
+func sameGoroutineFuncs(f *ssa.Function) []*ssa.Function {
 	set := map[*ssa.Function]bool{}
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
@@ -490,7 +494,7 @@ func runsItself(f *ssa.Function) []*ssa.Function {
 			if !ok {
 				continue
 			}
-			if _, spawns := at.(*ssa.Go); spawns || slices.Contains(spawners, fullName(c.Common().StaticCallee())) {
+			if _, spawns := at.(*ssa.Go); spawns || slices.Contains(goroutineStarters, fullName(c.Common().StaticCallee())) {
 				continue
 			}
 			if fn := c.Common().StaticCallee(); fn != nil {
@@ -504,8 +508,8 @@ func runsItself(f *ssa.Function) []*ssa.Function {
 	return slices.Collect(maps.Keys(set))
 }
 
-// recovers reports whether a function defers a recover before any instruction that could panic.
-func recovers(f *ssa.Function) bool {
+// defersRecover reports whether a function defers a recover before any instruction that could panic.
+func defersRecover(f *ssa.Function) bool {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
 			d, ok := at.(*ssa.Defer)

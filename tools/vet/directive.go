@@ -18,7 +18,7 @@ import (
 //
 // A directive in the doc comment of a function applies to the function. Any other directive applies to its own
 // line, or to the line below the comment.
-const prefix = "//verbena:"
+const directivePrefix = "//verbena:"
 
 // directive is one directive.
 type directive struct {
@@ -27,12 +27,12 @@ type directive struct {
 	pos  token.Pos
 }
 
-func directives(g *ast.CommentGroup) (list []directive) {
+func parseDirectives(g *ast.CommentGroup) (list []directive) {
 	if g == nil {
 		return nil
 	}
 	for _, c := range g.List {
-		text, ok := strings.CutPrefix(c.Text, prefix)
+		text, ok := strings.CutPrefix(c.Text, directivePrefix)
 		if !ok {
 			continue
 		}
@@ -52,33 +52,33 @@ type Escape struct {
 }
 
 // escapes holds the escapes of a program, keyed by the lines to which they apply.
-type escapes map[line][]*Escape
+type escapes map[sourceLine][]*Escape
 
-type line struct {
+type sourceLine struct {
 	file string
 	n    int
 }
 
-// add adds an escape for its own line, and for the code up to the line below the comment. end is the end of the
+// addEscape adds an escape for its own line, and for the code up to the line below the comment. end is the end of the
 // comment.
-func (e escapes) add(fset *token.FileSet, d directive, end token.Pos) *Escape {
+func (e escapes) addEscape(fset *token.FileSet, d directive, end token.Pos) *Escape {
 	check, reason, _ := strings.Cut(d.rest, " ")
 	x := &Escape{Check: check, Reason: strings.TrimSpace(reason), Pos: d.pos}
 	at := fset.Position(d.pos)
 	for n := at.Line; n <= fset.Position(end).Line+1; n++ {
-		l := line{at.Filename, n}
+		l := sourceLine{at.Filename, n}
 		e[l] = append(e[l], x)
 	}
 	return x
 }
 
-// at returns the escape of a check at a position, or nil.
-func (e escapes) at(fset *token.FileSet, pos token.Pos, check string) *Escape {
+// escapeAt returns the escape of a check at a position, or nil.
+func (e escapes) escapeAt(fset *token.FileSet, pos token.Pos, check string) *Escape {
 	if !pos.IsValid() {
 		return nil
 	}
 	p := fset.Position(pos)
-	for _, x := range e[line{p.Filename, p.Line}] {
+	for _, x := range e[sourceLine{p.Filename, p.Line}] {
 		if x.Check == check {
 			x.Used = true
 			return x

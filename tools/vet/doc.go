@@ -17,7 +17,7 @@
 //
 // The interfaces of drivers and of handlers are boundaries of the analysis. The code on each side of a boundary is
 // checked against the contract, and not against the code on the other side. If a lock is held across a sleeping
-// operation, every function that waits for the lock may sleep. sleepyLocks repeats this propagation until no
+// operation, every function that waits for the lock may sleep. findSleepyLocks repeats this propagation until no
 // function changes.
 //
 // checkGuards applies further checks to the packages that serve mutually distrusting users (guard.go). These checks

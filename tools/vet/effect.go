@@ -10,8 +10,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// cause is the reason for an effect of a function: an operation of the function, or a call.
-type cause struct {
+// effectCause is the reason for an effect of a function: an operation of the function, or a call.
+type effectCause struct {
 	at   ssa.Instruction
 	pos  token.Pos
 	what string
@@ -21,15 +21,15 @@ type cause struct {
 // effect maps functions to their effects, which they have by themselves or through their callees.
 type effect struct {
 	check string
-	of    map[*function]*cause
+	of    map[*function]*effectCause
 	queue []*function
 }
 
 func (p *Program) newEffect(check string) *effect {
-	return &effect{check: check, of: map[*function]*cause{}}
+	return &effect{check: check, of: map[*function]*effectCause{}}
 }
 
-func (e *effect) add(f *function, c *cause) {
+func (e *effect) addCause(f *function, c *effectCause) {
 	if x := f.allowed[e.check]; x != nil {
 		x.Used = true
 	} else if e.of[f] == nil {
@@ -48,7 +48,7 @@ func (p *Program) callers(check string) map[*function][]caller {
 	m := map[*function][]caller{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			if c.spawns || c.agreed && check == NoSleep || check == Copy && (c.atomic || p.copiesOwn(f, c.static)) {
+			if c.spawns || c.agreed && check == NoSleep || check == Copy && (c.atomic || p.copiesOwnMemory(f, c.static)) {
 				continue
 			}
 			for _, g := range c.callees {
@@ -59,45 +59,45 @@ func (p *Program) callers(check string) map[*function][]caller {
 	return m
 }
 
-// spread propagates the effect of a function to its direct and indirect callers. An escape at a call stops the
+// propagateEffect propagates the effect of a function to its direct and indirect callers. An escape at a call stops the
 // propagation.
-func (p *Program) spread(e *effect, callers map[*function][]caller) {
+func (p *Program) propagateEffect(e *effect, callers map[*function][]caller) {
 	for len(e.queue) > 0 {
 		g := e.queue[0]
 		e.queue = e.queue[1:]
 		for _, k := range callers[g] {
-			if e.of[k.in] == nil && p.escapes.at(p.Fset, k.c.pos, e.check) == nil {
-				e.add(k.in, &cause{at: k.c.at, pos: k.c.pos, what: "calls " + name(g), next: g})
+			if e.of[k.in] == nil && p.escapes.escapeAt(p.Fset, k.c.pos, e.check) == nil {
+				e.addCause(k.in, &effectCause{at: k.c.at, pos: k.c.pos, what: "calls " + functionName(g), next: g})
 			}
 		}
 	}
 }
 
-// path returns the call path from a function to an effect.
-func (e *effect) path(f *function) (steps []Step) {
+// callPath returns the call path from a function to an effect.
+func (e *effect) callPath(f *function) (steps []Step) {
 	for f != nil {
 		c := e.of[f]
 		if c == nil || len(steps) > 60 {
 			break
 		}
-		steps = append(steps, Step{c.pos, name(f), c.what})
+		steps = append(steps, Step{c.pos, functionName(f), c.what})
 		f = c.next
 	}
 	return steps
 }
 
-func name(f *function) string {
+func functionName(f *function) string {
 	s := f.Function.RelString(nil)
 	return strings.ReplaceAll(strings.ReplaceAll(s, module+"/", ""), "command-line-arguments.", "")
 }
 
-// sleepyLocks finds the locks that are held across sleeping operations. A wait for such a lock is then also a
+// findSleepyLocks finds the locks that are held across sleeping operations. A wait for such a lock is then also a
 // sleeping operation.
-func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
+func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller) {
 	conds := p.condLocks()
-	mark := func(f *function, held lockSet, c *cause, cond, plug bool) {
+	mark := func(f *function, held lockSet, c *effectCause, cond, plug bool) {
 		for l := range held {
-			if (l.sleepy == nil || l.sleepy.plug && !plug) && !(cond && (conds.has(l) != nil || len(held) == 1)) {
+			if (l.sleepy == nil || l.sleepy.plug && !plug) && !(cond && (conds.findOverlap(l) != nil || len(held) == 1)) {
 				l.sleepy = &heldSleep{in: f, pos: c.pos, what: c.what, plug: plug}
 			}
 		}
@@ -112,9 +112,9 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 		for _, f := range p.order {
 			for i := range f.ops {
 				o := &f.ops[i]
-				if o.kind == opSleep && f.allowed[NoSleep] == nil && p.escapes.at(p.Fset, o.pos, NoSleep) == nil {
-					why := &cause{pos: o.pos, what: o.what}
-					mark(f, f.locks.may[o.at], why, p.vagueWait(o.at, o.what), false)
+				if o.kind == opSleep && f.allowed[NoSleep] == nil && p.escapes.escapeAt(p.Fset, o.pos, NoSleep) == nil {
+					why := &effectCause{pos: o.pos, what: o.what}
+					mark(f, f.locks.may[o.at], why, p.isUnknownWait(o.at, o.what), false)
 				}
 			}
 			for _, c := range f.calls {
@@ -131,19 +131,19 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				if c.spawns && len(held) == 0 || c.agreed || f.allowed[NoSleep] != nil {
 					continue
 				}
-				for _, u := range c.passedUnder(p) {
-					if sleep.of[u.f] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
-						why := &cause{pos: c.pos, what: "calls " + name(u.f), next: u.f}
-						mark(u.by, u.f.locksHeldThroughout(u.held), why, p.endsInVagueWait(sleep, u.f), false)
+				for _, u := range c.passedWhileLocked(p) {
+					if sleep.of[u.f] != nil && p.escapes.escapeAt(p.Fset, c.pos, NoSleep) == nil {
+						why := &effectCause{pos: c.pos, what: "calls " + functionName(u.f), next: u.f}
+						mark(u.by, u.f.locksHeldThroughout(u.held), why, p.endsInUnknownWait(sleep, u.f), false)
 					}
 				}
 				if len(held) == 0 {
 					continue
 				}
 				for _, g := range c.callees {
-					if sleep.of[g] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
-						mark(f, c.locksHeldIn(p, g, held), &cause{pos: c.pos, what: "calls " + name(g), next: g},
-							p.endsInVagueWait(sleep, g), c.static != nil && hotplug[c.static.FullName()])
+					if sleep.of[g] != nil && p.escapes.escapeAt(p.Fset, c.pos, NoSleep) == nil {
+						mark(f, c.locksHeldIn(p, g, held), &effectCause{pos: c.pos, what: "calls " + functionName(g), next: g},
+							p.endsInUnknownWait(sleep, g), c.static != nil && hotplugFuncs[c.static.FullName()])
 					}
 				}
 			}
@@ -158,14 +158,14 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				continue
 			}
 			for _, s := range l.sites {
-				if p.escapes.at(p.Fset, s.at.Pos(), NoSleep) == nil {
-					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(),
+				if p.escapes.escapeAt(p.Fset, s.at.Pos(), NoSleep) == nil {
+					sleep.addCause(s.in, &effectCause{at: s.at, pos: s.at.Pos(),
 						what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)",
-							l.name, p.Place(across.pos), across.what)})
+							l.name, p.FormatPos(across.pos), across.what)})
 				}
 			}
 		}
-		p.spread(sleep, callers)
+		p.propagateEffect(sleep, callers)
 		if after == before {
 			return
 		}
@@ -180,15 +180,15 @@ type passedWithLocks struct {
 	held lockSet
 }
 
-// passedUnder returns the functions that a call passes to its callees, with the locks that the callees hold when
+// passedWhileLocked returns the functions that a call passes to its callees, with the locks that the callees hold when
 // they call these functions.
-func (c *call) passedUnder(p *Program) (list []passedWithLocks) {
+func (c *call) passedWhileLocked(p *Program) (list []passedWithLocks) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
 			if a.f == nil || !g.runs[a.param] {
 				continue
 			}
-			if held := p.heldCalling(g, a.param, 0); len(held) > 0 {
+			if held := p.locksHeldCalling(g, a.param, 0); len(held) > 0 {
 				list = append(list, passedWithLocks{a.f, g, held})
 			}
 		}
@@ -196,9 +196,9 @@ func (c *call) passedUnder(p *Program) (list []passedWithLocks) {
 	return list
 }
 
-// heldCalling returns the locks that may be held when a function calls one of its parameters. The call may be
+// locksHeldCalling returns the locks that may be held when a function calls one of its parameters. The call may be
 // direct, or through a function to which the parameter is passed.
-func (p *Program) heldCalling(f *function, param, depth int) lockSet {
+func (p *Program) locksHeldCalling(f *function, param, depth int) lockSet {
 	held := lockSet{}
 	for _, c := range f.calls {
 		if c.spawns {
@@ -213,8 +213,8 @@ func (p *Program) heldCalling(f *function, param, depth int) lockSet {
 			}
 			for _, g := range c.ownCallees() {
 				if g.runs[a.param] {
-					maps.Copy(held, p.heldCallingWith(g, a.param, f.locks.may[c.at], depth+1))
-					maps.Copy(held, p.heldCalling(g, a.param, depth+1))
+					maps.Copy(held, p.locksStillHeldCalling(g, a.param, f.locks.may[c.at], depth+1))
+					maps.Copy(held, p.locksHeldCalling(g, a.param, depth+1))
 				}
 			}
 		}
@@ -228,7 +228,7 @@ func (p *Program) heldCalling(f *function, param, depth int) lockSet {
 func (f *function) locksHeldThroughout(held lockSet) lockSet {
 	left := held
 	for l := range held {
-		if f.locks.entered.has(l) != nil || slices.ContainsFunc(f.held, l.overlaps) {
+		if f.locks.entered.findOverlap(l) != nil || slices.ContainsFunc(f.held, l.overlaps) {
 			if len(left) == len(held) {
 				left = held.clone()
 			}
@@ -249,7 +249,7 @@ func (c *call) locksHeldIn(p *Program, f *function, held lockSet) lockSet {
 			for _, g := range c.callees[:min(c.own, len(c.callees))] {
 				if a.f != nil && a.f.Function == f.Function && g.runs[a.param] {
 					found = true
-					maps.Copy(during, p.heldCallingWith(g, a.param, held, 0))
+					maps.Copy(during, p.locksStillHeldCalling(g, a.param, held, 0))
 				}
 			}
 		}
@@ -260,9 +260,9 @@ func (c *call) locksHeldIn(p *Program, f *function, held lockSet) lockSet {
 	return f.locksHeldThroughout(held)
 }
 
-// heldCallingWith returns those of the locks held by the caller of a function that may still be held when the function
-// calls one of its parameters.
-func (p *Program) heldCallingWith(f *function, param int, held lockSet, depth int) lockSet {
+// locksStillHeldCalling returns those of the locks held by the caller of a function that may still be held when the
+// function calls one of its parameters.
+func (p *Program) locksStillHeldCalling(f *function, param int, held lockSet, depth int) lockSet {
 	if depth > maxFrames {
 		return held
 	}
@@ -278,8 +278,8 @@ func (p *Program) heldCallingWith(f *function, param int, held lockSet, depth in
 		}
 		left := held.clone()
 		for l := range held {
-			touched := f.locks.entered.has(l) != nil || slices.ContainsFunc(f.held, l.overlaps)
-			if touched && f.locks.may[c.at].has(l) == nil {
+			touched := f.locks.entered.findOverlap(l) != nil || slices.ContainsFunc(f.held, l.overlaps)
+			if touched && f.locks.may[c.at].findOverlap(l) == nil {
 				delete(left, l)
 			}
 		}
@@ -289,7 +289,7 @@ func (p *Program) heldCallingWith(f *function, param int, held lockSet, depth in
 		for _, a := range c.passes {
 			for _, g := range c.ownCallees() {
 				if a.from == param && g.runs[a.param] {
-					maps.Copy(during, p.heldCallingWith(g, a.param, left, depth+1))
+					maps.Copy(during, p.locksStillHeldCalling(g, a.param, left, depth+1))
 				}
 			}
 		}

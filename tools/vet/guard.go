@@ -22,12 +22,12 @@ const (
 	Recover = "recover" // starts a goroutine that parses bytes of a user, without a deferred recover
 )
 
-// guard holds the checks of a package that are enabled.
-type guard map[string]bool
+// guardChecks holds the checks of a package that are enabled.
+type guardChecks map[string]bool
 
-// guards maps the checked packages to their enabled checks. The escapes of a disabled check still count as used.
-// Thus the escapes can be written before the check is enabled.
-var guards = map[string]guard{
+// guardedPackages maps the checked packages to their enabled checks. The escapes of a disabled check still count as
+// used. Thus the escapes can be written before the check is enabled.
+var guardedPackages = map[string]guardChecks{
 	module + "/supervisor": allGuards,
 	module + "/service":    allGuards,
 	module + "/remote":     allGuards,
@@ -45,32 +45,32 @@ var guards = map[string]guard{
 // guardedSnippets lists the snippets to which all checks apply.
 const guardedSnippets = module + "/tools/vet/testdata/guard/"
 
-var allGuards = guard{Open: true, Restat: true, Receive: true, Close: true, Recover: true}
+var allGuards = guardChecks{Open: true, Restat: true, Receive: true, Close: true, Recover: true}
 
 // guardOf returns the checks of a package, and reports whether the package has checks.
-func guardOf(k *types.Package) (guard, bool) {
+func guardOf(k *types.Package) (guardChecks, bool) {
 	if k == nil {
 		return nil, false
 	}
 	if strings.HasPrefix(k.Path(), guardedSnippets) {
 		return allGuards, true
 	}
-	g, ok := guards[k.Path()]
+	g, ok := guardedPackages[k.Path()]
 	return g, ok
 }
 
 // checkGuards applies the checks to the packages in guards.
 func (p *Program) checkGuards() (reports []Report) {
 	report := func(f *function, check string, pos token.Pos, text string) {
-		if x := f.allowedAbove(p, check); x != nil {
+		if x := f.enclosingEscape(p, check); x != nil {
 			x.Used = true
 			return
 		}
-		if p.escapes.at(p.Fset, pos, check) != nil {
+		if p.escapes.escapeAt(p.Fset, pos, check) != nil {
 			return
 		}
 		if g, _ := guardOf(pkgOf(f.Function)); g[check] {
-			reports = append(reports, Report{Check: check, Pos: pos, Text: name(f) + " " + text})
+			reports = append(reports, Report{Check: check, Pos: pos, Text: functionName(f) + " " + text})
 		}
 	}
 	var guarded []*function
@@ -90,8 +90,8 @@ func (p *Program) checkGuards() (reports []Report) {
 // reporter records a violation of a check in a function.
 type reporter func(f *function, check string, pos token.Pos, text string)
 
-// allowedAbove returns the escape of a function or of an enclosing function.
-func (f *function) allowedAbove(p *Program, check string) *Escape {
+// enclosingEscape returns the escape of a function or of an enclosing function.
+func (f *function) enclosingEscape(p *Program, check string) *Escape {
 	for g := f; g != nil; g = p.funcs[g.Parent()] {
 		if x := g.allowed[check]; x != nil {
 			return x
@@ -103,8 +103,8 @@ func (f *function) allowedAbove(p *Program, check string) *Escape {
 	return nil
 }
 
-// marked reports whether a function or an enclosing function has a directive.
-func (p *Program) marked(f *ssa.Function, verb string) bool {
+// hasDirective reports whether a function or an enclosing function has a directive.
+func (p *Program) hasDirective(f *ssa.Function, verb string) bool {
 	for f.Parent() != nil {
 		f = f.Parent()
 	}
@@ -113,7 +113,7 @@ func (p *Program) marked(f *ssa.Function, verb string) bool {
 }
 
 // calls calls f for each call in a function. The string is the full name of the callee or of the interface method.
-func eachCall(f *ssa.Function, do func(at ssa.CallInstruction, name string, args []ssa.Value)) {
+func forEachCall(f *ssa.Function, do func(at ssa.CallInstruction, name string, args []ssa.Value)) {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
 			c, ok := at.(ssa.CallInstruction)
@@ -141,67 +141,67 @@ func posOf(at ssa.CallInstruction) token.Pos {
 	return at.Common().Pos()
 }
 
-const xunix = "golang.org/x/sys/unix."
+const unixPrefix = "golang.org/x/sys/unix."
 
-// opener holds the indexes of the directory, the path and the flags among the arguments of a function that opens a
+// openArgs holds the indexes of the directory, the path and the flags among the arguments of a function that opens a
 // file. An index of -1 means that the function does not have the argument.
-type opener struct {
+type openArgs struct {
 	dir, path, flags int
 	cloexec          bool // whether the function always sets O_CLOEXEC
 }
 
-// openers lists the functions that open a file by its path. The functions of package os that open a directory are
+// openFuncs lists the functions that open a file by its path. The functions of package os that open a directory are
 // omitted.
-var openers = map[string]opener{
-	xunix + "Open":        {-1, 0, 1, false},
-	xunix + "Openat":      {0, 1, 2, false},
-	xunix + "Openat2":     {0, 1, -1, false},
-	xunix + "Creat":       {-1, 0, -1, false},
-	"syscall.Open":        {-1, 0, 1, false},
-	"syscall.Openat":      {0, 1, 2, false},
-	"syscall.Creat":       {-1, 0, -1, false},
-	"os.OpenFile":         {-1, 0, 1, true},
-	"os.Open":             {-1, 0, -1, true},
-	"os.Create":           {-1, 0, -1, true},
-	"os.ReadFile":         {-1, 0, -1, true},
-	"os.WriteFile":        {-1, 0, -1, true},
-	"(*os.Root).Open":     {0, 1, -1, true},
-	"(*os.Root).Create":   {0, 1, -1, true},
-	"(*os.Root).OpenFile": {0, 1, 2, true},
-	"(*os.Root).ReadFile": {0, 1, -1, true},
+var openFuncs = map[string]openArgs{
+	unixPrefix + "Open":    {-1, 0, 1, false},
+	unixPrefix + "Openat":  {0, 1, 2, false},
+	unixPrefix + "Openat2": {0, 1, -1, false},
+	unixPrefix + "Creat":   {-1, 0, -1, false},
+	"syscall.Open":         {-1, 0, 1, false},
+	"syscall.Openat":       {0, 1, 2, false},
+	"syscall.Creat":        {-1, 0, -1, false},
+	"os.OpenFile":          {-1, 0, 1, true},
+	"os.Open":              {-1, 0, -1, true},
+	"os.Create":            {-1, 0, -1, true},
+	"os.ReadFile":          {-1, 0, -1, true},
+	"os.WriteFile":         {-1, 0, -1, true},
+	"(*os.Root).Open":      {0, 1, -1, true},
+	"(*os.Root).Create":    {0, 1, -1, true},
+	"(*os.Root).OpenFile":  {0, 1, 2, true},
+	"(*os.Root).ReadFile":  {0, 1, -1, true},
 }
 
-// stats lists the functions that inspect a file by its path.
-var stats = map[string]opener{
-	xunix + "Stat":      {-1, 0, -1, false},
-	xunix + "Lstat":     {-1, 0, -1, false},
-	xunix + "Statx":     {0, 1, -1, false},
-	xunix + "Fstatat":   {0, 1, -1, false},
-	xunix + "Access":    {-1, 0, -1, false},
-	xunix + "Faccessat": {0, 1, -1, false},
-	xunix + "Readlink":  {-1, 0, -1, false},
-	"syscall.Stat":      {-1, 0, -1, false},
-	"syscall.Lstat":     {-1, 0, -1, false},
-	"os.Stat":           {-1, 0, -1, false},
-	"os.Lstat":          {-1, 0, -1, false},
-	"os.Readlink":       {-1, 0, -1, false},
-	"(*os.Root).Stat":   {0, 1, -1, false},
-	"(*os.Root).Lstat":  {0, 1, -1, false},
+// statFuncs lists the functions that inspect a file by its path.
+var statFuncs = map[string]openArgs{
+	unixPrefix + "Stat":      {-1, 0, -1, false},
+	unixPrefix + "Lstat":     {-1, 0, -1, false},
+	unixPrefix + "Statx":     {0, 1, -1, false},
+	unixPrefix + "Fstatat":   {0, 1, -1, false},
+	unixPrefix + "Access":    {-1, 0, -1, false},
+	unixPrefix + "Faccessat": {0, 1, -1, false},
+	unixPrefix + "Readlink":  {-1, 0, -1, false},
+	"syscall.Stat":           {-1, 0, -1, false},
+	"syscall.Lstat":          {-1, 0, -1, false},
+	"os.Stat":                {-1, 0, -1, false},
+	"os.Lstat":               {-1, 0, -1, false},
+	"os.Readlink":            {-1, 0, -1, false},
+	"(*os.Root).Stat":        {0, 1, -1, false},
+	"(*os.Root).Lstat":       {0, 1, -1, false},
 }
 
 // checkOpens finds opens of paths that could be a terminal, and opens whose descriptor a child could inherit.
 func (p *Program) checkOpens(f *function, report reporter) {
-	eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
-		o, ok := openers[callee]
+	forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		o, ok := openFuncs[callee]
 		if !ok {
 			return
 		}
 		set := 0
 		if o.flags >= 0 {
-			set = certainBits(args[o.flags], nil)
+			set = knownFlagBits(args[o.flags], nil)
 		}
 		var missing []string
-		if set&(unix.O_NOCTTY|unix.O_PATH|unix.O_DIRECTORY) == 0 && !harmless(args[o.path]) {
+		if set&(unix.O_NOCTTY|unix.O_PATH|unix.O_DIRECTORY) == 0 && !isHarmlessPath(args[o.path]) {
 			missing = append(missing, "O_NOCTTY")
 		}
 		if set&unix.O_CLOEXEC == 0 && !o.cloexec {
@@ -214,8 +214,8 @@ func (p *Program) checkOpens(f *function, report reporter) {
 	})
 }
 
-// harmless reports whether a path is a constant that cannot name a terminal.
-func harmless(path ssa.Value) bool {
+// isHarmlessPath reports whether a path is a constant that cannot name a terminal.
+func isHarmlessPath(path ssa.Value) bool {
 	c, ok := path.(*ssa.Const)
 	if !ok || c.Value == nil || c.Value.Kind() != constant.String {
 		return false
@@ -227,8 +227,8 @@ func harmless(path ssa.Value) bool {
 		!strings.Contains(s, "/fd/") && !strings.Contains(s, "..")
 }
 
-// certainBits returns the flags that a value contains in any case.
-func certainBits(v ssa.Value, seen []ssa.Value) int {
+// knownFlagBits returns the flags that a value contains in any case.
+func knownFlagBits(v ssa.Value, seen []ssa.Value) int {
 	if slices.Contains(seen, v) {
 		return ^0 // the value is computed in a loop, so the flags of the other edges decide
 	}
@@ -241,24 +241,24 @@ func certainBits(v ssa.Value, seen []ssa.Value) int {
 			}
 		}
 	case *ssa.Convert:
-		return certainBits(v.X, seen)
+		return knownFlagBits(v.X, seen)
 	case *ssa.ChangeType:
-		return certainBits(v.X, seen)
+		return knownFlagBits(v.X, seen)
 	case *ssa.Phi:
 		set := ^0
 		for _, e := range v.Edges {
-			set &= certainBits(e, seen)
+			set &= knownFlagBits(e, seen)
 		}
 		return set
 	case *ssa.BinOp:
 		switch v.Op {
 		case token.OR, token.ADD:
-			return certainBits(v.X, seen) | certainBits(v.Y, seen)
+			return knownFlagBits(v.X, seen) | knownFlagBits(v.Y, seen)
 		case token.AND:
-			return certainBits(v.X, seen) & certainBits(v.Y, seen)
+			return knownFlagBits(v.X, seen) & knownFlagBits(v.Y, seen)
 		case token.AND_NOT:
 			if c, ok := v.Y.(*ssa.Const); ok {
-				return certainBits(v.X, seen) &^ certainBits(c, nil)
+				return knownFlagBits(v.X, seen) &^ knownFlagBits(c, nil)
 			}
 		}
 	}
@@ -274,31 +274,31 @@ func (p *Program) checkRestats(f *function, report reporter) {
 		by   string
 	}
 	var looks []look
-	eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
-		if s, ok := stats[callee]; ok {
-			looks = append(looks, look{at, pathShape(s, args), callee})
+	forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		if s, ok := statFuncs[callee]; ok {
+			looks = append(looks, look{at, describePath(s, args), callee})
 		}
 	})
-	eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
-		o, ok := openers[callee]
-		if !ok || harmless(args[o.path]) {
+	forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		o, ok := openFuncs[callee]
+		if !ok || isHarmlessPath(args[o.path]) {
 			return
 		}
-		what := pathShape(o, args)
+		what := describePath(o, args)
 		for _, l := range looks {
-			if l.what == what && comesBefore(l.at, at) {
+			if l.what == what && canPrecede(l.at, at) {
 				report(f, Restat, posOf(at), fmt.Sprintf("opens a path that it has passed to %s at %s",
-					strings.TrimPrefix(l.by, "golang.org/x/sys/"), p.Place(posOf(l.at))))
+					strings.TrimPrefix(l.by, "golang.org/x/sys/"), p.FormatPos(posOf(l.at))))
 				return
 			}
 		}
 	})
 }
 
-func pathShape(o opener, args []ssa.Value) string {
-	s := shape(args[o.path], 0)
+func describePath(o openArgs, args []ssa.Value) string {
+	s := describeValue(args[o.path], 0)
 	if o.dir >= 0 {
-		s = shape(args[o.dir], 0) + "/" + s
+		s = describeValue(args[o.dir], 0) + "/" + s
 	}
 	return s
 }
@@ -307,11 +307,11 @@ func pathShape(o opener, args []ssa.Value) string {
 var pureCalls = []string{"fmt.Sprintf", "fmt.Sprint", "strconv.Itoa", "path/filepath.Join", "path.Join",
 	"(*os.File).Name", "(*os.File).Fd", "path/filepath.Clean"}
 
-// shape describes a value. Two values with the same description are equal as long as the function does not change
-// variables.
-func shape(v ssa.Value, depth int) string {
+// describeValue describes a value. Two values with the same description are equal as long as the function does not
+// change variables.
+func describeValue(v ssa.Value, depth int) string {
 	if depth < 12 {
-		of := func(v ssa.Value) string { return shape(v, depth+1) }
+		of := func(v ssa.Value) string { return describeValue(v, depth+1) }
 		switch v := v.(type) {
 		case *ssa.Const:
 			return v.String()
@@ -331,7 +331,7 @@ func shape(v ssa.Value, depth int) string {
 			return v.Op.String() + of(v.X)
 		case *ssa.Slice: // the slice of the arguments of a variadic call
 			if a, ok := v.X.(*ssa.Alloc); ok && v.Low == nil && v.High == nil {
-				return arrayShape(a, depth)
+				return describeArray(a, depth)
 			}
 		case *ssa.Call:
 			if fn := v.Call.StaticCallee(); fn != nil {
@@ -348,13 +348,13 @@ func shape(v ssa.Value, depth int) string {
 	return fmt.Sprintf("%p", v)
 }
 
-func arrayShape(a *ssa.Alloc, depth int) string {
+func describeArray(a *ssa.Alloc, depth int) string {
 	s := "["
 	for _, r := range *a.Referrers() {
 		if i, ok := r.(*ssa.IndexAddr); ok {
 			for _, r := range *i.Referrers() {
 				if st, ok := r.(*ssa.Store); ok {
-					s += shape(i.Index, depth+1) + ":" + shape(st.Val, depth+1) + ","
+					s += describeValue(i.Index, depth+1) + ":" + describeValue(st.Val, depth+1) + ","
 				}
 			}
 		}
@@ -362,9 +362,9 @@ func arrayShape(a *ssa.Alloc, depth int) string {
 	return s + "]"
 }
 
-// comesBefore reports whether one instruction can run before another instruction in the same call of their
+// canPrecede reports whether one instruction can run before another instruction in the same call of their
 // function.
-func comesBefore(a, b ssa.Instruction) bool {
+func canPrecede(a, b ssa.Instruction) bool {
 	if a.Block() == b.Block() {
 		return slices.Index(a.Block().Instrs, a) < slices.Index(b.Block().Instrs, b)
 	}

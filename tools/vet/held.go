@@ -16,11 +16,11 @@ type locksAtEntry map[*function]lockSet
 // holds reports whether all callers of a function hold a lock and the function itself does not release the lock.
 func (e locksAtEntry) holds(f *function, l *lock) bool {
 	held, ok := e[f]
-	return ok && held.has(l) != nil && f.locks.entered.has(l) == nil
+	return ok && held.findOverlap(l) != nil && f.locks.entered.findOverlap(l) == nil
 }
 
-// entryLocks finds the locks that are held at every call of a function, by its direct callers or by their callers.
-func (p *Program) entryLocks() locksAtEntry {
+// findEntryLocks finds the locks that are held at every call of a function, by its direct callers or by their callers.
+func (p *Program) findEntryLocks() locksAtEntry {
 	callers := map[*function][]caller{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -48,7 +48,7 @@ func (p *Program) entryLocks() locksAtEntry {
 				} else if !k.c.spawns {
 					at = k.in.locks.must[k.c.at].clone()
 					for l := range above {
-						if k.in.locks.entered.has(l) == nil {
+						if k.in.locks.entered.findOverlap(l) == nil {
 							at[l] = true
 						}
 					}
@@ -56,7 +56,7 @@ func (p *Program) entryLocks() locksAtEntry {
 				if all == nil {
 					all = at
 				}
-				maps.DeleteFunc(all, func(l *lock, _ bool) bool { return at.has(l) == nil })
+				maps.DeleteFunc(all, func(l *lock, _ bool) bool { return at.findOverlap(l) == nil })
 			}
 			if old, ok := e[f]; all != nil && (!ok || !maps.Equal(old, all)) {
 				e[f], changed = all, true
@@ -67,30 +67,31 @@ func (p *Program) entryLocks() locksAtEntry {
 }
 
 func (p *Program) checkHeld() (reports []Report) {
-	entry := p.entryLocks()
+	entry := p.findEntryLocks()
 	called := map[*function]bool{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			for _, g := range c.ownCallees() {
 				called[g] = true
-				for _, to := range g.unwrapped() {
-					if !f.wrapper() {
-						reports = append(reports, p.heldAt(entry, f, c, g, to)...)
+				for _, to := range g.wrappedMethods() {
+					if !f.isWrapper() {
+						reports = append(reports, p.checkHeldAt(entry, f, c, g, to)...)
 					}
 				}
 			}
 		}
 	}
 	for _, f := range p.order {
-		if called[f] || !f.wrapper() {
+		if called[f] || !f.isWrapper() {
 			continue
 		}
 		for _, m := range p.traces.closures[f.Function] { // an unknown function calls the method value
-			for _, g := range f.unwrapped() {
-				if len(g.held) > 0 && p.escapes.at(p.Fset, m.Pos(), Held) == nil {
+			for _, g := range f.wrappedMethods() {
+				if len(g.held) > 0 && p.escapes.escapeAt(p.Fset, m.Pos(), Held) == nil {
 					in := p.parentOf(m)
 					reports = append(reports, Report{Held, m.Pos(), fmt.Sprintf("%s passes %s, for calls without %s held",
-						name(in), name(g), g.held[0].name), []Step{{m.Pos(), name(in), "passes " + name(g)}}})
+						functionName(in), functionName(g), g.held[0].name), []Step{{m.Pos(), functionName(in), "passes " +
+						functionName(g)}}})
 				}
 			}
 		}
@@ -98,15 +99,15 @@ func (p *Program) checkHeld() (reports []Report) {
 	return reports
 }
 
-// wrapper reports whether the compiler has generated a function that calls a method: a method value, a method
+// isWrapper reports whether the compiler has generated a function that calls a method: a method value, a method
 // expression, or a promoted method.
-func (f *function) wrapper() bool {
+func (f *function) isWrapper() bool {
 	return strings.Contains(f.Synthetic, "wrapper for") || strings.HasPrefix(f.Synthetic, "thunk for")
 }
 
-// unwrapped returns the methods that a wrapper calls. For any other function it returns the function itself.
-func (f *function) unwrapped() (list []*function) {
-	if !f.wrapper() {
+// wrappedMethods returns the methods that a wrapper calls. For any other function it returns the function itself.
+func (f *function) wrappedMethods() (list []*function) {
+	if !f.isWrapper() {
 		return []*function{f}
 	}
 	for _, c := range f.calls {
@@ -114,46 +115,46 @@ func (f *function) unwrapped() (list []*function) {
 			continue // the wrapper of an interface's method
 		}
 		for _, g := range c.ownCallees() {
-			list = append(list, g.unwrapped()...)
+			list = append(list, g.wrappedMethods()...)
 		}
 	}
 	return list
 }
 
-// heldAt reports the locks that a function requires and that a call does not hold. The call calls the function
+// checkHeldAt reports the locks that a function requires and that a call does not hold. The call calls the function
 // directly or by a wrapper.
-func (p *Program) heldAt(entry locksAtEntry, f *function, c *call, by, g *function) (reports []Report) {
-	if len(g.held) == 0 || p.escapes.at(p.Fset, c.pos, Held) != nil {
+func (p *Program) checkHeldAt(entry locksAtEntry, f *function, c *call, by, g *function) (reports []Report) {
+	if len(g.held) == 0 || p.escapes.escapeAt(p.Fset, c.pos, Held) != nil {
 		return nil
 	}
 	for _, l := range g.held {
-		other := by == g && f.otherInstance(c, g, l)
-		if !c.spawns && (f.locks.must[c.at].has(l) != nil && !other || entry.holds(f, l)) {
+		other := by == g && f.isOtherInstance(c, g, l)
+		if !c.spawns && (f.locks.must[c.at].findOverlap(l) != nil && !other || entry.holds(f, l)) {
 			continue
 		}
 		how := "without " + l.name + " held"
 		switch {
 		case c.spawns:
 			how = "on a goroutine, which holds no lock, and so " + how
-		case f.locks.must[c.at].has(l) != nil:
+		case f.locks.must[c.at].findOverlap(l) != nil:
 			how = "with " + l.name + " of another value held"
-		case f.locks.may[c.at].has(l) != nil:
+		case f.locks.may[c.at].findOverlap(l) != nil:
 			how = "perhaps " + how
 		}
-		reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", name(f), name(g), how),
-			[]Step{{c.pos, name(f), "calls " + name(g)}}})
+		reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", functionName(f), functionName(g), how),
+			[]Step{{c.pos, functionName(f), "calls " + functionName(g)}}})
 	}
 	return reports
 }
 
-// otherInstance reports whether the lock held at a call belongs to another value than the lock that the callee
+// isOtherInstance reports whether the lock held at a call belongs to another value than the lock that the callee
 // requires.
-func (f *function) otherInstance(c *call, g *function, l *lock) bool {
+func (f *function) isOtherInstance(c *call, g *function, l *lock) bool {
 	want, ok := g.heldBy[l]
 	at, is := c.at.(ssa.CallInstruction)
 	if !ok || !is || c.static == nil || want.param >= len(at.Common().Args) {
 		return false
 	}
-	held, path := f.locks.which[c.at][f.locks.must[c.at].has(l)], pathOf(at.Common().Args[want.param])
+	held, path := f.locks.which[c.at][f.locks.must[c.at].findOverlap(l)], pointerPath(at.Common().Args[want.param])
 	return held != "" && path != "" && held != path+want.fields
 }

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// link determines the callees of all calls.
-func (p *Program) link(every map[*ssa.Function]bool) {
+// linkCalls determines the callees of all calls.
+func (p *Program) linkCalls(every map[*ssa.Function]bool) {
 	all := map[*ssa.Function]bool{}
 	for f := range every {
 		if pkg := pkgOf(f); pkg == nil || p.own[pkg.Path()] {
 			all[f] = true
 		}
 	}
-	p.addLibrary(all)
+	p.addLibraryCallees(all)
 	g := vta.CallGraph(all, nil)
 	for f := range all {
-		if f.Blocks == nil || !p.ours(pkgOf(f)) {
+		if f.Blocks == nil || !p.isOwn(pkgOf(f)) {
 			continue
 		}
 		p.funcs[f] = &function{Function: f, allowed: map[string]*Escape{}, runs: map[int]bool{}, wild: map[int]bool{}}
@@ -45,24 +45,24 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 				known[e.Site] = append(known[e.Site], e.Callee.Func)
 			}
 		}
-		p.scan(f, known)
+		p.scanFunction(f, known)
 	}
-	p.passFunctions()
+	p.resolvePassed()
 	p.traces = newTracer(p)
-	p.refine()
+	p.refineCallees()
 	p.releaseTokens()
-	p.checkForeign()
+	p.resolveForeign()
 	p.checkStreams()
 	p.findCompletions()
 	p.specialise()
 	p.flowLocks()
-	p.markPrograms()
+	p.markProgramLocks()
 }
 
-// addLibrary adds the library functions that the program may call through an interface or a function value. These
-// functions are the methods of types that the program converts to interfaces, and the functions that the program
+// addLibraryCallees adds the library functions that the program may call through an interface or a function value.
+// These functions are the methods of types that the program converts to interfaces, and the functions that the program
 // uses as values.
-func (p *Program) addLibrary(all map[*ssa.Function]bool) {
+func (p *Program) addLibraryCallees(all map[*ssa.Function]bool) {
 	types := map[types.Type]bool{}
 	add := map[*ssa.Function]bool{}
 	for f := range all {
@@ -103,10 +103,10 @@ func functionOperands(at ssa.Instruction) (list []*ssa.Function) {
 	return list
 }
 
-// passFunctions resolves functions that are passed as arguments. It treats them as if the passing function called
+// resolvePassed resolves functions that are passed as arguments. It treats them as if the passing function called
 // them. Thus a function with function parameters does not connect each of its callers with the arguments of the
 // other callers.
-func (p *Program) passFunctions() {
+func (p *Program) resolvePassed() {
 	p.releaseCaptured()
 	for changed := true; changed; {
 		changed = false
@@ -173,13 +173,13 @@ func (p *Program) releaseCaptured() {
 		}
 	}
 	for _, f := range p.order {
-		var how use
+		var how useKind
 		for _, c := range f.calls {
 			if c.param >= 0 {
 				continue
 			}
 			if how == 0 {
-				how = p.usesOf(f.Function, calls)
+				how = p.closureUses(f.Function, calls)
 			}
 			if how&(usedHere|usedLater) != usedHere {
 				c.param = 0
@@ -188,56 +188,56 @@ func (p *Program) releaseCaptured() {
 	}
 }
 
-// use is a set of the ways in which a program uses a function value.
-type use uint8
+// useKind is a set of the ways in which a program uses a function value.
+type useKind uint8
 
 const (
-	usedHere    use = 1 << iota // called before the function that has created the value returns
-	usedSpawned                 // called on a new goroutine
-	usedLater                   // stored or returned, so that any function may call it
+	usedHere    useKind = 1 << iota // called before the function that has created the value returns
+	usedSpawned                     // called on a new goroutine
+	usedLater                       // stored or returned, so that any function may call it
 )
 
-// usesOf returns the uses of all closures of a function literal.
-func (p *Program) usesOf(fn *ssa.Function, calls map[ssa.Instruction]*call) (how use) {
+// closureUses returns the uses of all closures of a function literal.
+func (p *Program) closureUses(fn *ssa.Function, calls map[ssa.Instruction]*call) (how useKind) {
 	if fn.Parent() == nil || p.funcs[fn.Parent()] == nil {
 		return usedLater
 	}
 	for _, b := range fn.Parent().Blocks {
 		for _, at := range b.Instrs {
 			if m, ok := at.(*ssa.MakeClosure); ok && m.Fn == fn {
-				how |= (&uses{p: p, calls: calls}).of(m)
+				how |= (&useFinder{p: p, calls: calls}).findUses(m)
 			}
 		}
 	}
 	return how
 }
 
-// uses finds the uses of function values.
-type uses struct {
+// useFinder finds the uses of function values.
+type useFinder struct {
 	p     *Program
 	calls map[ssa.Instruction]*call
 	stack []ssa.Value // the values with a search in progress
 	seen  map[ssa.Value]bool
-	how   use
+	how   useKind
 }
 
-const maxUses = 8 // maximum depth of closures that capture closures
+const maxCaptureDepth = 8 // maximum depth of closures that capture closures
 
-// of returns the uses of a function value.
-func (u *uses) of(v ssa.Value) use {
+// findUses returns the uses of a function value.
+func (u *useFinder) findUses(v ssa.Value) useKind {
 	switch {
 	case slices.Contains(u.stack, v):
 		return 0 // a recursive closure
-	case len(u.stack) == maxUses:
+	case len(u.stack) == maxCaptureDepth:
 		return usedLater
 	}
-	inner := &uses{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), v), seen: map[ssa.Value]bool{}}
+	inner := &useFinder{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), v), seen: map[ssa.Value]bool{}}
 	inner.visit(v)
 	return inner.how
 }
 
 // visit adds the uses of a function value, or of a variable that holds the value.
-func (u *uses) visit(v ssa.Value) {
+func (u *useFinder) visit(v ssa.Value) {
 	if u.seen[v] {
 		return
 	}
@@ -262,20 +262,20 @@ func (u *uses) visit(v ssa.Value) {
 				u.how |= usedLater
 			}
 		case *ssa.MakeClosure:
-			u.captured(at, v)
+			u.visitCaptured(at, v)
 		case ssa.CallInstruction:
-			u.call(at, v)
+			u.visitCall(at, v)
 		default:
 			u.how |= usedLater
 		}
 	}
 }
 
-// captured adds the uses of a value by a closure that captures it.
-func (u *uses) captured(m *ssa.MakeClosure, v ssa.Value) {
+// visitCaptured adds the uses of a value by a closure that captures it.
+func (u *useFinder) visitCaptured(m *ssa.MakeClosure, v ssa.Value) {
 	fn := m.Fn.(*ssa.Function)
-	how := u.of(m)
-	inner := &uses{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), m), seen: u.seen}
+	how := u.findUses(m)
+	inner := &useFinder{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), m), seen: u.seen}
 	for i, b := range m.Bindings {
 		if b == v && i < len(fn.FreeVars) {
 			inner.visit(fn.FreeVars[i])
@@ -287,21 +287,21 @@ func (u *uses) captured(m *ssa.MakeClosure, v ssa.Value) {
 	u.how |= inner.how
 }
 
-// call adds the uses of a value by a call of the value, or by a call with the value as an argument.
-func (u *uses) call(at ssa.CallInstruction, v ssa.Value) {
+// visitCall adds the uses of a value by a call of the value, or by a call with the value as an argument.
+func (u *useFinder) visitCall(at ssa.CallInstruction, v ssa.Value) {
 	c := u.calls[at]
 	if c == nil {
 		u.how |= usedLater
 		return
 	}
 	args := at.Common().Args
-	inner := &uses{p: u.p, calls: u.calls, stack: u.stack, seen: u.seen}
+	inner := &useFinder{p: u.p, calls: u.calls, stack: u.stack, seen: u.seen}
 	if at.Common().Value == v {
 		inner.how |= usedHere
 	}
 	switch {
 	case !slices.Contains(args, v):
-	case c.static != nil && !u.p.ours(c.static.Pkg()):
+	case c.static != nil && !u.p.isOwn(c.static.Pkg()):
 		inner.how |= usedHere // the tables contain the functions of other packages that start a goroutine
 	case len(c.callees) == 0 || len(c.library) > 0:
 		inner.how |= usedLater
@@ -324,14 +324,14 @@ func (u *uses) call(at ssa.CallInstruction, v ssa.Value) {
 	u.how |= inner.how
 }
 
-// parameterOf returns the number of the parameter that a value denotes, counted from 1. A negative number denotes a
+// parameterNumber returns the number of the parameter that a value denotes, counted from 1. A negative number denotes a
 // parameter of the enclosing function, and 0 means that the value is no parameter.
-func parameterOf(f *ssa.Function, v ssa.Value) int {
+func parameterNumber(f *ssa.Function, v ssa.Value) int {
 	switch v := v.(type) {
 	case *ssa.Parameter:
 		return slices.Index(f.Params, v) + 1
 	case *ssa.FreeVar:
-		b := boundTo(v)
+		b := boundValueOf(v)
 		if k, ok := b.(*ssa.Parameter); ok && f.Parent() != nil {
 			return -(slices.Index(f.Parent().Params, k) + 1)
 		}
@@ -342,13 +342,13 @@ func parameterOf(f *ssa.Function, v ssa.Value) int {
 		if v.Op == token.MUL {
 			switch x := v.X.(type) {
 			case *ssa.FreeVar:
-				return parameterOf(f, x)
+				return parameterNumber(f, x)
 			case *ssa.Alloc:
 				return spilledParameter(f, x)
 			}
 		}
 	case *ssa.ChangeType:
-		return parameterOf(f, v.X)
+		return parameterNumber(f, v.X)
 	}
 	return 0
 }
@@ -369,8 +369,8 @@ func spilledParameter(f *ssa.Function, a *ssa.Alloc) int {
 	return n
 }
 
-// pass records the functions among the arguments of a call.
-func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
+// recordPassed records the functions among the arguments of a call.
+func (p *Program) recordPassed(f *function, c *call, common *ssa.CallCommon) {
 	first := 1
 	if common.IsInvoke() {
 		first = 2 // the receiver comes first
@@ -379,12 +379,12 @@ func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
 		if _, ok := a.Type().Underlying().(*types.Signature); !ok {
 			continue
 		}
-		k := passed{param: i + first}
+		k := passedFunc{param: i + first}
 		if fn := functionOf(a); fn != nil {
 			if k.f = p.funcs[fn]; k.f == nil {
 				continue
 			}
-		} else if n := parameterOf(f.Function, a); n > 0 {
+		} else if n := parameterNumber(f.Function, a); n > 0 {
 			k.from = n
 		} else if cst, ok := a.(*ssa.Const); ok && cst.IsNil() {
 			continue
@@ -393,10 +393,10 @@ func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
 	}
 }
 
-// candidates returns the possible functions of a value that has an unknown origin because it passed through another
+// candidateFuncs returns the possible functions of a value that has an unknown origin because it passed through another
 // package, such as sync/atomic. The candidates are the functions of the same type in the same package that are used as
 // values.
-func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.Function) {
+func (p *Program) candidateFuncs(f *function, common *ssa.CallCommon) (list []*ssa.Function) {
 	if _, ok := common.Value.(*ssa.Parameter); ok {
 		return nil // the callers resolve the parameter
 	}
@@ -427,7 +427,7 @@ func (p *Program) functionValues(pkg *types.Package) []*ssa.Function {
 			for _, at := range b.Instrs {
 				switch at := at.(type) {
 				case *ssa.Store:
-					if a, ok := at.Addr.(*ssa.Alloc); !ok || leaks(a) {
+					if a, ok := at.Addr.(*ssa.Alloc); !ok || addressEscapes(a) {
 						list = appendFunction(list, at.Val)
 					}
 				case *ssa.MakeInterface:
@@ -440,15 +440,15 @@ func (p *Program) functionValues(pkg *types.Package) []*ssa.Function {
 	return list
 }
 
-// poolNew returns the functions that create the values of a pool. If the field or variable of the pool is unknown,
-// poolNew returns the functions of all pools of the package.
-func (p *Program) poolNew(f *function, pool ssa.Value) (list []*ssa.Function) {
+// poolNewFuncs returns the functions that create the values of a pool. If the field or variable of the pool is unknown,
+// poolNewFuncs returns the functions of all pools of the package.
+func (p *Program) poolNewFuncs(f *function, pool ssa.Value) (list []*ssa.Function) {
 	var all []*ssa.Function
 	pkg := pkgOf(f.Function)
 	if pkg == nil {
 		return nil
 	}
-	where := placeOf(pool)
+	where := pointedVariable(pool)
 	initial := p.prog.Package(pkg).Func("init")
 	look := func(g *ssa.Function) {
 		for _, b := range g.Blocks {
@@ -462,7 +462,7 @@ func (p *Program) poolNew(f *function, pool ssa.Value) (list []*ssa.Function) {
 					continue
 				}
 				all = appendFunction(all, s.Val)
-				if w := placeOf(a.X); w != nil && w == where {
+				if w := pointedVariable(a.X); w != nil && w == where {
 					list = appendFunction(list, s.Val)
 				}
 			}

@@ -72,8 +72,8 @@ func (s lockSet) clone() lockSet {
 	return c
 }
 
-// has returns the lock of a set that may be the wanted lock, or nil.
-func (s lockSet) has(l *lock) *lock {
+// findOverlap returns the lock of a set that may be the wanted lock, or nil.
+func (s lockSet) findOverlap(l *lock) *lock {
 	if s[l] {
 		return l
 	}
@@ -135,24 +135,24 @@ func (p *Program) fieldLock(owner types.Type, v *types.Var) *lock {
 	if n, ok := types.Unalias(deref(owner)).(*types.Named); ok {
 		name = typeName(n.Origin().Obj()) + "." + v.Name()
 		if n.Obj().Pkg() != nil {
-			return p.ofProgram(p.lockNamed(n.Obj().Pkg().Path()+"."+n.Obj().Name()+"."+v.Name(), name), v)
+			return p.setLockProgram(p.lockNamed(n.Obj().Pkg().Path()+"."+n.Obj().Name()+"."+v.Name(), name), v)
 		}
 	}
-	return p.ofProgram(p.lockNamed(p.Fset.Position(v.Pos()).String(), name), v)
+	return p.setLockProgram(p.lockNamed(p.Fset.Position(v.Pos()).String(), name), v)
 }
 
-func (p *Program) ofProgram(l *lock, v *types.Var) *lock {
+func (p *Program) setLockProgram(l *lock, v *types.Var) *lock {
 	l.program = p.programLocks[v]
 	return l
 }
 
-// markPrograms marks the locks of which each belongs to one program. A wait for such a lock is a wait for the
+// markProgramLocks marks the locks of which each belongs to one program. A wait for such a lock is a wait for the
 // memory of that program, like a copy.
-func (p *Program) markPrograms() {
+func (p *Program) markProgramLocks() {
 	for _, f := range p.order {
 		for _, s := range f.locks.direct {
 			if l := s.l; l != nil && l.program != nil {
-				f.ops = append(f.ops, op{at: s.at, pos: s.at.Pos(), kind: opCopy,
+				f.ops = append(f.ops, operation{at: s.at, pos: s.at.Pos(), kind: opCopy,
 					what: "locks " + l.name + ", which is held while memory of its program is copied"})
 			}
 		}
@@ -180,12 +180,12 @@ func (p *Program) lockAt(f *function, v ssa.Value) *lock {
 }
 
 func (p *Program) findLock(f *function, v ssa.Value) *lock {
-	at := p.placeAt(f, v)
+	at := p.locationAt(f, v)
 	if at.typ != nil {
-		if l := p.promoted(at); l != nil {
+		if l := p.promotedMutex(at); l != nil {
 			return l
 		}
-	} else if l := p.embedded(v); l != nil {
+	} else if l := p.embeddedMutex(v); l != nil {
 		return l
 	}
 	switch addr := at.addr.(type) {
@@ -198,7 +198,7 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 			return class
 		}
 		if key := p.ownerKey(at.in, addr.X); key != "" {
-			return p.partOf(class, key, fieldVar(addr.X.Type(), addr.Field).Name())
+			return p.lockPart(class, key, fieldVar(addr.X.Type(), addr.Field).Name())
 		}
 		return class
 	default:
@@ -210,10 +210,10 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 	}
 }
 
-// embedded returns the class of the mutex whose methods a struct promotes, for an interface with an unknown place,
+// embeddedMutex returns the class of the mutex whose methods a struct promotes, for an interface with an unknown place,
 // such as a sync.Locker, that can only hold structs with an embedded mutex of this class. In any other case embedded
 // returns nil.
-func (p *Program) embedded(v ssa.Value) (l *lock) {
+func (p *Program) embeddedMutex(v ssa.Value) (l *lock) {
 	if !types.IsInterface(v.Type()) {
 		return nil
 	}
@@ -229,7 +229,7 @@ func (p *Program) embedded(v ssa.Value) (l *lock) {
 		if !ok {
 			return nil
 		}
-		k := p.promoted(place{typ: m.X.Type()})
+		k := p.promotedMutex(location{typ: m.X.Type()})
 		if k == nil || l != nil && k != l {
 			return nil
 		}
@@ -238,11 +238,11 @@ func (p *Program) embedded(v ssa.Value) (l *lock) {
 	return l
 }
 
-// promoted returns the mutex that provides the Lock method of a struct at a place, or of the target of a pointer at
-// the place. The result is nil if the method is not promoted, and a class if the place is unknown.
-func (p *Program) promoted(at place) *lock {
+// promotedMutex returns the mutex that provides the Lock method of a struct at a place, or of the target of a pointer
+// at the place. The result is nil if the method is not promoted, and a class if the place is unknown.
+func (p *Program) promotedMutex(at location) *lock {
 	_, path, _ := types.LookupFieldOrMethod(at.typ, true, nil, "Lock")
-	owner, key := deref(at.typ), p.keyOf(at)
+	owner, key := deref(at.typ), p.locationKey(at)
 	for _, i := range path[:max(0, len(path)-1)] {
 		st, ok := owner.Underlying().(*types.Struct)
 		if !ok {
@@ -257,7 +257,7 @@ func (p *Program) promoted(at place) *lock {
 			if class := p.fieldLock(owner, field); !split || key == "" {
 				return class
 			} else {
-				return p.partOf(class, key, field.Name())
+				return p.lockPart(class, key, field.Name())
 			}
 		}
 		if key != "" {
@@ -280,8 +280,8 @@ func (p *Program) onceLock(f *function, at ssa.CallInstruction) *lock {
 	return p.lockAt(f, at.Common().Args[0])
 }
 
-// partOf returns the part of a class for a place.
-func (p *Program) partOf(class *lock, key, field string) *lock {
+// lockPart returns the part of a class for a place.
+func (p *Program) lockPart(class *lock, key, field string) *lock {
 	name := shortKey(key) + "." + field
 	if strings.Contains(name, ".go:") { // the place is an allocation, which has no name
 		name = class.name
@@ -311,7 +311,7 @@ func (p *Program) lockOf(v ssa.Value) *lock {
 	case *ssa.Alloc:
 		return p.lockNamed(p.Fset.Position(v.Pos()).String(), v.Comment)
 	case *ssa.FreeVar:
-		return p.lockOf(boundTo(v))
+		return p.lockOf(boundValueOf(v))
 	case *ssa.UnOp:
 		if v.Op == token.MUL {
 			return p.lockOf(v.X) // the value is a pointer to a lock
@@ -337,24 +337,24 @@ func outerName(v ssa.Value) string {
 	return "struct"
 }
 
-// pathOf returns a description of the target of a pointer, or "" if the target is unknown. Two targets with the
+// pointerPath returns a description of the target of a pointer, or "" if the target is unknown. Two targets with the
 // same description are the same, unless a field has changed between them. Two descriptions that begin with
 // different parameters probably denote different targets.
-func pathOf(v ssa.Value) string {
+func pointerPath(v ssa.Value) string {
 	switch v := v.(type) {
 	case *ssa.Parameter:
 		return v.Name()
 	case *ssa.Global:
 		return v.String()
 	case *ssa.FieldAddr:
-		if x := pathOf(v.X); x != "" {
+		if x := pointerPath(v.X); x != "" {
 			return fmt.Sprintf("%s.%d", x, v.Field)
 		}
 	case *ssa.UnOp:
 		if v.Op == token.MUL {
 			switch v.X.(type) {
 			case *ssa.FieldAddr, *ssa.Global:
-				return pathOf(v.X)
+				return pointerPath(v.X)
 			}
 		}
 	}

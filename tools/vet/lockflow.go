@@ -24,7 +24,7 @@ func (p *Program) flowLocks() {
 	for range 8 {
 		changed := false
 		for _, f := range order {
-			changed = p.flow(f) || changed
+			changed = p.flowFunction(f) || changed
 		}
 		if !changed {
 			break
@@ -65,36 +65,36 @@ func (p *Program) calleesFirst() (list []*function) {
 	return list
 }
 
-// state holds the locks at a position: the locks that may be held, and the locks that must be held.
-type state struct {
+// lockState holds the locks at a position: the locks that may be held, and the locks that must be held.
+type lockState struct {
 	may, must lockSet
-	which     map[*lock]string    // description by pathOf of the value that contains the lock, or "" if unknown
+	which     map[*lock]string    // description by pointerPath of the value that contains the lock, or "" if unknown
 	deferred  map[*ssa.Defer]bool // deferred calls that may run at the end of the function
 }
 
-func (s state) clone() state {
-	return state{s.may.clone(), s.must.clone(), maps.Clone(s.which), maps.Clone(s.deferred)}
+func (s lockState) clone() lockState {
+	return lockState{s.may.clone(), s.must.clone(), maps.Clone(s.which), maps.Clone(s.deferred)}
 }
 
-func (s state) lock(l *lock) { s.lockOf(l, "") }
+func (s lockState) lock(l *lock) { s.lockOf(l, "") }
 
 // unlock releases a lock. If the set does not contain the lock itself, unlock releases a lock that may be the same.
-func (s state) unlock(l *lock) {
-	if k := s.may.has(l); k != nil {
+func (s lockState) unlock(l *lock) {
+	if k := s.may.findOverlap(l); k != nil {
 		delete(s.may, k)
 		delete(s.must, k)
 	}
 }
 
-func (s state) lockOf(l *lock, path string) {
+func (s lockState) lockOf(l *lock, path string) {
 	if s.may[l] && s.which[l] != path {
 		path = "" // the set contains two locks of one class
 	}
 	s.may[l], s.must[l], s.which[l] = true, true, path
 }
 
-// join merges the state of another path into the state, and reports whether the state has changed.
-func (s state) join(o state) (changed bool) {
+// merge merges the state of another path into the state, and reports whether the state has changed.
+func (s lockState) merge(o lockState) (changed bool) {
 	for l := range o.may {
 		if !s.may[l] {
 			s.may[l], changed = true, true
@@ -119,15 +119,15 @@ func (s state) join(o state) (changed bool) {
 	return changed
 }
 
-// flow propagates the locks through a function. It reports whether the effect of the function on the locks has
+// flowFunction propagates the locks through a function. It reports whether the effect of the function on the locks has
 // changed.
-func (p *Program) flow(f *function) bool {
-	fl := p.follow(f, nil)
+func (p *Program) flowFunction(f *function) bool {
+	fl := p.followFunction(f, nil)
 	for range 3 {
 		if len(fl.entered) == 0 {
 			break
 		}
-		again := p.follow(f, fl.entered)
+		again := p.followFunction(f, fl.entered)
 		more := len(again.entered) > len(fl.entered)
 		if fl = again; !more {
 			break
@@ -139,11 +139,11 @@ func (p *Program) flow(f *function) bool {
 	return changed
 }
 
-// follow propagates the locks through a function that its callers call with some locks held.
-func (p *Program) follow(f *function, entered lockSet) lockFlow {
+// followFunction propagates the locks through a function that its callers call with some locks held.
+func (p *Program) followFunction(f *function, entered lockSet) lockFlow {
 	fl := lockFlow{may: map[ssa.Instruction]lockSet{}, must: map[ssa.Instruction]lockSet{},
 		which: map[ssa.Instruction]map[*lock]string{}, takes: lockSet{}, lets: lockSet{}, entered: lockSet{}}
-	entry := state{lockSet{}, lockSet{}, map[*lock]string{}, map[*ssa.Defer]bool{}}
+	entry := lockState{lockSet{}, lockSet{}, map[*lock]string{}, map[*ssa.Defer]bool{}}
 	for _, l := range f.held {
 		entry.lock(l)
 	}
@@ -151,7 +151,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 		entry.lock(l)
 		fl.entered[l] = true
 	}
-	in := map[*ssa.BasicBlock]state{f.Blocks[0]: entry}
+	in := map[*ssa.BasicBlock]lockState{f.Blocks[0]: entry}
 	calls := map[ssa.Instruction]*call{}
 	for _, c := range f.calls {
 		calls[c.at] = c
@@ -183,7 +183,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 						continue
 					}
 					fl.may[d], fl.must[d], fl.which[d] = s.may.clone(), s.must.clone(), maps.Clone(s.which) // state at the call
-					p.step(f, &fl, s, d, calls[d], let)
+					p.applyCall(f, &fl, s, d, calls[d], let)
 				}
 			case *ssa.Defer:
 				s.deferred[at] = true
@@ -203,7 +203,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 						try, tried = c, p.lockAt(f, at.Common().Args[0])
 					}
 				}
-				p.step(f, &fl, s, at, calls[at], let)
+				p.applyCall(f, &fl, s, at, calls[at], let)
 			case *ssa.Send, *ssa.UnOp, *ssa.Select, *ssa.Range, *ssa.If, *ssa.Jump:
 				fl.may[at], fl.must[at] = s.may.clone(), s.must.clone()
 			case *ssa.Return:
@@ -216,15 +216,15 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 		for i, to := range b.Succs {
 			out := s
 			if cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok && try != nil && tried != nil {
-				if yes, is := isResult(cond.Cond, try); is && yes == (i == 0) {
+				if yes, is := isCallResult(cond.Cond, try); is && yes == (i == 0) {
 					out = s.clone()
-					out.lockOf(tried, pathOf(try.Call.Args[0]))
+					out.lockOf(tried, pointerPath(try.Call.Args[0]))
 				}
 			}
 			if old, ok := in[to]; !ok {
 				in[to] = out.clone()
 				work = append(work, to)
-			} else if old.join(out) {
+			} else if old.merge(out) {
 				work = append(work, to)
 			}
 		}
@@ -234,12 +234,12 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 	}
 	if returned {
 		for l := range ends {
-			if entry.must.has(l) == nil {
+			if entry.must.findOverlap(l) == nil {
 				fl.takes[l] = true
 			}
 		}
 		for l := range entry.must {
-			if ends.has(l) == nil {
+			if ends.findOverlap(l) == nil {
 				fl.lets[l] = true
 			}
 		}
@@ -253,12 +253,12 @@ func isGo(at ssa.Instruction) bool {
 	return is
 }
 
-// step applies a call to the state. let collects the locks that are released and were not acquired before.
-func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstruction, c *call, let lockSet) {
+// applyCall applies a call to the state. let collects the locks that are released and were not acquired before.
+func (p *Program) applyCall(f *function, fl *lockFlow, s lockState, at ssa.CallInstruction, c *call, let lockSet) {
 	if c == nil {
 		return
 	}
-	kind, v := c.lock()
+	kind, v := c.lockOperation()
 	switch kind {
 	case lockCalled:
 		l := p.lockAt(f, v)
@@ -266,7 +266,7 @@ func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstructio
 			fl.direct = append(fl.direct, lockSite{f, at, l})
 		}
 		if l != nil {
-			s.lockOf(l, pathOf(v))
+			s.lockOf(l, pointerPath(v))
 		}
 	case unlockCalled:
 		if l := p.lockAt(f, v); l != nil {
@@ -279,30 +279,30 @@ func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstructio
 			}
 			return
 		}
-		if list := c.ownCallees(); len(list) == 1 && !c.spawns && (at.Common().StaticCallee() != nil || c.locker()) {
-			p.stepInto(list[0], s, let)
+		if list := c.ownCallees(); len(list) == 1 && !c.spawns && (at.Common().StaticCallee() != nil || c.isLockerCall()) {
+			p.applyCallee(list[0], s, let)
 		}
 	}
 }
 
-// locker reports whether a call is a call of a method of a lock's interface.
-func (c *call) locker() bool {
+// isLockerCall reports whether a call is a call of a method of a lock's interface.
+func (c *call) isLockerCall() bool {
 	return c.iface != nil && slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock", "lock", "unlock"},
 		c.iface.Name())
 }
 
 // release unlocks a lock. It records in let that the lock was not acquired before.
-func (s state) release(l *lock, let lockSet) {
-	if s.may.has(l) == nil {
+func (s lockState) release(l *lock, let lockSet) {
+	if s.may.findOverlap(l) == nil {
 		let[l] = true
 	}
 	s.unlock(l)
 }
 
-// stepInto applies the effect of a callee to the state.
-func (p *Program) stepInto(g *function, s state, let lockSet) {
+// applyCallee applies the effect of a callee to the state.
+func (p *Program) applyCallee(g *function, s lockState, let lockSet) {
 	for l := range g.locks.entered { // the callee temporarily releases these locks
-		if s.may.has(l) == nil {
+		if s.may.findOverlap(l) == nil {
 			let[l] = true
 		}
 	}

@@ -14,34 +14,34 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 	at := map[token.Pos]bool{}
 	// A sleeping function of a helper package is reported at the call, because the caller can correct only the call.
 	reported := func(c *call) bool { return at[c.pos] }
-	p.reach(NoSleep, p.noSleepRoots(), reported, func(v *visit) {
+	p.visitReachable(NoSleep, p.noSleepRoots(), reported, func(v *rootVisit) {
 		for i := range v.f.ops {
 			o := &v.f.ops[i]
-			if o.kind != opSleep || p.escapes.at(p.Fset, o.pos, NoSleep) != nil || at[o.pos] {
+			if o.kind != opSleep || p.escapes.escapeAt(p.Fset, o.pos, NoSleep) != nil || at[o.pos] {
 				continue
 			}
 			at[o.pos] = true
 			reports = append(reports, Report{NoSleep, o.pos, v.root.why + " may sleep: it " + o.what,
-				v.path(Step{o.pos, name(v.f), o.what})})
+				v.pathTo(Step{o.pos, functionName(v.f), o.what})})
 		}
 		for _, c := range v.f.calls {
 			// reported by checkHotplug
-			if c.spawns || at[c.pos] || c.static != nil && hotplug[c.static.FullName()] {
+			if c.spawns || at[c.pos] || c.static != nil && hotplugFuncs[c.static.FullName()] {
 				continue
 			}
-			ib := intoIB(v.f, c)
+			ib := entersIB(v.f, c)
 			for _, g := range c.callees {
-				called := c.called
-				if intoHelper(v.f, c, g) {
-					called = func() string { return name(g) }
+				called := c.calleeName
+				if entersHelper(v.f, c, g) {
+					called = func() string { return functionName(g) }
 				} else if !ib || c.static == nil && !isIB(g) {
 					continue
 				}
-				if sleep.of[g] == nil || p.escapes.at(p.Fset, c.pos, NoSleep) != nil {
+				if sleep.of[g] == nil || p.escapes.escapeAt(p.Fset, c.pos, NoSleep) != nil {
 					continue
 				}
 				at[c.pos] = true
-				path := append(v.path(Step{c.pos, name(v.f), "calls " + name(g)}), sleep.path(g)...)
+				path := append(v.pathTo(Step{c.pos, functionName(v.f), "calls " + functionName(g)}), sleep.callPath(g)...)
 				reports = append(reports,
 					Report{NoSleep, c.pos, v.root.why + " may sleep: it calls " + called(), path})
 			}
@@ -50,16 +50,16 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 			l := s.l
 			// The rule reports the sleeping call of a sync.Once.Do at the call.
 			if l == nil || l.heldAcross() == nil || l.heldAcross().plug || said[l] || l.heldAcross().pos == s.at.Pos() ||
-				p.escapes.at(p.Fset, s.at.Pos(), NoSleep) != nil {
+				p.escapes.escapeAt(p.Fset, s.at.Pos(), NoSleep) != nil {
 				continue
 			}
 			said[l] = true
 			h := l.heldAcross()
-			end := Step{s.at.Pos(), name(v.f), "locks " + l.name}
-			path := append(v.path(end), Step{h.pos, name(h.in), "meanwhile, with " + l.name + " held, " + h.what})
+			end := Step{s.at.Pos(), functionName(v.f), "locks " + l.name}
+			path := append(v.pathTo(end), Step{h.pos, functionName(h.in), "meanwhile, with " + l.name + " held, " + h.what})
 			reports = append(reports, Report{NoSleep, s.at.Pos(),
 				fmt.Sprintf("%s may sleep: it locks %s, which is held at %s across a call that sleeps (%s)",
-					v.root.why, l.name, p.Place(h.pos), h.what), path})
+					v.root.why, l.name, p.FormatPos(h.pos), h.what), path})
 		}
 	})
 	return reports
@@ -70,11 +70,11 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 	for _, f := range p.order {
 		for i := range f.ops {
 			if o := &f.ops[i]; o.kind == opCopy {
-				copies.add(f, &cause{at: o.at, pos: o.pos, what: o.what})
+				copies.addCause(f, &effectCause{at: o.at, pos: o.pos, what: o.what})
 			}
 		}
 	}
-	p.spread(copies, callers)
+	p.propagateEffect(copies, callers)
 	p.copies = copies
 	said := map[*lock]bool{}
 	report := func(f *function, held lockSet, pos token.Pos, what string, next *function) {
@@ -87,13 +87,13 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 				continue
 			}
 			said[l] = true
-			path := []Step{{pos, name(f), what}}
+			path := []Step{{pos, functionName(f), what}}
 			if next != nil {
-				path = append(path, copies.path(next)...)
+				path = append(path, copies.callPath(next)...)
 			}
 			reports = append(reports,
 				Report{Copy, pos, fmt.Sprintf("%s copies to or from the memory of a process, which can stall the copy, with %s held",
-					name(f), l.name), path})
+					functionName(f), l.name), path})
 		}
 	}
 	for _, f := range p.order {
@@ -103,12 +103,12 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 			}
 		}
 		for _, c := range f.calls {
-			if c.spawns || c.atomic || p.copiesOwn(f, c.static) {
+			if c.spawns || c.atomic || p.copiesOwnMemory(f, c.static) {
 				continue
 			}
 			for _, g := range c.callees {
 				if copies.of[g] != nil {
-					report(f, c.locksHeldIn(p, g, f.locks.may[c.at]), c.pos, "calls "+name(g), g)
+					report(f, c.locksHeldIn(p, g, f.locks.may[c.at]), c.pos, "calls "+functionName(g), g)
 				}
 			}
 		}
@@ -116,9 +116,9 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 	return reports
 }
 
-// copiesOwn reports whether a call is a verb that may sleep, of a package that has only the memory of its own process.
-// Such a call does not wait for the memory of another process.
-func (p *Program) copiesOwn(f *function, callee *types.Func) bool {
+// copiesOwnMemory reports whether a call is a verb that may sleep, of a package that has only the memory of its own
+// process. Such a call does not wait for the memory of another process.
+func (p *Program) copiesOwnMemory(f *function, callee *types.Func) bool {
 	pkg := pkgOf(f.Function)
 	if callee == nil || pkg == nil || pkg.Path() == ibPath || !sleepingVerbs[callee.FullName()] {
 		return false
@@ -180,15 +180,16 @@ func (p *Program) checkSerial() (reports []Report) {
 			}
 			common := c.at.(ssa.CallInstruction).Common()
 			held := f.locks.may[c.at]
-			if len(held) == 0 || !p.isDriverMethod(common.Value.Type(), c.iface) || p.escapes.at(p.Fset, c.pos, Serial) != nil {
+			if len(held) == 0 || !p.isDriverMethod(common.Value.Type(), c.iface) || p.escapes.escapeAt(p.Fset, c.pos,
+				Serial) != nil {
 				continue
 			}
 			l := held.sorted()[0]
 			reports = append(reports,
 				Report{Serial, c.pos,
 					fmt.Sprintf("%s calls %s with %s held: the midlayer serialises the calls of a driver's methods",
-						name(f), short(c.iface), l.name),
-					[]Step{{c.pos, name(f), "calls " + short(c.iface)}}})
+						functionName(f), shortName(c.iface), l.name),
+					[]Step{{c.pos, functionName(f), "calls " + shortName(c.iface)}}})
 		}
 	}
 	return reports

@@ -13,54 +13,56 @@ import (
 // one such address is assigned to the pointer, or the pointer is a parameter of a function that has been
 // specialised for the place.
 
-// place is a field, variable or allocation, as it appears in a function. The zero value denotes an unknown place.
-type place struct {
+// location is a field, variable or allocation, as it appears in a function. The zero value denotes an unknown place.
+type location struct {
 	addr ssa.Value // *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global, *ssa.Alloc, or nil if unknown
 	in   *function
 	typ  types.Type // the type of the value in an interface, or nil if unknown
 }
 
-// maxPlaces limits the number of steps with which the analysis follows a pointer.
-const maxPlaces = 12
+// maxPointerSteps limits the number of steps with which the analysis follows a pointer.
+const maxPointerSteps = 12
 
-// placeAt returns the target of a pointer.
-func (p *Program) placeAt(f *function, v ssa.Value) place { return p.leads(f, v, maxPlaces) }
+// locationAt returns the target of a pointer.
+func (p *Program) locationAt(f *function, v ssa.Value) location {
+	return p.followPointer(f, v, maxPointerSteps)
+}
 
-func (p *Program) leads(f *function, v ssa.Value, left int) place {
+func (p *Program) followPointer(f *function, v ssa.Value, left int) location {
 	if left == 0 || f == nil || v == nil {
-		return place{}
+		return location{}
 	}
 	switch v := v.(type) {
 	case *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global, *ssa.Alloc:
-		return place{addr: v, in: f}
+		return location{addr: v, in: f}
 	case *ssa.Parameter:
 		return f.binds[slices.Index(f.Params, v)]
 	case *ssa.FreeVar:
 		outer, b := p.boundValue(f, v)
-		return p.leads(outer, b, left-1)
+		return p.followPointer(outer, b, left-1)
 	case *ssa.UnOp:
 		return p.pointee(f, v.X, left-1)
 	case *ssa.Phi:
-		return p.onlyPlace(v.Edges, func(ssa.Value) *function { return f }, left-1)
+		return p.onlyLocation(v.Edges, func(ssa.Value) *function { return f }, left-1)
 	case *ssa.ChangeType:
-		return p.leads(f, v.X, left-1)
+		return p.followPointer(f, v.X, left-1)
 	case *ssa.ChangeInterface:
-		return p.leads(f, v.X, left-1)
+		return p.followPointer(f, v.X, left-1)
 	case *ssa.MakeInterface:
-		at := p.leads(f, v.X, left-1)
+		at := p.followPointer(f, v.X, left-1)
 		at.typ = v.X.Type()
 		return at
 	case *ssa.TypeAssert:
-		return p.leads(f, v.X, left-1)
+		return p.followPointer(f, v.X, left-1)
 	case *ssa.Call:
-		return p.returned(f, v, left-1)
+		return p.returnedTarget(f, v, left-1)
 	}
-	return place{}
+	return location{}
 }
 
 // boundValue returns the value to which a closure's variable is bound, and the function that creates the closure.
 func (p *Program) boundValue(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
-	if b := boundTo(v); b != nil {
+	if b := boundValueOf(v); b != nil {
 		if f.outer != nil {
 			return f.outer, b
 		}
@@ -73,67 +75,67 @@ func (p *Program) boundValue(f *function, v *ssa.FreeVar) (*function, ssa.Value)
 }
 
 // pointee returns the target of the pointer at an address.
-func (p *Program) pointee(f *function, addr ssa.Value, left int) place {
-	at := p.leads(f, addr, left)
+func (p *Program) pointee(f *function, addr ssa.Value, left int) location {
+	at := p.followPointer(f, addr, left)
 	switch v := at.addr.(type) {
 	case *ssa.Alloc:
-		return p.onlyPlace(p.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
+		return p.onlyLocation(p.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
 	case *ssa.Global:
-		return p.onlyPlace(p.traces.variable[v], p.parentOf, left)
+		return p.onlyLocation(p.traces.variable[v], p.parentOf, left)
 	case *ssa.FieldAddr:
-		return p.onlyPlace(p.traces.fields[fieldVar(v.X.Type(), v.Field)], p.parentOf, left)
+		return p.onlyLocation(p.traces.fields[fieldVar(v.X.Type(), v.Field)], p.parentOf, left)
 	}
-	return place{}
+	return location{}
 }
 
 // parentOf returns the function that contains a value. The result has no bindings of parameters.
 func (p *Program) parentOf(v ssa.Value) *function { return p.funcs[v.Parent()] }
 
-// onlyPlace returns the place to which all values point, if there is exactly one such place.
-func (p *Program) onlyPlace(list []ssa.Value, in func(ssa.Value) *function, left int) (one place) {
+// onlyLocation returns the place to which all values point, if there is exactly one such place.
+func (p *Program) onlyLocation(list []ssa.Value, in func(ssa.Value) *function, left int) (one location) {
 	key := ""
 	for _, v := range list {
 		if isNil(v) {
 			continue
 		}
-		at := p.leads(in(v), v, left)
-		k := p.keyOf(at)
+		at := p.followPointer(in(v), v, left)
+		k := p.locationKey(at)
 		if k == "" || key != "" && k != key {
-			return place{}
+			return location{}
 		}
 		one, key = at, k
 	}
 	return one
 }
 
-// returned returns the target of the pointer that a call returns.
-func (p *Program) returned(f *function, v *ssa.Call, left int) place {
+// returnedTarget returns the target of the pointer that a call returns.
+func (p *Program) returnedTarget(f *function, v *ssa.Call, left int) location {
 	if fullName(v.Call.StaticCallee()) == "(*sync.RWMutex).RLocker" {
-		return p.leads(f, v.Call.Args[0], left)
+		return p.followPointer(f, v.Call.Args[0], left)
 	}
 	c := p.traces.calls[v]
 	if c == nil || len(c.ownCallees()) != 1 {
-		return place{}
+		return location{}
 	}
-	g := c.origin(c.ownCallees())[0]
-	g = &function{Function: g.Function, outer: g.outer, binds: p.bindsOf(f, c, g)}
+	g := c.originals(c.ownCallees())[0]
+	g = &function{Function: g.Function, outer: g.outer, binds: p.argumentTargets(f, c, g)}
 	var results []ssa.Value
 	for _, b := range g.Blocks {
 		if r, ok := b.Instrs[len(b.Instrs)-1].(*ssa.Return); ok && len(r.Results) == 1 {
 			results = append(results, r.Results[0])
 		}
 	}
-	return p.onlyPlace(results, func(ssa.Value) *function { return g }, left)
+	return p.onlyLocation(results, func(ssa.Value) *function { return g }, left)
 }
 
-// bindsOf returns the targets of the arguments of a call, keyed by the index of the callee's parameter.
-func (p *Program) bindsOf(f *function, c *call, g *function) map[int]place {
-	binds := map[int]place{}
+// argumentTargets returns the targets of the arguments of a call, keyed by the index of the callee's parameter.
+func (p *Program) argumentTargets(f *function, c *call, g *function) map[int]location {
+	binds := map[int]location{}
 	for i, v := range g.Params {
-		if !g.needs[i] && !p.split.needs(v.Type()) {
+		if !g.needs[i] && !p.split.needsTarget(v.Type()) {
 			continue
 		}
-		if at := p.placeAt(f, argument(c, g.Function, i)); bindKey(p, at) != "" {
+		if at := p.locationAt(f, argumentFor(c, g.Function, i)); bindKey(p, at) != "" {
 			binds[i] = at
 		}
 	}
@@ -141,16 +143,16 @@ func (p *Program) bindsOf(f *function, c *call, g *function) map[int]place {
 }
 
 // bindKey returns a key for a place and the type of the value.
-func bindKey(p *Program, at place) string {
-	key := p.keyOf(at)
+func bindKey(p *Program, at location) string {
+	key := p.locationKey(at)
 	if at.typ != nil {
 		key += " " + at.typ.String()
 	}
 	return key
 }
 
-// keyOf returns the key of a place, or "" if there are several possible places.
-func (p *Program) keyOf(at place) string {
+// locationKey returns the key of a place, or "" if there are several possible places.
+func (p *Program) locationKey(at location) string {
 	switch v := at.addr.(type) {
 	case *ssa.Global:
 		return v.String()
@@ -160,7 +162,7 @@ func (p *Program) keyOf(at place) string {
 		}
 		return p.Fset.Position(v.Pos()).String()
 	case *ssa.IndexAddr:
-		if key := p.keyOf(p.container(at.in, v.X)); key != "" {
+		if key := p.locationKey(p.containerOf(at.in, v.X)); key != "" {
 			return key + "[]"
 		}
 	case *ssa.FieldAddr:
@@ -171,13 +173,13 @@ func (p *Program) keyOf(at place) string {
 	return ""
 }
 
-// container returns the array that contains an element. For an element of a slice, container returns the variable
+// containerOf returns the array that contains an element. For an element of a slice, container returns the variable
 // with the slice.
-func (p *Program) container(f *function, v ssa.Value) place {
+func (p *Program) containerOf(f *function, v ssa.Value) location {
 	if u, ok := v.(*ssa.UnOp); ok {
-		return p.placeAt(f, u.X)
+		return p.locationAt(f, u.X)
 	}
-	return p.placeAt(f, v)
+	return p.locationAt(f, v)
 }
 
 // ownerKey returns the name of the struct to which a pointer points. If the type is not in split, the name stands
@@ -187,7 +189,7 @@ func (p *Program) ownerKey(f *function, v ssa.Value) string {
 	if n != nil && !p.split.types[n.Origin()] {
 		return n.Origin().String()
 	}
-	return p.keyOf(p.placeAt(f, v))
+	return p.locationKey(p.locationAt(f, v))
 }
 
 func namedOf(t types.Type) *types.Named {
@@ -195,15 +197,15 @@ func namedOf(t types.Type) *types.Named {
 	return n
 }
 
-// split holds the types whose places the analysis distinguishes. These are structs with locks that several structs
+// splitTypes holds the types whose places the analysis distinguishes. These are structs with locks that several structs
 // or variables contain by value, and types that are locks themselves.
-type split struct {
+type splitTypes struct {
 	types map[*types.Named]bool
 }
 
-// findSplit finds the types whose places the analysis distinguishes.
-func (p *Program) findSplit() {
-	p.split = split{types: map[*types.Named]bool{}}
+// findSplitTypes finds the types whose places the analysis distinguishes.
+func (p *Program) findSplitTypes() {
+	p.split = splitTypes{types: map[*types.Named]bool{}}
 	count := map[*types.Named]int{}
 	for _, k := range p.prog.AllPackages() {
 		if !p.own[k.Pkg.Path()] {
@@ -214,7 +216,7 @@ func (p *Program) findSplit() {
 			case *ssa.Type:
 				countFields(m.Type(), count)
 			case *ssa.Global:
-				countInline(deref(m.Type()), count)
+				countStructTypes(deref(m.Type()), count)
 			}
 		}
 	}
@@ -249,12 +251,12 @@ func (p *Program) findSplit() {
 func countFields(t types.Type, count map[*types.Named]int) {
 	if s, ok := t.Underlying().(*types.Struct); ok {
 		for f := range s.Fields() {
-			countInline(f.Type(), count)
+			countStructTypes(f.Type(), count)
 		}
 	}
 }
 
-func countInline(t types.Type, count map[*types.Named]int) {
+func countStructTypes(t types.Type, count map[*types.Named]int) {
 	switch u := types.Unalias(t).(type) {
 	case *types.Named:
 		if _, ok := u.Underlying().(*types.Struct); ok && !isMutex(u) {
@@ -263,9 +265,9 @@ func countInline(t types.Type, count map[*types.Named]int) {
 	case *types.Struct:
 		countFields(u, count)
 	case *types.Array:
-		countInline(u.Elem(), count)
+		countStructTypes(u.Elem(), count)
 	case *types.Slice:
-		countInline(u.Elem(), count)
+		countStructTypes(u.Elem(), count)
 	}
 }
 
@@ -287,14 +289,14 @@ func hasLock(t types.Type, depth int) bool {
 }
 
 // lockLike reports whether a type has the methods of a lock.
-func (split) lockLike(n *types.Named) bool {
+func (splitTypes) lockLike(n *types.Named) bool {
 	set := types.NewMethodSet(types.NewPointer(n))
 	has := func(name string) bool { return set.Lookup(n.Obj().Pkg(), name) != nil }
 	return has("Lock") && has("Unlock") || has("lock") && has("unlock")
 }
 
-// needs reports whether the analysis needs the target of a parameter of a type.
-func (s split) needs(t types.Type) bool {
+// needsTarget reports whether the analysis needs the target of a parameter of a type.
+func (s splitTypes) needsTarget(t types.Type) bool {
 	if types.IsInterface(t) {
 		return hasMethod(t, "Lock")
 	}

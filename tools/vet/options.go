@@ -8,11 +8,11 @@ import (
 
 // Functional options change a default: a constructor assigns the default to a field of a local variable, and then calls
 // functions with the address of the variable. The trace of the field would mix the default with the values of all
-// options. ofOptions applies the options of one call of the constructor in their order instead.
+// options. contextsOfOptions applies the options of one call of the constructor in their order instead.
 
-// ofOptions returns the contexts that a field of a local variable has after the options of a call. ok is false if the
-// value is no such field, or if an option is unknown.
-func (q *queueQuery) ofOptions(v ssa.Value, at *frame) (in contexts, ok bool) {
+// contextsOfOptions returns the contexts that a field of a local variable has after the options of a call. ok is false
+// if the value is no such field, or if an option is unknown.
+func (q *queueQuery) contextsOfOptions(v ssa.Value, at *callFrame) (in contextSet, ok bool) {
 	u, ok := v.(*ssa.UnOp)
 	if !ok {
 		return 0, false
@@ -25,11 +25,11 @@ func (q *queueQuery) ofOptions(v ssa.Value, at *frame) (in contexts, ok bool) {
 	if !ok {
 		return 0, false
 	}
-	return q.ofOptionField(a, addr.Field, at)
+	return q.contextsOfOptionField(a, addr.Field, at)
 }
 
-// ofOptionField returns the contexts of a field of a variable in the same way as ofOptions.
-func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in contexts, ok bool) {
+// contextsOfOptionField returns the contexts of a field of a variable in the same way as contextsOfOptions.
+func (q *queueQuery) contextsOfOptionField(a *ssa.Alloc, field int, at *callFrame) (in contextSet, ok bool) {
 	if at == nil || at.in != a.Parent() {
 		return 0, false
 	}
@@ -41,17 +41,17 @@ func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in conte
 		case *ssa.FieldAddr:
 			if r.Field == field {
 				for _, s := range storesTo(r) {
-					in = q.ofConstant(s.Val, at)
+					in = q.contextsOfConstant(s.Val, at)
 					stored++
 				}
 			}
 		case *ssa.Store: // the value is a composite literal
 			stored++
-			if in, ok = q.ofLiteral(r.Val, field, at); !ok || r.Addr != ssa.Value(a) {
+			if in, ok = q.contextsOfLiteral(r.Val, field, at); !ok || r.Addr != ssa.Value(a) {
 				return 0, false
 			}
 		case *ssa.Call:
-			list := q.optionsOf(r, a, at)
+			list := q.optionFuncs(r, a, at)
 			if list == nil {
 				return 0, false
 			}
@@ -69,7 +69,7 @@ func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in conte
 		if len(fn.Params) != 1 {
 			return 0, false
 		}
-		to, always, known := q.optionSets(fn, field, o)
+		to, always, known := q.contextsSetByOption(fn, field, o)
 		switch {
 		case !known:
 			return 0, false
@@ -82,8 +82,8 @@ func (q *queueQuery) ofOptionField(a *ssa.Alloc, field int, at *frame) (in conte
 	return in, true
 }
 
-// ofLiteral returns the contexts of a field of a composite literal.
-func (q *queueQuery) ofLiteral(v ssa.Value, field int, at *frame) (in contexts, ok bool) {
+// contextsOfLiteral returns the contexts of a field of a composite literal.
+func (q *queueQuery) contextsOfLiteral(v ssa.Value, field int, at *callFrame) (in contextSet, ok bool) {
 	u, ok := v.(*ssa.UnOp)
 	if !ok {
 		return 0, false
@@ -96,16 +96,16 @@ func (q *queueQuery) ofLiteral(v ssa.Value, field int, at *frame) (in contexts, 
 	for _, r := range *a.Referrers() {
 		if f, ok := r.(*ssa.FieldAddr); ok && f.Field == field {
 			for _, s := range storesTo(f) {
-				in = q.ofConstant(s.Val, at)
+				in = q.contextsOfConstant(s.Val, at)
 			}
 		}
 	}
 	return in, true
 }
 
-// optionsOf returns the functions that a call with the address of a variable may call, in their order, or nil if a
+// optionFuncs returns the functions that a call with the address of a variable may call, in their order, or nil if a
 // function is unknown.
-func (q *queueQuery) optionsOf(c *ssa.Call, a *ssa.Alloc, at *frame) []origin {
+func (q *queueQuery) optionFuncs(c *ssa.Call, a *ssa.Alloc, at *callFrame) []origin {
 	if c.Call.IsInvoke() || len(c.Call.Args) != 1 || c.Call.Args[0] != ssa.Value(a) {
 		return nil
 	}
@@ -119,12 +119,12 @@ func (q *queueQuery) optionsOf(c *ssa.Call, a *ssa.Alloc, at *frame) []origin {
 		if !ok {
 			return nil
 		}
-		args := argument(at.call, at.in, slices.Index(at.in.Params, k))
+		args := argumentFor(at.call, at.in, slices.Index(at.in.Params, k))
 		switch args := args.(type) {
 		case *ssa.Const: // without options
 			return []origin{}
 		case *ssa.Slice:
-			if list = literal(args); len(list) == 0 {
+			if list = variadicElements(args); len(list) == 0 {
 				return nil
 			}
 		default:
@@ -143,9 +143,9 @@ func (q *queueQuery) optionsOf(c *ssa.Call, a *ssa.Alloc, at *frame) []origin {
 	return options
 }
 
-// optionSets returns the contexts that an option stores in a field of its argument. always is false if a path of the
-// option stores nothing. known is false if the option passes its argument on.
-func (q *queueQuery) optionSets(fn *ssa.Function, field int, o origin) (in contexts, always, known bool) {
+// contextsSetByOption returns the contexts that an option stores in a field of its argument. always is false if a path
+// of the option stores nothing. known is false if the option passes its argument on.
+func (q *queueQuery) contextsSetByOption(fn *ssa.Function, field int, o origin) (in contextSet, always, known bool) {
 	for _, r := range *fn.Params[0].Referrers() {
 		f, ok := r.(*ssa.FieldAddr)
 		if !ok {
@@ -155,30 +155,31 @@ func (q *queueQuery) optionSets(fn *ssa.Function, field int, o origin) (in conte
 			continue
 		}
 		for _, s := range storesTo(f) {
-			in |= q.ofBound(s.Val, o)
+			in |= q.contextsOfBound(s.Val, o)
 			always = always || s.Block() == fn.Blocks[0]
 		}
 	}
 	return in, always, true
 }
 
-// ofBound returns the contexts of a value of a closure, with the variables of the call that created the closure.
-func (q *queueQuery) ofBound(v ssa.Value, o origin) (in contexts) {
+// contextsOfBound returns the contexts of a value of a closure, with the variables of the call that created the
+// closure.
+func (q *queueQuery) contextsOfBound(v ssa.Value, o origin) (in contextSet) {
 	m, ok := o.v.(*ssa.MakeClosure)
 	u, is := v.(*ssa.UnOp)
 	if !ok || !is {
-		return q.ofConstant(v, nil)
+		return q.contextsOfConstant(v, nil)
 	}
 	free, ok := u.X.(*ssa.FreeVar)
 	if !ok {
-		return q.ofConstant(v, nil)
+		return q.contextsOfConstant(v, nil)
 	}
 	a, ok := m.Bindings[slices.Index(free.Parent().FreeVars, free)].(*ssa.Alloc)
 	if !ok {
-		return q.ofConstant(v, nil)
+		return q.contextsOfConstant(v, nil)
 	}
 	for _, x := range q.p.traces.variable[a] {
-		in |= q.ofConstant(x, o.at)
+		in |= q.contextsOfConstant(x, o.at)
 	}
 	return in
 }

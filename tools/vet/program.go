@@ -26,7 +26,7 @@ type Program struct {
 	copies      *effect
 	traces      *tracer
 	handlers    map[*types.Var]string // see isHandler
-	completions []completion
+	completions []completionFunc
 	foreigners  map[*types.Package]bool          // see foreignMemory
 	converted   map[string]map[*types.Named]bool // see converts
 	own         map[string]bool                  // the paths of the checked packages
@@ -37,12 +37,12 @@ type Program struct {
 	order       []*function // the functions, sorted by position
 
 	nosleepFields map[*types.Var]bool
-	nosleepLines  map[line]bool
+	nosleepLines  map[sourceLine]bool
 	programLocks  map[*types.Var]*Escape
 	values        map[*types.Package][]*ssa.Function // functions used as values; see functionValues
 	decls         map[types.Object][]directive
 	locks         map[string]*lock
-	split         split
+	split         splitTypes
 	waitLocks     map[ssa.CallInstruction]*lock // see waitLock
 	conds         map[any][]ssa.Value           // see condFields
 	unresolved    map[token.Pos]string          // the calls with unknown callees
@@ -53,7 +53,7 @@ type Program struct {
 type function struct {
 	*ssa.Function
 	calls   []*call
-	ops     []op
+	ops     []operation
 	held    []*lock // the locks in the held directive
 	heldBy  map[*lock]heldPath
 	nosleep bool // whether the function has a nosleep directive
@@ -62,10 +62,10 @@ type function struct {
 	locks    lockFlow
 	pointers map[ssa.Value]*lock // see lockAt
 
-	needs map[int]bool  // the parameters on which locks depend (special.go)
-	binds map[int]place // the targets of these parameters in a copy
-	outer *function     // for a copy of a closure: the copy of the enclosing function
-	base  *function     // for a copy: the original function
+	needs map[int]bool     // the parameters on which locks depend (special.go)
+	binds map[int]location // the targets of these parameters in a copy
+	outer *function        // for a copy of a closure: the copy of the enclosing function
+	base  *function        // for a copy: the original function
 
 	// The parameters, counted from 1, that the function calls directly or through the functions to which it passes
 	// them.
@@ -80,12 +80,12 @@ type call struct {
 	callees []*function
 	spawns  bool // whether the callee runs on another goroutine
 	field   *types.Var
-	iface   *types.Func // the called method of an interface, or nil
-	agreed  bool        // whether the contract applies to the callee
-	done    bool        // whether the callee is the function of a work request (completion.go)
-	atomic  bool        // whether the call is agreed and the contract does not permit the callee to sleep
-	param   int         // the parameter of the function that is called, counted from 1, or 0
-	passes  []passed    // the functions among the arguments
+	iface   *types.Func  // the called method of an interface, or nil
+	agreed  bool         // whether the contract applies to the callee
+	done    bool         // whether the callee is the function of a work request (completion.go)
+	atomic  bool         // whether the call is agreed and the contract does not permit the callee to sleep
+	param   int          // the parameter of the function that is called, counted from 1, or 0
+	passes  []passedFunc // the functions among the arguments
 	// callees[:own] are called by this call; the remaining callees are called by the functions to which they are
 	// passed.
 	own     int
@@ -103,15 +103,15 @@ func (c *call) ownCallees() []*function {
 	return c.callees[:c.own]
 }
 
-// passed is a function that is an argument of a call.
-type passed struct {
+// passedFunc is a function that is an argument of a call.
+type passedFunc struct {
 	param int       // the parameter of the callee
 	f     *function // nil means an unknown function
 	from  int       // the index of the caller's parameter that is passed on, from 1; 0: the argument is no parameter
 }
 
-// op is an operation that copies, or that may sleep by itself.
-type op struct {
+// operation is an operation that copies, or that may sleep by itself.
+type operation struct {
 	at   ssa.Instruction
 	pos  token.Pos
 	kind opKind
@@ -128,10 +128,12 @@ const (
 // Load reads the packages that match patterns, relative to a folder as with go list, and all packages of the module
 // that they import. Load returns a Program for each command, because implementations of an interface in one command
 // are irrelevant for other commands. The packages that no command imports form another Program.
-func Load(dir string, patterns ...string) ([]*Program, error) { return load(dir, false, patterns...) }
+func Load(dir string, patterns ...string) ([]*Program, error) {
+	return loadPrograms(dir, false, patterns...)
+}
 
-// load implements Load. If each is set, Load makes a separate Program for each package that no command imports.
-func load(dir string, each bool, patterns ...string) ([]*Program, error) {
+// loadPrograms implements Load. If each is set, Load makes a separate Program for each package that no command imports.
+func loadPrograms(dir string, each bool, patterns ...string) ([]*Program, error) {
 	fset := token.NewFileSet()
 	pkgs, err := packages.Load(&packages.Config{
 		Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports |
@@ -155,14 +157,14 @@ func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 	packages.Visit(pkgs, nil, func(k *packages.Package) {
 		switch {
 		case k.Types == nil:
-		case ours(k):
+		case isOwnPackage(k):
 			prog.CreatePackage(k.Types, k.Syntax, k.TypesInfo, true)
 		default:
 			prog.CreatePackage(k.Types, nil, nil, true)
 		}
 	})
 	prog.Build()
-	all := functions(prog)
+	all := allFunctions(prog)
 
 	var groups [][]*packages.Package
 	imported := map[*packages.Package]bool{}
@@ -192,7 +194,7 @@ func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 		p := newProgram(fset)
 		p.prog, p.Name = prog, g[0].PkgPath
 		packages.Visit(g, nil, func(k *packages.Package) {
-			if ours(k) {
+			if isOwnPackage(k) {
 				p.own[k.PkgPath] = true
 				for _, name := range k.CompiledGoFiles {
 					p.main[name] = k.Module.Main
@@ -200,15 +202,15 @@ func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 				p.readDirectives(k.Syntax, k.TypesInfo)
 			}
 		})
-		p.link(all)
+		p.linkCalls(all)
 		programs = append(programs, p)
 	}
 	return programs, nil
 }
 
-// functions returns all functions. The functions include uncalled methods of unexported types, because any holder
+// allFunctions returns all functions. The functions include uncalled methods of unexported types, because any holder
 // of a value may call such a method.
-func functions(prog *ssa.Program) map[*ssa.Function]bool {
+func allFunctions(prog *ssa.Program) map[*ssa.Function]bool {
 	all := ssautil.AllFunctions(prog)
 	var add func(f *ssa.Function)
 	add = func(f *ssa.Function) {
@@ -238,8 +240,8 @@ func functions(prog *ssa.Program) map[*ssa.Function]bool {
 	return all
 }
 
-// ours reports whether a package belongs to the module, or is the checked package.
-func ours(k *packages.Package) bool {
+// isOwnPackage reports whether a package belongs to the module, or is the checked package.
+func isOwnPackage(k *packages.Package) bool {
 	return k.Module != nil && (k.Module.Main || k.Module.Path == module) && len(k.Syntax) > 0
 }
 
@@ -248,7 +250,7 @@ func newProgram(fset *token.FileSet) *Program {
 		Fset: fset, own: map[string]bool{}, main: map[string]bool{}, escapes: escapes{},
 		funcs: map[*ssa.Function]*function{}, locks: map[string]*lock{},
 		nosleepFields: map[*types.Var]bool{}, programLocks: map[*types.Var]*Escape{},
-		values: map[*types.Package][]*ssa.Function{}, nosleepLines: map[line]bool{},
+		values: map[*types.Package][]*ssa.Function{}, nosleepLines: map[sourceLine]bool{},
 		decls: map[types.Object][]directive{}, waitLocks: map[ssa.CallInstruction]*lock{}, unresolved: map[token.Pos]string{},
 	}
 }
@@ -262,18 +264,18 @@ func (p *Program) Unresolved() map[token.Pos]string { return p.unresolved }
 // Format formats a report with its call path.
 func (p *Program) Format(r *Report, long bool) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s: %s", p.Place(r.Pos), r.Check, r.Text)
+	fmt.Fprintf(&b, "%s: %s: %s", p.FormatPos(r.Pos), r.Check, r.Text)
 	if long {
 		for _, s := range r.Path {
 			if s.Pos.IsValid() { // a position is invalid in a wrapper that the compiler generates
-				fmt.Fprintf(&b, "\n\t%s: %s %s", p.Place(s.Pos), s.In, s.What)
+				fmt.Fprintf(&b, "\n\t%s: %s %s", p.FormatPos(s.Pos), s.In, s.What)
 			}
 		}
 	}
 	return b.String()
 }
 
-func (p *Program) relative(file string) string {
+func (p *Program) relativePath(file string) string {
 	if wd, err := filepath.Abs("."); err == nil {
 		if rel, err := filepath.Rel(wd, file); err == nil && !strings.HasPrefix(rel, "../..") {
 			return rel
@@ -282,8 +284,8 @@ func (p *Program) relative(file string) string {
 	return file
 }
 
-// Place formats a position for reports: the file, relative to the working folder, and the line.
-func (p *Program) Place(pos token.Pos) string {
+// FormatPos formats a position for reports: the file, relative to the working folder, and the line.
+func (p *Program) FormatPos(pos token.Pos) string {
 	at := p.Fset.Position(pos)
-	return fmt.Sprintf("%s:%d", p.relative(at.Filename), at.Line)
+	return fmt.Sprintf("%s:%d", p.relativePath(at.Filename), at.Line)
 }

@@ -11,17 +11,17 @@ import (
 	"testing"
 )
 
-// noSleep matches the statement that a subject may not sleep.
-var noSleep = regexp.MustCompile(`(?:(\w+) and )?(\w+),? (?:may|must) not sleep`)
+// noSleepPattern matches the statement that a subject may not sleep.
+var noSleepPattern = regexp.MustCompile(`(?:(\w+) and )?(\w+),? (?:may|must) not sleep`)
 
-// elsewhere lists arguments that need no entry in the tables, because a function in the tables calls them.
-var elsewhere = map[string]bool{
+// coveredElsewhere lists arguments that need no entry in the tables, because a function in the tables calls them.
+var coveredElsewhere = map[string]bool{
 	"(*" + module + "/ib/slot.Slot).ResetAt with": true, // called by the function of DeviceHandle.AtHandler
 }
 
-// TestPromises tests that the tables contain the methods, the function arguments and the function fields of package ib
-// whose comments state that they may not sleep, and no others.
-func TestPromises(t *testing.T) {
+// TestTablesContainPromises tests that the tables contain the methods, the function arguments and the function fields
+// of package ib whose comments state that they may not sleep, and no others.
+func TestTablesContainPromises(t *testing.T) {
 	got := map[string]bool{}
 	for i, methods := range noSleepMethods {
 		for _, m := range methods {
@@ -47,7 +47,7 @@ func TestPromises(t *testing.T) {
 	}
 	want := map[string]bool{}
 	for _, pkg := range []string{"ib", "ib/completion", "ib/slot", "ib/attach"} {
-		for name := range promises(t, pkg) {
+		for name := range findPromises(t, pkg) {
 			want[name] = true
 			if !got[name] {
 				t.Errorf("%s: got a comment that states that it may not sleep, and no entry in contract.go", name)
@@ -61,9 +61,9 @@ func TestPromises(t *testing.T) {
 	}
 }
 
-// promises returns the methods of interfaces, the function arguments and the function fields of a package that may not
-// sleep by their comments.
-func promises(t *testing.T, pkg string) map[string]bool {
+// findPromises returns the methods of interfaces, the function arguments and the function fields of a package that may
+// not sleep by their comments.
+func findPromises(t *testing.T, pkg string) map[string]bool {
 	t.Helper()
 	files, err := filepath.Glob("../../" + pkg + "/*.go")
 	if err != nil || len(files) == 0 {
@@ -87,7 +87,7 @@ func promises(t *testing.T, pkg string) map[string]bool {
 			case *ast.GenDecl:
 				for _, s := range d.Specs {
 					if s, ok := s.(*ast.TypeSpec); ok && s.Name.IsExported() {
-						text := words(d.Doc) + " " + words(s.Doc)
+						text := commentText(d.Doc) + " " + commentText(s.Doc)
 						for _, name := range typePromises(s, text, module+"/"+pkg) {
 							found[name] = true
 						}
@@ -99,12 +99,12 @@ func promises(t *testing.T, pkg string) map[string]bool {
 	return found
 }
 
-// words returns the text of a comment in one line.
-func words(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }
+// commentText returns the text of a comment in one line.
+func commentText(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }
 
-// states reports whether a comment states of a subject that it may not sleep.
-func states(text, subject string) bool {
-	return slices.ContainsFunc(noSleep.FindAllStringSubmatch(text, -1), func(m []string) bool {
+// statesNoSleep reports whether a comment states of a subject that it may not sleep.
+func statesNoSleep(text, subject string) bool {
+	return slices.ContainsFunc(noSleepPattern.FindAllStringSubmatch(text, -1), func(m []string) bool {
 		return subject == m[1] || subject == m[2]
 	})
 }
@@ -130,7 +130,8 @@ func argumentPromises(d *ast.FuncDecl, path string) (names []string) {
 	i := 0
 	for _, p := range d.Type.Params.List {
 		for _, name := range p.Names {
-			if _, ok := p.Type.(*ast.FuncType); ok && states(words(d.Doc), name.Name) && !elsewhere[full+" "+name.Name] {
+			if _, ok := p.Type.(*ast.FuncType); ok && statesNoSleep(commentText(d.Doc), name.Name) &&
+				!coveredElsewhere[full+" "+name.Name] {
 				names = append(names, "argument "+string(rune('0'+i))+" of "+full)
 			}
 			i++
@@ -144,10 +145,10 @@ func argumentPromises(d *ast.FuncDecl, path string) (names []string) {
 func typePromises(s *ast.TypeSpec, text, path string) (names []string) {
 	switch typ := s.Type.(type) {
 	case *ast.InterfaceType:
-		all := strings.Contains(text, "No method may sleep") || states(text, "methods")
+		all := strings.Contains(text, "No method may sleep") || statesNoSleep(text, "methods")
 		for _, m := range typ.Methods.List {
 			for _, name := range m.Names {
-				if all || states(text, name.Name) || states(words(m.Doc), name.Name) {
+				if all || statesNoSleep(text, name.Name) || statesNoSleep(commentText(m.Doc), name.Name) {
 					names = append(names, "interface "+strings.TrimPrefix(path+"."+s.Name.Name, ibPath)[1:]+"."+name.Name)
 				}
 			}
@@ -156,7 +157,8 @@ func typePromises(s *ast.TypeSpec, text, path string) (names []string) {
 		for _, f := range typ.Fields.List {
 			for _, name := range f.Names {
 				_, isFunc := f.Type.(*ast.FuncType)
-				if isFunc && (states(text, "functions") || states(words(f.Doc)+" "+words(f.Comment), name.Name)) {
+				if isFunc && (statesNoSleep(text, "functions") || statesNoSleep(commentText(f.Doc)+" "+commentText(f.Comment),
+					name.Name)) {
 					names = append(names, "field "+path+"."+s.Name.Name+"."+name.Name)
 				}
 			}

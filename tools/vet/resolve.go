@@ -8,35 +8,35 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// refine improves the callees of function values. It removes functions from other maps, because the call graph does
-// not distinguish maps. It adds functions that are called by reflection or by other packages.
-func (p *Program) refine() {
+// refineCallees improves the callees of function values. It removes functions from other maps, because the call graph
+// does not distinguish maps. It adds functions that are called by reflection or by other packages.
+func (p *Program) refineCallees() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			common := c.at.(ssa.CallInstruction).Common()
-			p.addGiven(c, common)
+			p.addArgumentCallees(c, common)
 			switch {
 			case c.static != nil && reflectCalls[c.static.FullName()]:
 				for _, o := range p.traces.origins(common.Args[0], nil, nil) {
 					if k, ok := o.v.(*ssa.Call); ok && fullName(k.Call.StaticCallee()) == "reflect.ValueOf" {
-						for _, fn := range p.traces.functions(k.Call.Args[0]) {
+						for _, fn := range p.traces.possibleFuncs(k.Call.Args[0]) {
 							p.addCallee(c, fn)
 						}
 					}
 				}
-			case c.byValue() && len(c.callees) > 1:
-				if list := p.traces.functions(common.Value); list != nil {
+			case c.callsValue() && len(c.callees) > 1:
+				if list := p.traces.possibleFuncs(common.Value); list != nil {
 					c.filterCallees(func(g *function) bool { return slices.Contains(list, g.Function) })
 				}
-			case c.byValue() && len(c.callees) == 0:
+			case c.callsValue() && len(c.callees) == 0:
 				p.addWrapped(c, common)
 			}
 		}
 	}
 }
 
-// byValue reports whether a call calls a function value that is not a parameter.
-func (c *call) byValue() bool {
+// callsValue reports whether a call calls a function value that is not a parameter.
+func (c *call) callsValue() bool {
 	common := c.at.(ssa.CallInstruction).Common()
 	return !common.IsInvoke() && common.StaticCallee() == nil && c.through == nil && c.param == 0
 }
@@ -48,19 +48,19 @@ func (c *call) filterCallees(wanted func(*function) bool) {
 	c.callees, c.own = append(own, c.callees[c.own:]...), len(own)
 }
 
-// addGiven adds the callees that a call of another package reaches through its arguments. These are functions in
-// variables, and methods of values that are passed as interfaces, as to sort.Sort and fmt.Sprint.
-func (p *Program) addGiven(c *call, common *ssa.CallCommon) {
-	if c.static == nil || p.ours(c.static.Pkg()) || posts[c.static.FullName()] != (post{}) {
+// addArgumentCallees adds the callees that a call of another package reaches through its arguments. These are functions
+// in variables, and methods of values that are passed as interfaces, as to sort.Sort and fmt.Sprint.
+func (p *Program) addArgumentCallees(c *call, common *ssa.CallCommon) {
+	if c.static == nil || p.isOwn(c.static.Pkg()) || postFuncs[c.static.FullName()] != (postArgs{}) {
 		return
 	}
 	for _, a := range common.Args {
 		if _, ok := a.Type().Underlying().(*types.Signature); ok && functionOf(a) == nil {
-			for _, fn := range p.traces.functions(a) {
+			for _, fn := range p.traces.possibleFuncs(a) {
 				p.addCallee(c, fn)
 			}
 		}
-		for _, v := range literal(a) {
+		for _, v := range variadicElements(a) {
 			if m, ok := v.(*ssa.MakeInterface); ok {
 				p.addMethods(c, m)
 			}
@@ -68,9 +68,9 @@ func (p *Program) addGiven(c *call, common *ssa.CallCommon) {
 	}
 }
 
-// literal returns the elements of a slice for a variadic call. For any other value literal returns the value
+// variadicElements returns the elements of a slice for a variadic call. For any other value literal returns the value
 // itself.
-func literal(v ssa.Value) (list []ssa.Value) {
+func variadicElements(v ssa.Value) (list []ssa.Value) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {
 		return []ssa.Value{v}
@@ -89,8 +89,8 @@ func literal(v ssa.Value) (list []ssa.Value) {
 	return list
 }
 
-// formatters lists the methods that package fmt and the encoders call on values.
-var formatters = []string{
+// formatMethods lists the methods that package fmt and the encoders call on values.
+var formatMethods = []string{
 	"String", "Error", "Format", "GoString", "MarshalJSON", "MarshalText", "MarshalBinary", "LogValue",
 }
 
@@ -101,13 +101,13 @@ func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 	if !ok || isStream(m.Type()) {
 		return
 	}
-	names := formatters
+	names := formatMethods
 	if it.NumMethods() > 0 {
 		names = nil
 		for x := range it.Methods() {
 			names = append(names, x.Name())
 		}
-	} else if !formats(c.static.Pkg()) {
+	} else if !callsFormatters(c.static.Pkg()) {
 		return
 	}
 	set := p.prog.MethodSets.MethodSet(m.X.Type())
@@ -120,8 +120,8 @@ func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 	}
 }
 
-// formats reports whether the functions of a package call the formatters.
-func formats(k *types.Package) bool {
+// callsFormatters reports whether the functions of a package call the formatters.
+func callsFormatters(k *types.Package) bool {
 	return k != nil && (k.Path() == "fmt" || k.Path() == "log/slog" || strings.HasPrefix(k.Path(), "encoding/"))
 }
 
@@ -137,16 +137,16 @@ func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
 			continue
 		}
 		by, is := calleeObject(k).(*types.Func)
-		if !is || p.ours(by.Pkg()) {
+		if !is || p.isOwn(by.Pkg()) {
 			continue
 		}
 		// The result of context.AfterFunc stops the function and does not call it.
-		if kind, _ := outsideKind(by); kind == spawns {
+		if kind, _ := externalKind(by); kind == spawns {
 			delete(p.unresolved, c.pos)
 			continue
 		}
 		for _, a := range k.Call.Args {
-			for _, fn := range p.traces.functions(a) {
+			for _, fn := range p.traces.possibleFuncs(a) {
 				p.addCallee(c, fn)
 				delete(p.unresolved, c.pos)
 			}
@@ -157,8 +157,8 @@ func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
 // reflectCalls lists functions that call the function in a reflect.Value.
 var reflectCalls = map[string]bool{"(reflect.Value).Call": true, "(reflect.Value).CallSlice": true}
 
-// functions returns the possible functions of a value, or nil if a possible function is unknown.
-func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
+// possibleFuncs returns the possible functions of a value, or nil if a possible function is unknown.
+func (t *tracer) possibleFuncs(v ssa.Value) (list []*ssa.Function) {
 	for _, o := range t.origins(v, nil, nil) {
 		fn := functionOf(o.v)
 		if fn == nil && !isNil(o.v) {
@@ -171,9 +171,9 @@ func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
 	return list
 }
 
-// checkForeign resolves interface calls on values that other packages return. For example, net.Dial returns a
+// resolveForeign resolves interface calls on values that other packages return. For example, net.Dial returns a
 // net.Conn.
-func (p *Program) checkForeign() {
+func (p *Program) resolveForeign() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			if c.iface == nil || c.agreed || c.stream != nil || isErrorMethod(c.iface) || f.sleepsAt(c.at) {
@@ -207,11 +207,11 @@ func (p *Program) foreignMethod(c *call) *types.Func {
 			continue
 		}
 		by, is := calleeObject(k).(*types.Func)
-		if !is || p.ours(by.Pkg()) || by.Pkg() != nil && nonSleepingPackages[by.Pkg().Path()] {
+		if !is || p.isOwn(by.Pkg()) || by.Pkg() != nil && nonSleepingPackages[by.Pkg().Path()] {
 			continue
 		}
 		obj, _, _ := types.LookupFieldOrMethod(o.v.Type(), false, c.iface.Pkg(), c.iface.Name())
-		if m, ok := obj.(*types.Func); ok && !p.ours(m.Pkg()) {
+		if m, ok := obj.(*types.Func); ok && !p.isOwn(m.Pkg()) {
 			return m
 		}
 	}
@@ -220,5 +220,5 @@ func (p *Program) foreignMethod(c *call) *types.Func {
 
 // sleepsAt reports whether the operation of an instruction sleeps.
 func (f *function) sleepsAt(at ssa.Instruction) bool {
-	return slices.ContainsFunc(f.ops, func(o op) bool { return o.at == at && o.kind == opSleep })
+	return slices.ContainsFunc(f.ops, func(o operation) bool { return o.at == at && o.kind == opSleep })
 }

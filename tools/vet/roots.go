@@ -16,8 +16,8 @@ type root struct {
 	why string
 }
 
-// typesOf returns the named types of the program.
-func (p *Program) typesOf() (list []*types.Named) {
+// namedTypes returns the named types of the program.
+func (p *Program) namedTypes() (list []*types.Named) {
 	for _, k := range p.prog.AllPackages() {
 		if !p.own[k.Pkg.Path()] {
 			continue
@@ -42,8 +42,8 @@ func (p *Program) typesOf() (list []*types.Named) {
 	return append(list, slices.CompactFunc(more, func(a, b *types.Named) bool { return a.String() == b.String() })...)
 }
 
-// iface returns an interface of package ib, or of a package below it, by its name.
-func (p *Program) iface(name string) *types.Interface {
+// ibInterface returns an interface of package ib, or of a package below it, by its name.
+func (p *Program) ibInterface(name string) *types.Interface {
 	path := ibPath
 	if below, rest, ok := strings.Cut(name, "."); ok {
 		path, name = path+"/"+below, rest
@@ -60,20 +60,20 @@ func (p *Program) iface(name string) *types.Interface {
 	return i
 }
 
-// methods returns the methods with which types of the program implement interfaces of package ib.
-func (p *Program) methods(of map[string][]string) (roots []root) {
+// implementingMethods returns the methods with which types of the program implement interfaces of package ib.
+func (p *Program) implementingMethods(of map[string][]string) (roots []root) {
 	seen := map[*function]bool{}
-	for _, n := range p.typesOf() {
+	for _, n := range p.namedTypes() {
 		for _, i := range slices.Sorted(maps.Keys(of)) {
 			t := types.Type(types.NewPointer(n))
-			it := p.iface(i)
+			it := p.ibInterface(i)
 			// the consumer's side
 			if it == nil || !types.Implements(t, it) || n.Obj().Pkg().Path() == ibPath && n.Obj().Exported() {
 				continue
 			}
 			whose := "is a driver's "
 			if base, optional := optionalOf[i]; optional {
-				if base != "" && !types.Implements(t, p.iface(base)) || base == "" && !p.converts(n, i) {
+				if base != "" && !types.Implements(t, p.ibInterface(base)) || base == "" && !p.convertsTo(n, i) {
 					continue
 				}
 				whose = "implements ib."
@@ -90,7 +90,7 @@ func (p *Program) methods(of map[string][]string) (roots []root) {
 				}
 				if f := p.funcs[ssaFn]; f != nil && !seen[f] {
 					seen[f] = true
-					roots = append(roots, root{f, fmt.Sprintf("%s, which %s%s.%s,", name(f), whose, i, m)})
+					roots = append(roots, root{f, fmt.Sprintf("%s, which %s%s.%s,", functionName(f), whose, i, m)})
 				}
 			}
 		}
@@ -98,8 +98,8 @@ func (p *Program) methods(of map[string][]string) (roots []root) {
 	return roots
 }
 
-// converts reports whether the program converts a type, or a pointer to it, to an interface of package ib.
-func (p *Program) converts(n *types.Named, iface string) bool {
+// convertsTo reports whether the program converts a type, or a pointer to it, to an interface of package ib.
+func (p *Program) convertsTo(n *types.Named, iface string) bool {
 	if p.converted == nil {
 		p.converted = map[string]map[*types.Named]bool{}
 	}
@@ -170,18 +170,18 @@ func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.V
 	return of
 }
 
-// handlersStored returns the functions of consumers that may not sleep, except those of work requests.
-func (p *Program) handlersStored() []root {
+// storedHandlers returns the functions of consumers that may not sleep, except those of work requests.
+func (p *Program) storedHandlers() []root {
 	want := p.fieldsOf(ibPath, handlerFields)
 	maps.Copy(want, p.fieldsOf(completionPath, completionFields))
 	for v := range p.nosleepFields {
 		want[v] = v.Name()
 	}
-	return p.stored(want, handlerArgs)
+	return p.storedFuncs(want, handlerArgs)
 }
 
-// stored returns the functions that are stored in fields of package ib or passed to functions of package ib.
-func (p *Program) stored(want map[*types.Var]string, args map[string]int) (roots []root) {
+// storedFuncs returns the functions that are stored in fields of package ib or passed to functions of package ib.
+func (p *Program) storedFuncs(want map[*types.Var]string, args map[string]int) (roots []root) {
 	seen := map[*function]bool{}
 	add := func(v ssa.Value, what string) {
 		fn := functionOf(v)
@@ -190,7 +190,7 @@ func (p *Program) stored(want map[*types.Var]string, args map[string]int) (roots
 		}
 		if f := p.funcs[fn]; f != nil && !seen[f] {
 			seen[f] = true
-			roots = append(roots, root{f, fmt.Sprintf("%s, which is called as %s,", name(f), what)})
+			roots = append(roots, root{f, fmt.Sprintf("%s, which is called as %s,", functionName(f), what)})
 		}
 	}
 	for _, f := range p.order {
@@ -208,7 +208,7 @@ func (p *Program) stored(want map[*types.Var]string, args map[string]int) (roots
 						if o, ok := objectOf(fn).(*types.Func); ok {
 							if i, ok := args[o.FullName()]; ok {
 								for _, from := range p.traces.origins(at.Common().Args[i+1], nil, isFunction) {
-									add(from.v, "the function of "+short(o))
+									add(from.v, "the function of "+shortName(o))
 								}
 							}
 						}
@@ -223,7 +223,7 @@ func (p *Program) stored(want map[*types.Var]string, args map[string]int) (roots
 				for _, g := range c.callees {
 					if !seen[g] {
 						seen[g] = true
-						roots = append(roots, root{g, fmt.Sprintf("%s, which is called as %s,", name(g), what)})
+						roots = append(roots, root{g, fmt.Sprintf("%s, which is called as %s,", functionName(g), what)})
 					}
 				}
 			}
@@ -237,32 +237,33 @@ func isFunction(v ssa.Value) bool { return functionOf(v) != nil }
 
 // noSleepRoots returns the functions that may not sleep.
 func (p *Program) noSleepRoots() []root {
-	roots := p.methods(noSleepMethods)
-	roots = append(roots, p.handlersStored()...)
-	roots = append(roots, p.stored(p.fieldsOf(ibPath, driverFields), driverArgs)...)
+	roots := p.implementingMethods(noSleepMethods)
+	roots = append(roots, p.storedHandlers()...)
+	roots = append(roots, p.storedFuncs(p.fieldsOf(ibPath, driverFields), driverArgs)...)
 	roots = append(roots, p.completionRoots()...)
 	for _, f := range p.order {
 		if f.nosleep {
-			roots = append(roots, root{f, fmt.Sprintf("%s, which is marked %snosleep,", name(f), prefix)})
+			roots = append(roots, root{f, fmt.Sprintf("%s, which is marked %snosleep,", functionName(f), directivePrefix)})
 		}
 	}
 	return roots
 }
 
-// visit is a function that a root reaches.
-type visit struct {
+// rootVisit is a function that a root reaches.
+type rootVisit struct {
 	f    *function
-	from *visit
+	from *rootVisit
 	by   *call
 	root *root
 }
 
-// reach visits all functions that the roots reach, in the order of their distance. reach does not follow calls with
-// an escape. For a call for which stop returns true, check Callback follows no callee, and check NoSleep follows no
-// function of a helper package. stop may be nil.
-func (p *Program) reach(check string, roots []root, stop func(*call) bool, f func(*visit)) map[*function]*visit {
-	seen := map[*function]*visit{}
-	var queue []*visit
+// visitReachable visits all functions that the roots reach, in the order of their distance. visitReachable does not
+// follow calls with an escape. For a call for which stop returns true, check Callback follows no callee, and check
+// NoSleep follows no function of a helper package. stop may be nil.
+func (p *Program) visitReachable(check string, roots []root, stop func(*call) bool,
+	f func(*rootVisit)) map[*function]*rootVisit {
+	seen := map[*function]*rootVisit{}
+	var queue []*rootVisit
 	for i := range roots {
 		r := &roots[i]
 		if r.f.allowed[check] != nil {
@@ -270,7 +271,7 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 			continue
 		}
 		if seen[r.f] == nil {
-			v := &visit{f: r.f, root: r}
+			v := &rootVisit{f: r.f, root: r}
 			seen[r.f] = v
 			queue = append(queue, v)
 		}
@@ -281,21 +282,21 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 		f(v)
 		for _, c := range v.f.calls {
 			if c.spawns || check == NoSleep && c.agreed || check == Hotplug && c.done || len(c.callees) == 0 ||
-				p.escapes.at(p.Fset, c.pos, check) != nil {
+				p.escapes.escapeAt(p.Fset, c.pos, check) != nil {
 				continue
 			}
-			into := (check == NoSleep || check == Callback) && intoIB(v.f, c)
+			into := (check == NoSleep || check == Callback) && entersIB(v.f, c)
 			if into && c.static != nil || check == Callback && stop != nil && stop(c) {
 				continue
 			}
 			for _, g := range c.callees {
-				if into && isIB(g) || check == NoSleep && stop != nil && stop(c) && intoHelper(v.f, c, g) {
+				if into && isIB(g) || check == NoSleep && stop != nil && stop(c) && entersHelper(v.f, c, g) {
 					continue
 				}
 				if x := g.allowed[check]; x != nil {
 					x.Used = true
 				} else if seen[g] == nil {
-					seen[g] = &visit{f: g, from: v, by: c, root: v.root}
+					seen[g] = &rootVisit{f: g, from: v, by: c, root: v.root}
 					queue = append(queue, seen[g])
 				}
 			}
@@ -304,9 +305,9 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 	return seen
 }
 
-// intoIB reports whether a call enters package ib from another package. In this case the promise of package ib
+// entersIB reports whether a call enters package ib from another package. In this case the promise of package ib
 // applies to the callee. The check of package ib itself verifies the promise.
-func intoIB(f *function, c *call) bool {
+func entersIB(f *function, c *call) bool {
 	pkg := pkgOf(f.Function)
 	if pkg != nil && pkg.Path() == ibPath || pkg == nil && c.static == nil {
 		return false
@@ -314,7 +315,7 @@ func intoIB(f *function, c *call) bool {
 	if c.static != nil {
 		return c.static.Pkg() != nil && c.static.Pkg().Path() == ibPath
 	}
-	return (c.iface != nil || pkg != nil && c.byValue()) && slices.ContainsFunc(c.callees, isIB) && !c.agreed
+	return (c.iface != nil || pkg != nil && c.callsValue()) && slices.ContainsFunc(c.callees, isIB) && !c.agreed
 }
 
 // isIB reports whether a function belongs to package ib. Callers in other packages reach it through an interface, or
@@ -330,30 +331,30 @@ func isHelper(f *function) bool {
 	return pkg != nil && strings.HasPrefix(pkg.Path(), ibPath+"/")
 }
 
-// intoHelper reports whether a callee of a call belongs to a package below package ib, and the caller does not.
-func intoHelper(f *function, c *call, g *function) bool {
+// entersHelper reports whether a callee of a call belongs to a package below package ib, and the caller does not.
+func entersHelper(f *function, c *call, g *function) bool {
 	return !c.agreed && !isIB(f) && !isHelper(f) && isHelper(g)
 }
 
-// called returns the name of the callee of a call.
-func (c *call) called() string {
+// calleeName returns the name of the callee of a call.
+func (c *call) calleeName() string {
 	if c.static != nil {
-		return short(c.static)
+		return shortName(c.static)
 	}
 	if c.iface == nil {
 		for _, g := range c.callees {
 			if isIB(g) {
-				return name(g)
+				return functionName(g)
 			}
 		}
 	}
-	return short(c.iface)
+	return shortName(c.iface)
 }
 
-func (v *visit) path(end Step) []Step {
+func (v *rootVisit) pathTo(end Step) []Step {
 	steps := []Step{end}
 	for ; v.from != nil; v = v.from {
-		steps = append(steps, Step{v.by.pos, name(v.from.f), "calls " + name(v.f)})
+		steps = append(steps, Step{v.by.pos, functionName(v.from.f), "calls " + functionName(v.f)})
 	}
 	slices.Reverse(steps)
 	return steps
@@ -375,7 +376,7 @@ func (p *Program) driverIface(recv types.Type) string {
 	}
 	if part, ok := n.Underlying().(*types.Interface); ok && part.NumMethods() > 0 {
 		for _, i := range driverInterfaces {
-			if it := p.iface(i); it != nil && types.Implements(it, part) {
+			if it := p.ibInterface(i); it != nil && types.Implements(it, part) {
 				return i
 			}
 		}
@@ -396,7 +397,7 @@ func isPromised(recv types.Type, m *types.Func) bool {
 func (p *Program) mayNotSleep(recv types.Type, m *types.Func) bool {
 	// interfaces that the interface may embed
 	for _, i := range append([]string{p.driverIface(recv)}, "DriverQP", "DriverSRQ", "DriverMR") {
-		if it := p.iface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) &&
+		if it := p.ibInterface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) &&
 			(i == p.driverIface(recv) || types.Implements(recv, it)) {
 			return true
 		}

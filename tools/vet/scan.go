@@ -10,27 +10,27 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// scan finds the calls and operations of a function.
-func (p *Program) scan(f *function, known map[ssa.CallInstruction][]*ssa.Function) {
+// scanFunction finds the calls and operations of a function.
+func (p *Program) scanFunction(f *function, known map[ssa.CallInstruction][]*ssa.Function) {
 	if sleepingVerbs[fullName(f.Function)] {
-		f.op(f.Blocks[0].Instrs[0], opSleep, "may sleep by the table of verbs")
+		f.addOperation(f.Blocks[0].Instrs[0], opSleep, "may sleep by the table of verbs")
 	}
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
 			switch at := at.(type) {
 			case *ssa.Send:
-				f.op(at, opSleep, "sends to a channel")
+				f.addOperation(at, opSleep, "sends to a channel")
 			case *ssa.UnOp:
 				if at.Op == token.ARROW {
-					f.op(at, opSleep, "receives from a channel")
+					f.addOperation(at, opSleep, "receives from a channel")
 				}
 			case *ssa.Select:
 				if at.Blocking {
-					f.op(at, opSleep, "waits in select")
+					f.addOperation(at, opSleep, "waits in select")
 				}
 			case *ssa.Range:
 				if _, ok := at.X.Type().Underlying().(*types.Chan); ok {
-					f.op(at, opSleep, "receives from a channel")
+					f.addOperation(at, opSleep, "receives from a channel")
 				}
 			case ssa.CallInstruction:
 				p.scanCall(f, at, known[at])
@@ -38,16 +38,16 @@ func (p *Program) scan(f *function, known map[ssa.CallInstruction][]*ssa.Functio
 		}
 	}
 	for _, l := range append(spinLoops(f.Function), waitLoops(f.Function, known)...) {
-		f.ops = append(f.ops, op{at: l.at, pos: l.pos, kind: opSleep, what: "spins " + l.on})
+		f.ops = append(f.ops, operation{at: l.at, pos: l.pos, kind: opSleep, what: "spins " + l.on})
 	}
 }
 
-func (f *function) op(at ssa.Instruction, kind opKind, what string) {
+func (f *function) addOperation(at ssa.Instruction, kind opKind, what string) {
 	pos := at.Pos()
 	if c, ok := at.(ssa.CallInstruction); ok {
 		pos = posOf(c)
 	}
-	f.ops = append(f.ops, op{at: at, pos: pos, kind: kind, what: what})
+	f.ops = append(f.ops, operation{at: at, pos: pos, kind: kind, what: what})
 }
 
 // scanCall finds the effects of a call.
@@ -55,7 +55,7 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 	common := at.Common()
 	if b, ok := common.Value.(*ssa.Builtin); ok {
 		if _, spawns := at.(*ssa.Go); !spawns && (b.Name() == "print" || b.Name() == "println") {
-			f.op(at, opSleep, "writes to standard error by "+b.Name())
+			f.addOperation(at, opSleep, "writes to standard error by "+b.Name())
 		}
 		return
 	}
@@ -71,7 +71,7 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 		counts = p.scanStatic(f, c, fn)
 	}
 	if counts {
-		p.pass(f, c, common)
+		p.recordPassed(f, c, common)
 		f.calls = append(f.calls, c)
 	}
 }
@@ -81,7 +81,7 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 	c.iface = common.Method
 	recv := common.Value.Type()
 	if isNamed(recv, copyInterface) && copyMethods[c.iface.Name()] {
-		f.op(c.at, opCopy, "copies to or from process memory by "+short(c.iface))
+		f.addOperation(c.at, opCopy, "copies to or from process memory by "+shortName(c.iface))
 		return false // the effect does not depend on the callee
 	}
 	if isPromised(recv, c.iface) {
@@ -89,16 +89,16 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 	} else if p.isDriverMethod(recv, c.iface) {
 		c.agreed = true
 		if c.atomic = p.mayNotSleep(recv, c.iface); !c.atomic {
-			f.op(c.at, opSleep, "calls "+short(c.iface)+", which may sleep")
+			f.addOperation(c.at, opSleep, "calls "+shortName(c.iface)+", which may sleep")
 		}
 	}
 	p.addCallees(f, c, known)
 	switch {
 	case len(c.callees) > 0 || len(c.library) > 0:
-	case !p.ours(c.iface.Pkg()):
+	case !p.isOwn(c.iface.Pkg()):
 		p.callLibrary(f, c, c.iface)
 	case len(known) == 0:
-		p.unresolved[c.pos] = short(c.iface)
+		p.unresolved[c.pos] = shortName(c.iface)
 	}
 	return true
 }
@@ -108,16 +108,16 @@ func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known 
 	c.field = fieldOf(common.Value)
 	c.done = isDone(c.field)
 	c.agreed = c.done || p.isHandler(c.field)
-	c.param = parameterOf(f.Function, common.Value)
+	c.param = parameterNumber(f.Function, common.Value)
 	if len(known) == 0 && c.field == nil {
-		known = p.candidates(f, common)
+		known = p.candidateFuncs(f, common)
 	}
 	p.addCallees(f, c, known)
 	if len(known) > 0 {
 		return
 	}
-	if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil && !p.ours(pkgOf(k.Call.StaticCallee())) {
-		p.given(c) // for example, an iterator of another package
+	if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil && !p.isOwn(pkgOf(k.Call.StaticCallee())) {
+		p.addPassedCallees(c) // for example, an iterator of another package
 	} else {
 		p.unresolved[c.pos] = "a function value"
 	}
@@ -126,20 +126,20 @@ func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known 
 // scanStatic examines a call of a known function. It reports whether the callees of the call matter.
 func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 	c.static, _ = objectOf(fn).(*types.Func)
-	if p.isSpace(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
-		f.op(c.at, opCopy, "copies to or from process memory by "+short(c.static))
+	if p.isForeignMemoryMethod(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
+		f.addOperation(c.at, opCopy, "copies to or from process memory by "+shortName(c.static))
 		return false
 	}
 	if lockCall(fn) != noLockCall {
 		return true // lockflow.go treats these calls
 	}
 	if sleepMarks[fn.String()] {
-		f.op(c.at, opSleep, "may sleep, as its comment states")
+		f.addOperation(c.at, opSleep, "may sleep, as its comment states")
 		return false
 	}
 	if p.funcs[fn] != nil {
 		p.addCallee(c, fn)
-	} else if c.static != nil && !p.ours(c.static.Pkg()) {
+	} else if c.static != nil && !p.isOwn(c.static.Pkg()) {
 		p.callLibrary(f, c, c.static)
 	}
 	return true
@@ -151,7 +151,7 @@ func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
 	for _, fn := range known {
 		if p.funcs[fn] != nil {
 			p.addCallee(c, fn)
-		} else if o, ok := objectOf(fn).(*types.Func); ok && !p.ours(o.Pkg()) && !slices.Contains(c.library, o) {
+		} else if o, ok := objectOf(fn).(*types.Func); ok && !p.isOwn(o.Pkg()) && !slices.Contains(c.library, o) {
 			c.library = append(c.library, o)
 		}
 	}
@@ -163,8 +163,8 @@ func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
 	c.spawns = spawns || c.spawns && len(c.library) == 1 && len(known) == 1
 }
 
-// given adds the functions that a call passes to another package, which calls the functions.
-func (p *Program) given(c *call) {
+// addPassedCallees adds the functions that a call passes to another package, which calls the functions.
+func (p *Program) addPassedCallees(c *call) {
 	for _, a := range c.at.(ssa.CallInstruction).Common().Args {
 		if fn := functionOf(a); fn != nil {
 			p.addCallee(c, fn)
@@ -177,41 +177,41 @@ func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
 	common := c.at.(ssa.CallInstruction).Common()
 	full := obj.FullName()
 	if full == "(*sync.Pool).Get" && !common.IsInvoke() && len(common.Args) > 0 {
-		for _, fn := range p.poolNew(f, common.Args[0]) {
+		for _, fn := range p.poolNewFuncs(f, common.Args[0]) {
 			p.addCallee(c, fn)
 		}
 	}
-	kind, known := outsideKind(obj)
+	kind, known := externalKind(obj)
 	why := ""
 	if !known {
-		if k, w, ok := p.fact(obj); ok {
+		if k, w, ok := p.externalFact(obj); ok {
 			kind, why = k, ", which may sleep: "+w
 		}
-		if w, ok := p.copyFact(obj); ok && !p.copiesOwn(f, obj) {
-			f.op(c.at, opCopy, "calls "+short(obj)+", which copies: "+w)
+		if w, ok := p.copyFact(obj); ok && !p.copiesOwnMemory(f, obj) {
+			f.addOperation(c.at, opCopy, "calls "+shortName(obj)+", which copies: "+w)
 		}
 	}
-	if _, ok := posts[full]; ok {
+	if _, ok := postFuncs[full]; ok {
 		return // completion.go treats these calls
 	}
-	p.given(c)
+	p.addPassedCallees(c)
 	if c.spawns {
 		return
 	}
 	switch {
 	case copyCalls[full]:
-		f.op(c.at, opCopy, "calls "+short(obj))
-	case streams(obj): // stream.go treats these calls
+		f.addOperation(c.at, opCopy, "calls "+shortName(obj))
+	case usesStream(obj): // stream.go treats these calls
 		c.stream = obj
 	case kind == sleeps:
-		f.op(c.at, opSleep, "calls "+short(obj)+why)
+		f.addOperation(c.at, opSleep, "calls "+shortName(obj)+why)
 	case kind == spawns:
 		c.spawns = true
 	}
 }
 
-// isSpace reports whether a function is a method of memory that may belong to another process.
-func (p *Program) isSpace(fn *ssa.Function) bool {
+// isForeignMemoryMethod reports whether a function is a method of memory that may belong to another process.
+func (p *Program) isForeignMemoryMethod(fn *ssa.Function) bool {
 	i := strings.LastIndex(copyInterface, ".")
 	k := p.prog.ImportedPackage(copyInterface[:i])
 	if k == nil || fn.Signature.Recv() == nil || pkgOf(fn) != k.Pkg {

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// maxSpecial limits the number of places for which one function is specialised. Beyond the limit, the locks of the
+// maxCopies limits the number of places for which one function is specialised. Beyond the limit, the locks of the
 // function stand for the locks of all places.
-const maxSpecial = 32
+const maxCopies = 32
 
 // specialise replaces functions with locks or interfaces in their parameters by copies. There is one copy for each
 // place or type that callers pass.
 func (p *Program) specialise() {
-	p.findSplit()
-	if !p.findNeeds() {
+	p.findSplitTypes()
+	if !p.markNeededParameters() {
 		return
 	}
 	s := &specialiser{p: p, made: map[string]*function{}, count: map[*ssa.Function]int{}}
@@ -35,15 +35,15 @@ func (p *Program) specialise() {
 		f := s.work[0]
 		s.work = s.work[1:]
 		for _, c := range f.calls {
-			s.call(f, c)
+			s.specialiseCall(f, c)
 		}
 	}
 	p.keepReached(called)
 }
 
-// findNeeds marks parameters in a function, its callees and its closures. The marked parameters lead to locks, or
-// determine which of several methods is called.
-func (p *Program) findNeeds() (any bool) {
+// markNeededParameters marks parameters in a function, its callees and its closures. The marked parameters lead to
+// locks, or determine which of several methods is called.
+func (p *Program) markNeededParameters() (any bool) {
 	mark := func(f *function, v ssa.Value) bool {
 		f, i := p.rootParameter(f, v)
 		if f == nil || f.needs[i] {
@@ -57,10 +57,10 @@ func (p *Program) findNeeds() (any bool) {
 	}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			if kind, v := c.lock(); kind != noLockCall && mark(f, v) {
+			if kind, v := c.lockOperation(); kind != noLockCall && mark(f, v) {
 				any = true
 			}
-			if p.chooses(c) && mark(f, c.at.(ssa.CallInstruction).Common().Value) {
+			if p.mayChoose(c) && mark(f, c.at.(ssa.CallInstruction).Common().Value) {
 				any = true
 			}
 		}
@@ -71,7 +71,7 @@ func (p *Program) findNeeds() (any bool) {
 			for _, c := range f.calls {
 				for _, g := range c.callees {
 					for i := range g.needs {
-						if v := argument(c, g.Function, i); v != nil && mark(f, v) {
+						if v := argumentFor(c, g.Function, i); v != nil && mark(f, v) {
 							changed = true
 						}
 					}
@@ -82,19 +82,19 @@ func (p *Program) findNeeds() (any bool) {
 	return any
 }
 
-// chooses reports whether a call through an interface of the program may call several methods.
-func (p *Program) chooses(c *call) bool {
-	return c.iface != nil && !c.agreed && p.ours(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath &&
+// mayChoose reports whether a call through an interface of the program may call several methods.
+func (p *Program) mayChoose(c *call) bool {
+	return c.iface != nil && !c.agreed && p.isOwn(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath &&
 		len(c.callees)+len(c.library) > 1
 }
 
 // rootParameter returns the parameter on which a place depends, and the function with the parameter: f or an
 // enclosing function.
 func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
-	for range maxPlaces {
+	for range maxPointerSteps {
 		switch x := v.(type) {
 		case *ssa.Parameter:
-			if p.split.needs(x.Type()) || types.IsInterface(x.Type()) {
+			if p.split.needsTarget(x.Type()) || types.IsInterface(x.Type()) {
 				return f, slices.Index(f.Params, x)
 			}
 			return nil, 0
@@ -140,23 +140,23 @@ type specialiser struct {
 	work  []*function
 }
 
-// call replaces the callees of a call by copies.
-func (s *specialiser) call(f *function, c *call) {
-	if f.base != nil && s.p.chooses(c) {
-		s.p.choose(f, c)
+// specialiseCall replaces the callees of a call by copies.
+func (s *specialiser) specialiseCall(f *function, c *call) {
+	if f.base != nil && s.p.mayChoose(c) {
+		s.p.chooseCallee(f, c)
 	}
 	for i, g := range c.callees {
-		c.callees[i] = s.target(f, c, g)
+		c.callees[i] = s.calleeCopy(f, c, g)
 	}
 	for i, g := range c.through {
-		c.through[i] = s.target(f, c, g)
+		c.through[i] = s.calleeCopy(f, c, g)
 	}
 }
 
-// choose reduces the callees of an interface call to the method of the type for which the function has been
+// chooseCallee reduces the callees of an interface call to the method of the type for which the function has been
 // specialised.
-func (p *Program) choose(f *function, c *call) {
-	at := p.placeAt(f, c.at.(ssa.CallInstruction).Common().Value)
+func (p *Program) chooseCallee(f *function, c *call) {
+	at := p.locationAt(f, c.at.(ssa.CallInstruction).Common().Value)
 	if at.typ == nil {
 		return
 	}
@@ -172,13 +172,13 @@ func (p *Program) choose(f *function, c *call) {
 	c.filterCallees(is)
 	if len(c.library) > 0 { // the chosen callee is a function of the program, not of the library
 		c.library = nil
-		f.ops = slices.DeleteFunc(f.ops, func(o op) bool { return o.at == c.at && o.kind == opSleep })
+		f.ops = slices.DeleteFunc(f.ops, func(o operation) bool { return o.at == c.at && o.kind == opSleep })
 	}
 }
 
-// target returns the copy of a callee for the places that a call passes. Without a copy target returns the callee
+// calleeCopy returns the copy of a callee for the places that a call passes. Without a copy target returns the callee
 // itself.
-func (s *specialiser) target(f *function, c *call, g *function) *function {
+func (s *specialiser) calleeCopy(f *function, c *call, g *function) *function {
 	if g.binds != nil || g.outer != nil { // a copy is not specialised again
 		return g
 	}
@@ -186,8 +186,8 @@ func (s *specialiser) target(f *function, c *call, g *function) *function {
 	if len(g.needs) == 0 && outer == nil {
 		return g
 	}
-	binds := map[int]place{}
-	for i, at := range s.p.bindsOf(f, c, g) {
+	binds := map[int]location{}
+	for i, at := range s.p.argumentTargets(f, c, g) {
 		if g.needs[i] {
 			binds[i] = at
 		}
@@ -200,11 +200,11 @@ func (s *specialiser) target(f *function, c *call, g *function) *function {
 		key += fmt.Sprintf(" %d=%s", i, bindKey(s.p, binds[i]))
 	}
 	if s.made[key] == nil {
-		if s.count[g.Function] >= maxSpecial {
+		if s.count[g.Function] >= maxCopies {
 			return g
 		}
 		s.count[g.Function]++
-		s.made[key] = g.specialised(binds, outer)
+		s.made[key] = g.copyFor(binds, outer)
 		s.work = append(s.work, s.made[key])
 	}
 	return s.made[key]
@@ -221,9 +221,9 @@ func (f *function) enclosingCopy(g *function) *function {
 	return nil
 }
 
-// specialised returns a copy of a function for the targets of its parameters. The copy belongs to a copy of the
+// copyFor returns a copy of a function for the targets of its parameters. The copy belongs to a copy of the
 // enclosing function.
-func (f *function) specialised(binds map[int]place, outer *function) *function {
+func (f *function) copyFor(binds map[int]location, outer *function) *function {
 	g := *f
 	g.binds, g.outer, g.base = binds, outer, f
 	g.pointers = nil
@@ -231,14 +231,14 @@ func (f *function) specialised(binds map[int]place, outer *function) *function {
 	g.calls = make([]*call, len(f.calls))
 	for i, c := range f.calls {
 		k := *c
-		k.callees, k.through = slices.Clone(c.origin(c.callees)), slices.Clone(c.origin(c.through))
+		k.callees, k.through = slices.Clone(c.originals(c.callees)), slices.Clone(c.originals(c.through))
 		g.calls[i] = &k
 	}
 	return &g
 }
 
-// origin returns the original functions that copies have replaced.
-func (c *call) origin(list []*function) []*function {
+// originals returns the original functions that copies have replaced.
+func (c *call) originals(list []*function) []*function {
 	out := make([]*function, len(list))
 	for i, f := range list {
 		if out[i] = f; f.base != nil {
@@ -290,20 +290,21 @@ func (p *Program) entryPoints() map[*function]bool {
 	is := map[*function]bool{}
 	all := map[string][]string{}
 	for _, i := range driverInterfaces {
-		it := p.iface(i)
+		it := p.ibInterface(i)
 		for k := 0; it != nil && k < it.NumMethods(); k++ {
 			all[i] = append(all[i], it.Method(k).Name())
 		}
 	}
-	roots := slices.Concat(p.methods(all), p.noSleepRoots(), p.stored(p.fieldsOf(ibPath, clientFields), nil))
+	roots := slices.Concat(p.implementingMethods(all), p.noSleepRoots(), p.storedFuncs(p.fieldsOf(ibPath, clientFields),
+		nil))
 	for _, r := range roots {
 		is[r.f] = true
 	}
 	return is
 }
 
-// lock returns the kind of the lock operation of a call, and the pointer to the lock.
-func (c *call) lock() (lockCallKind, ssa.Value) {
+// lockOperation returns the kind of the lock operation of a call, and the pointer to the lock.
+func (c *call) lockOperation() (lockCallKind, ssa.Value) {
 	at, ok := c.at.(ssa.CallInstruction)
 	if !ok {
 		return noLockCall, nil

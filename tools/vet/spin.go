@@ -8,8 +8,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// loop is a loop that spins.
-type loop struct {
+// spinLoop is a loop that spins.
+type spinLoop struct {
 	at  ssa.Instruction
 	pos token.Pos
 	on  string
@@ -17,8 +17,8 @@ type loop struct {
 
 // spinLoops finds loops that only read the time or yield the processor. Such a loop ends only when another goroutine
 // changes memory, or when time has passed.
-func spinLoops(f *ssa.Function) (list []loop) {
-	for _, scc := range components(f) {
+func spinLoops(f *ssa.Function) (list []spinLoop) {
+	for _, scc := range loopsOf(f) {
 		in := map[*ssa.BasicBlock]bool{}
 		for _, b := range scc {
 			in[b] = true
@@ -36,25 +36,25 @@ func spinLoops(f *ssa.Function) (list []loop) {
 				if o == nil {
 					continue
 				}
-				switch kind, _ := outsideKind(o); kind {
+				switch kind, _ := externalKind(o); kind {
 				case yields:
 					first, pos, on = at, c.Pos(), "until another goroutine has done something"
 				case reads:
-					if on == "" && leaves(scc, in, c) {
+					if on == "" && exitDependsOn(scc, in, c) {
 						first, pos, on = at, c.Pos(), "on the time"
 					}
 				}
 			}
 		}
 		if on != "" {
-			list = append(list, loop{first, pos, on})
+			list = append(list, spinLoop{first, pos, on})
 		}
 	}
 	return list
 }
 
-// leaves reports whether a condition that ends the loop depends on a value.
-func leaves(scc []*ssa.BasicBlock, in map[*ssa.BasicBlock]bool, v ssa.Value) bool {
+// exitDependsOn reports whether a condition that ends the loop depends on a value.
+func exitDependsOn(scc []*ssa.BasicBlock, in map[*ssa.BasicBlock]bool, v ssa.Value) bool {
 	depends := map[ssa.Value]bool{}
 	work := []ssa.Value{v}
 	for len(work) > 0 {
@@ -81,17 +81,17 @@ func leaves(scc []*ssa.BasicBlock, in map[*ssa.BasicBlock]bool, v ssa.Value) boo
 	return false
 }
 
-// components returns the loops of a function. A loop is a strongly connected set of blocks.
-func components(f *ssa.Function) [][]*ssa.BasicBlock {
+// loopsOf returns the loops of a function. A loop is a strongly connected set of blocks.
+func loopsOf(f *ssa.Function) [][]*ssa.BasicBlock {
 	all := blockSet{}
 	for _, b := range f.Blocks {
 		all[b] = true
 	}
-	return connected(all, func(b *ssa.BasicBlock) []*ssa.BasicBlock { return b.Succs })
+	return stronglyConnected(all, func(b *ssa.BasicBlock) []*ssa.BasicBlock { return b.Succs })
 }
 
-// connected returns the strongly connected sets of the given blocks. next returns the successors of a block.
-func connected(among blockSet, next func(*ssa.BasicBlock) []*ssa.BasicBlock) (list [][]*ssa.BasicBlock) {
+// stronglyConnected returns the strongly connected sets of the given blocks. next returns the successors of a block.
+func stronglyConnected(among blockSet, next func(*ssa.BasicBlock) []*ssa.BasicBlock) (list [][]*ssa.BasicBlock) {
 	index, low := map[*ssa.BasicBlock]int{}, map[*ssa.BasicBlock]int{}
 	on := blockSet{}
 	var stack []*ssa.BasicBlock

@@ -34,8 +34,8 @@ func deref(t types.Type) types.Type {
 	return t
 }
 
-// placeOf returns the variable or field to which a pointer points, or nil if it is unknown.
-func placeOf(v ssa.Value) any {
+// pointedVariable returns the variable or field to which a pointer points, or nil if it is unknown.
+func pointedVariable(v ssa.Value) any {
 	switch v := v.(type) {
 	case *ssa.Global:
 		return v
@@ -47,25 +47,25 @@ func placeOf(v ssa.Value) any {
 			case *ssa.UnOp:
 				for _, s := range *r.Referrers() {
 					if s, ok := s.(*ssa.Store); ok {
-						return placeOf(s.Addr)
+						return pointedVariable(s.Addr)
 					}
 				}
 			case *ssa.Store:
 				if r.Val == ssa.Value(v) {
-					return placeOf(r.Addr)
+					return pointedVariable(r.Addr)
 				}
 			}
 		}
 	case *ssa.UnOp:
 		if v.Op == token.MUL {
-			return placeOf(v.X)
+			return pointedVariable(v.X)
 		}
 	}
 	return nil
 }
 
-// leaks reports whether the address of a variable is used other than by loads, stores and closures.
-func leaks(a *ssa.Alloc) bool {
+// addressEscapes reports whether the address of a variable is used other than by loads, stores and closures.
+func addressEscapes(a *ssa.Alloc) bool {
 	for _, r := range *a.Referrers() {
 		switch r := r.(type) {
 		case *ssa.Store:
@@ -136,8 +136,8 @@ func isNamed(t types.Type, name string) bool {
 	return ok && n.Obj().Pkg() != nil && n.Obj().Pkg().Path()+"."+n.Obj().Name() == name
 }
 
-// short returns the name of a function in the form for reports.
-func short(f *types.Func) string {
+// shortName returns the name of a function in the form for reports.
+func shortName(f *types.Func) string {
 	name := f.FullName()
 	pkg := ""
 	if f.Pkg() != nil {
@@ -146,8 +146,8 @@ func short(f *types.Func) string {
 	return strings.ReplaceAll(name, pkg+".", f.Pkg().Name()+".")
 }
 
-// boundTo returns the value in the enclosing function to which a closure's variable is bound.
-func boundTo(v *ssa.FreeVar) ssa.Value {
+// boundValueOf returns the value in the enclosing function to which a closure's variable is bound.
+func boundValueOf(v *ssa.FreeVar) ssa.Value {
 	fn := v.Parent()
 	i := slices.Index(fn.FreeVars, v)
 	if fn.Parent() == nil {
@@ -163,10 +163,10 @@ func boundTo(v *ssa.FreeVar) ssa.Value {
 	return nil
 }
 
-// isResult reports whether a condition is the result of a call, or the negation of the result.
-func isResult(cond ssa.Value, c *ssa.Call) (yes, is bool) {
+// isCallResult reports whether a condition is the result of a call, or the negation of the result.
+func isCallResult(cond ssa.Value, c *ssa.Call) (yes, is bool) {
 	if u, ok := cond.(*ssa.UnOp); ok && u.Op == token.NOT {
-		yes, is = isResult(u.X, c)
+		yes, is = isCallResult(u.X, c)
 		return !yes, is
 	}
 	return true, cond == ssa.Value(c)

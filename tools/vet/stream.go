@@ -25,9 +25,9 @@ var streamMethods = []string{"Write", "Read", "Handle"}
 // nonSleepingStreams lists the variables of other packages that hold streams that do not sleep.
 var nonSleepingStreams = []string{"crypto/rand.Reader", "io.Discard", "log/slog.DiscardHandler"}
 
-// streams reports whether a library function sleeps if its stream sleeps. The stream is an argument of the
+// usesStream reports whether a library function sleeps if its stream sleeps. The stream is an argument of the
 // function, or the stream of the receiver.
-func streams(f *types.Func) bool {
+func usesStream(f *types.Func) bool {
 	if f.Pkg() == nil || !slices.Contains(streamPackages, f.Pkg().Path()) || makesStream(f) {
 		return false
 	}
@@ -36,7 +36,7 @@ func streams(f *types.Func) bool {
 	}
 	sig := f.Signature()
 	if r := sig.Recv(); r != nil && holdsStream(r.Type()) {
-		return !slices.Contains(idle, f.Name())
+		return !slices.Contains(idleMethods, f.Name())
 	}
 	for v := range sig.Params().Variables() {
 		if isStream(v.Type()) {
@@ -46,8 +46,8 @@ func streams(f *types.Func) bool {
 	return false
 }
 
-// idle lists methods that do not use the stream of their receiver.
-var idle = []string{
+// idleMethods lists methods that do not use the stream of their receiver.
+var idleMethods = []string{
 	"Available", "AvailableBuffer", "Buffer", "Buffered", "Bytes", "Enabled", "Err", "Error", "Flags", "Handler",
 	"Indent", "InputOffset", "Prefix", "Reset", "SetEscapeHTML", "SetFlags", "SetIndent", "SetOutput", "SetPrefix", "Size",
 	"Split", "String", "Text", "UseNumber", "With", "WithAttrs", "WithGroup", "Writer",
@@ -67,11 +67,11 @@ func isStream(t types.Type) bool {
 
 // holdsStream reports whether a type of the standard library forwards its reads or writes to a stream.
 func holdsStream(t types.Type) bool {
-	return len(heldUses(t)) > 0
+	return len(heldStreamUses(t)) > 0
 }
 
-// heldUses returns the methods with which a type of the standard library uses its stream.
-func heldUses(t types.Type) []string {
+// heldStreamUses returns the methods with which a type of the standard library uses its stream.
+func heldStreamUses(t types.Type) []string {
 	n, ok := types.Unalias(deref(t)).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || !slices.Contains(streamPackages, n.Obj().Pkg().Path()) {
 		return nil
@@ -90,7 +90,7 @@ func heldUses(t types.Type) []string {
 // streamUses returns the methods with which functions may use a stream of a type.
 func streamUses(t types.Type) (uses []string) {
 	if !types.IsInterface(t) {
-		return heldUses(t)
+		return heldStreamUses(t)
 	}
 	for _, m := range streamMethods {
 		if hasMethod(t, m) {
@@ -109,10 +109,10 @@ func (p *Program) checkStreams() {
 			}
 			q := &streamQuery{p: p, seen: map[ssa.Value]bool{}}
 			for _, v := range p.streamsOf(c) {
-				q.ask(v, nil)
+				q.examine(v, nil)
 			}
 			if q.sleeps {
-				f.op(c.at, opSleep, "calls "+short(c.stream))
+				f.addOperation(c.at, opSleep, "calls "+shortName(c.stream))
 			}
 			for _, g := range q.callees {
 				if !slices.Contains(c.callees, g) {
@@ -166,7 +166,7 @@ type streamQuery struct {
 	callees []*function
 }
 
-func (q *streamQuery) ask(v ssa.Value, at *frame) {
+func (q *streamQuery) examine(v ssa.Value, at *callFrame) {
 	if q.seen[v] {
 		return
 	}
@@ -175,13 +175,13 @@ func (q *streamQuery) ask(v ssa.Value, at *frame) {
 	q.uses = streamUses(streamType(v))
 	origins := q.p.traces.origins(v, at, isWriterOfType)
 	if _, ok := v.Type().Underlying().(*types.Slice); ok {
-		origins = q.elements(v, at)
+		origins = q.sliceElements(v, at)
 	}
 	if len(origins) == 0 {
 		q.sleeps = true
 	}
 	for _, o := range origins {
-		q.origin(o)
+		q.examineOrigin(o)
 	}
 }
 
@@ -192,9 +192,9 @@ func isWriterOfType(v ssa.Value) bool {
 	return ok && namedOf(m.X.Type()) != nil && isStream(m.Type()) && !holdsStream(m.X.Type())
 }
 
-// elements returns the elements of a slice. For a slice of a literal, elements returns only the elements of that
+// sliceElements returns the elements of a slice. For a slice of a literal, elements returns only the elements of that
 // literal.
-func (q *streamQuery) elements(v ssa.Value, at *frame) (list []origin) {
+func (q *streamQuery) sliceElements(v ssa.Value, at *callFrame) (list []origin) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {
 		return []origin{{}}
@@ -217,30 +217,30 @@ func (q *streamQuery) elements(v ssa.Value, at *frame) (list []origin) {
 	return list
 }
 
-func (q *streamQuery) origin(o origin) {
+func (q *streamQuery) examineOrigin(o origin) {
 	switch v := o.v.(type) {
 	case nil:
 		q.sleeps = true
 	case *ssa.Const: // nil, or a value without fields
 		if !v.IsNil() {
-			q.method(v.Type())
+			q.examineMethods(v.Type())
 		}
 	case *ssa.Global:
 		if !q.nonSleepingVariable(v) {
-			q.value(v)
+			q.examineValue(v)
 		}
 	case *ssa.MakeInterface:
-		q.method(v.X.Type())
+		q.examineMethods(v.X.Type())
 	case *ssa.Call:
-		q.made(v, o.at)
+		q.examineMade(v, o.at)
 	case *ssa.Extract:
 		if c, ok := v.Tuple.(*ssa.Call); ok {
-			q.made(c, o.at)
+			q.examineMade(c, o.at)
 			return
 		}
-		q.value(v)
+		q.examineValue(v)
 	default:
-		q.value(o.v)
+		q.examineValue(o.v)
 	}
 }
 
@@ -249,8 +249,8 @@ func (q *streamQuery) nonSleepingVariable(v *ssa.Global) bool {
 	return v.Object() != nil && slices.Contains(nonSleepingStreams, v.Object().Pkg().Path()+"."+v.Name())
 }
 
-// made examines a stream that another package has created from the arguments of a call.
-func (q *streamQuery) made(c *ssa.Call, at *frame) {
+// examineMade examines a stream that another package has created from the arguments of a call.
+func (q *streamQuery) examineMade(c *ssa.Call, at *callFrame) {
 	o, _ := calleeObject(c).(*types.Func)
 	args := streamArgs(c.Call.Args)
 	if c.Call.IsInvoke() {
@@ -260,30 +260,30 @@ func (q *streamQuery) made(c *ssa.Call, at *frame) {
 	case o == nil || o.Pkg() == nil:
 		q.sleeps = true
 	case len(args) == 0 || !slices.Contains(streamPackages, o.Pkg().Path()):
-		kind, known := outsideKind(o)
+		kind, known := externalKind(o)
 		// For example log.Default or slog.Default.
 		q.sleeps = q.sleeps || kind == sleeps || !known || o.Pkg().Path() == "log/slog"
 	default:
 		for _, a := range args {
-			q.ask(a, at)
+			q.examine(a, at)
 		}
-		q.redirected(c)
+		q.examineRedirected(c)
 	}
 }
 
-// redirected examines the streams that are later assigned to a logger.
-func (q *streamQuery) redirected(made *ssa.Call) {
-	for _, k := range q.p.traces.redirects() {
+// examineRedirected examines the streams that are later assigned to a logger.
+func (q *streamQuery) examineRedirected(made *ssa.Call) {
+	for _, k := range q.p.traces.loggerRedirects() {
 		for _, o := range q.p.traces.origins(k.Call.Args[0], nil, nil) {
 			if o.v == ssa.Value(made) || o.v == nil {
-				q.ask(k.Call.Args[1], nil)
+				q.examine(k.Call.Args[1], nil)
 			}
 		}
 	}
 }
 
-// redirects returns the calls of the program that set the output of a logger.
-func (t *tracer) redirects() (list []*ssa.Call) {
+// loggerRedirects returns the calls of the program that set the output of a logger.
+func (t *tracer) loggerRedirects() (list []*ssa.Call) {
 	if t.outputs == nil {
 		t.outputs = []*ssa.Call{}
 		for at := range t.calls {
@@ -295,16 +295,16 @@ func (t *tracer) redirects() (list []*ssa.Call) {
 	return t.outputs
 }
 
-// value examines a stream by its type.
-func (q *streamQuery) value(v ssa.Value) {
+// examineValue examines a stream by its type.
+func (q *streamQuery) examineValue(v ssa.Value) {
 	if types.IsInterface(v.Type()) {
 		q.sleeps = true
 		return
 	}
-	q.method(v.Type())
+	q.examineMethods(v.Type())
 }
 
-func (q *streamQuery) method(t types.Type) {
+func (q *streamQuery) examineMethods(t types.Type) {
 	n, ok := types.Unalias(deref(t)).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil {
 		q.sleeps = true
@@ -314,21 +314,21 @@ func (q *streamQuery) method(t types.Type) {
 	set := q.p.prog.MethodSets.MethodSet(types.NewPointer(n))
 	for _, name := range q.uses {
 		if sel := set.Lookup(n.Obj().Pkg(), name); sel != nil {
-			q.use(sel)
+			q.examineMethod(sel)
 			found = true
 		}
 	}
 	q.sleeps = q.sleeps || !found
 }
 
-// use examines a method of a stream.
-func (q *streamQuery) use(sel *types.Selection) {
+// examineMethod examines a method of a stream.
+func (q *streamQuery) examineMethod(sel *types.Selection) {
 	m := sel.Obj().(*types.Func)
 	if f := q.p.funcs[q.p.prog.MethodValue(sel)]; f != nil {
 		q.callees = append(q.callees, f)
 	} else if f := q.p.funcs[q.p.prog.FuncValue(m)]; f != nil {
 		q.callees = append(q.callees, f)
-	} else if kind, _ := outsideKind(m); kind == sleeps {
+	} else if kind, _ := externalKind(m); kind == sleeps {
 		q.sleeps = true
 	}
 }

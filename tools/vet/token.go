@@ -14,8 +14,8 @@ import (
 // program returns a token that its thread has taken before. The creator of a pool fills it, in the function that makes
 // the channel. releaseTokens finds such channels and removes the returns from the operations that sleep.
 
-// tokens examines one channel in one direction.
-type tokens struct {
+// tokenCounter examines one channel in one direction.
+type tokenCounter struct {
 	p      *Program
 	sites  map[ssa.Instruction]int // 1 for an instruction that takes a token, -1 for a return
 	cases  map[*ssa.Select][]int   // the same for the cases of select statements
@@ -46,12 +46,12 @@ func (p *Program) releaseTokens() {
 	mixed := map[*ssa.MakeChan]bool{} // channels with uses that may also be uses of another channel
 	key := func(f *ssa.Function, t types.Type) string { return pkgOf(f).Path() + " " + elementKey(t) }
 	add := func(ch ssa.Value, u channelUse) {
-		from := p.traces.makers(ch)
+		from := p.traces.containerAllocs(ch)
 		if len(from) != 1 {
 			for _, o := range from {
 				mixed[o.v.(*ssa.MakeChan)] = true
 			}
-			if from == nil && pkgOf(u.in.Function) != nil && !p.foreign(ch) {
+			if from == nil && pkgOf(u.in.Function) != nil && !p.isForeignChannel(ch) {
 				vague[key(u.in.Function, ch.Type())] = true
 			}
 			return
@@ -87,14 +87,14 @@ func (p *Program) releaseTokens() {
 		}
 		for _, take := range []bool{true, false} { // a semaphore takes by a send, a pool by a receive
 			if p.countsTokens(m, uses[m], take) {
-				p.dropReturns(uses[m], take)
+				p.dropTokenReturns(uses[m], take)
 			}
 		}
 	}
 }
 
-// foreign reports whether only other packages have made a channel, such as that of a context.
-func (p *Program) foreign(ch ssa.Value) bool {
+// isForeignChannel reports whether only other packages have made a channel, such as that of a context.
+func (p *Program) isForeignChannel(ch ssa.Value) bool {
 	return !slices.ContainsFunc(p.traces.origins(ch, nil, nil), func(o origin) bool {
 		switch o.v.(type) {
 		case *ssa.Call, *ssa.Extract, *ssa.Const:
@@ -104,18 +104,19 @@ func (p *Program) foreign(ch ssa.Value) bool {
 	})
 }
 
-// dropReturns removes the returns of tokens from the operations that sleep.
-func (p *Program) dropReturns(uses []channelUse, take bool) {
+// dropTokenReturns removes the returns of tokens from the operations that sleep.
+func (p *Program) dropTokenReturns(uses []channelUse, take bool) {
 	for _, u := range uses {
 		if u.send != take {
-			u.in.ops = slices.DeleteFunc(u.in.ops, func(o op) bool { return o.at == u.at && o.kind == opSleep })
+			u.in.ops = slices.DeleteFunc(u.in.ops, func(o operation) bool { return o.at == u.at && o.kind == opSleep })
 		}
 	}
 }
 
 // countsTokens reports whether every return of a token to a channel returns a token that the thread has taken.
 func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bool {
-	t := &tokens{p: p, sites: map[ssa.Instruction]int{}, cases: map[*ssa.Select][]int{}, of: map[*function]*tokenUse{}}
+	t := &tokenCounter{p: p, sites: map[ssa.Instruction]int{}, cases: map[*ssa.Select][]int{},
+		of: map[*function]*tokenUse{}}
 	returns := false
 	var work []*function
 	for _, u := range uses {
@@ -151,7 +152,7 @@ func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bo
 			return false
 		}
 		t.of[f] = nil
-		use := t.use(f)
+		use := t.effectOf(f)
 		if use.needs && len(p.traces.callers[f.Function]) == 0 {
 			return false // an unknown caller
 		}
@@ -166,17 +167,17 @@ func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bo
 }
 
 // forget discards the effect of a function, because the effect of a callee is now known.
-func (t *tokens) forget(f *function) { delete(t.of, f) }
+func (t *tokenCounter) forget(f *function) { delete(t.of, f) }
 
-// use returns the effect of a function on the tokens of its thread.
-func (t *tokens) use(f *function) *tokenUse {
+// effectOf returns the effect of a function on the tokens of its thread.
+func (t *tokenCounter) effectOf(f *function) *tokenUse {
 	if u := t.of[f]; u != nil {
 		return u
 	}
 	t.of[f] = &tokenUse{} // assumed during the search, for a recursive function
-	u, ok := t.follow(f, 0)
+	u, ok := t.countPaths(f, 0)
 	if !ok {
-		if u, ok = t.follow(f, 1); !ok {
+		if u, ok = t.countPaths(f, 1); !ok {
 			t.failed = true
 		}
 		u.needs = true
@@ -188,9 +189,9 @@ func (t *tokens) use(f *function) *tokenUse {
 // maxTokens limits the number of tokens of a thread that the search counts.
 const maxTokens = 3
 
-// follow counts the tokens on the paths through a function. entry is the number of tokens at the start. ok is false if
-// a return may lack a token.
-func (t *tokens) follow(f *function, entry int) (u tokenUse, ok bool) {
+// countPaths counts the tokens on the paths through a function. entry is the number of tokens at the start. ok is false
+// if a return may lack a token.
+func (t *tokenCounter) countPaths(f *function, entry int) (u tokenUse, ok bool) {
 	in := map[*ssa.BasicBlock]int{f.Blocks[0]: entry}
 	work := []*ssa.BasicBlock{f.Blocks[0]}
 	u, ok = tokenUse{always: maxTokens, onTrue: maxTokens}, true
@@ -211,7 +212,7 @@ func (t *tokens) follow(f *function, entry int) (u tokenUse, ok bool) {
 			}
 			switch at := at.(type) {
 			case ssa.CallInstruction:
-				add(t.called(f, at))
+				add(t.callEffect(f, at))
 			case *ssa.If:
 				cond = at.Cond
 			case *ssa.Return:
@@ -224,7 +225,7 @@ func (t *tokens) follow(f *function, entry int) (u tokenUse, ok bool) {
 		for i, to := range b.Succs {
 			before, fine := held, ok
 			if cond != nil {
-				add(t.branch(f, cond, i == 0))
+				add(t.branchEffect(f, cond, i == 0))
 			}
 			if old, seen := in[to]; !seen || held < old {
 				in[to] = held
@@ -244,14 +245,14 @@ func isFalse(v ssa.Value) bool {
 	return ok && c.Value != nil && c.Value.Kind() == constant.Bool && !constant.BoolVal(c.Value)
 }
 
-// called returns the effect of a call. The thread gives a token away if it defers a function that returns the token, or
-// starts a goroutine with this function.
-func (t *tokens) called(f *function, at ssa.CallInstruction) int {
+// callEffect returns the effect of a call. The thread gives a token away if it defers a function that returns the
+// token, or starts a goroutine with this function.
+func (t *tokenCounter) callEffect(f *function, at ssa.CallInstruction) int {
 	_, now := at.(*ssa.Call)
 	gains, loses := maxTokens, 0
-	list := t.callees(at)
+	list := t.channelCallees(at)
 	for _, g := range list {
-		u := t.use(g)
+		u := t.effectOf(g)
 		if u.needs {
 			loses = -1
 		}
@@ -266,19 +267,19 @@ func (t *tokens) called(f *function, at ssa.CallInstruction) int {
 	return 0
 }
 
-// callees returns the functions that a call calls itself, and that may use the channel.
-func (t *tokens) callees(at ssa.Instruction) []*function {
+// channelCallees returns the functions that a call calls itself, and that may use the channel.
+func (t *tokenCounter) channelCallees(at ssa.Instruction) []*function {
 	if c := t.p.traces.calls[at]; c != nil {
 		return slices.DeleteFunc(slices.Clone(c.ownCallees()), func(g *function) bool {
 			_, known := t.of[g]
-			return !known && !t.touches(g)
+			return !known && !t.usesChannel(g)
 		})
 	}
 	return nil
 }
 
-// touches reports whether a function itself uses the channel.
-func (t *tokens) touches(f *function) bool {
+// usesChannel reports whether a function itself uses the channel.
+func (t *tokenCounter) usesChannel(f *function) bool {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
 			if _, ok := t.sites[at]; ok {
@@ -292,12 +293,13 @@ func (t *tokens) touches(f *function) bool {
 	return false
 }
 
-// branch returns the effect of the outcome of a condition: a case of a select was executed, or a call took a token.
-func (t *tokens) branch(f *function, cond ssa.Value, outcome bool) int {
+// branchEffect returns the effect of the outcome of a condition: a case of a select was executed, or a call took a
+// token.
+func (t *tokenCounter) branchEffect(f *function, cond ssa.Value, outcome bool) int {
 	switch v := cond.(type) {
 	case *ssa.UnOp:
 		if v.Op == token.NOT {
-			return t.branch(f, v.X, !outcome)
+			return t.branchEffect(f, v.X, !outcome)
 		}
 	case *ssa.BinOp:
 		x, ok := v.X.(*ssa.Extract)
@@ -310,10 +312,10 @@ func (t *tokens) branch(f *function, cond ssa.Value, outcome bool) int {
 			return t.cases[s][n.Int64()]
 		}
 	case *ssa.Call:
-		list := t.callees(v)
+		list := t.channelCallees(v)
 		gains := maxTokens
 		for _, g := range list {
-			gains = min(gains, t.use(g).onTrue-max(t.use(g).always, 0))
+			gains = min(gains, t.effectOf(g).onTrue-max(t.effectOf(g).always, 0))
 		}
 		if outcome && len(list) > 0 {
 			return max(gains, 0)

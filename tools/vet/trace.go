@@ -13,15 +13,15 @@ import (
 // source.
 type origin struct {
 	v  ssa.Value
-	at *frame // the frame of the function that contains the value
+	at *callFrame // the frame of the function that contains the value
 }
 
-// frame is a call through which the tracer has entered a function. From parameters the tracer returns to the
+// callFrame is a call through which the tracer has entered a function. From parameters the tracer returns to the
 // arguments of the call.
-type frame struct {
+type callFrame struct {
 	call *call
 	in   *ssa.Function
-	up   *frame
+	up   *callFrame
 }
 
 const (
@@ -36,27 +36,27 @@ const (
 type tracer struct {
 	p        *Program
 	fields   map[*types.Var][]ssa.Value
-	variable map[ssa.Value][]ssa.Value // stored values, keyed by *ssa.Global or *ssa.Alloc
-	elements map[string][]element      // elements of slices, maps and channels, keyed by the type of the container
+	variable map[ssa.Value][]ssa.Value     // stored values, keyed by *ssa.Global or *ssa.Alloc
+	elements map[string][]containerElement // elements of slices, maps and channels, keyed by the type of the container
 	closures map[*ssa.Function][]*ssa.MakeClosure
 	calls    map[ssa.Instruction]*call
 	callers  map[*ssa.Function][]caller
-	frames   map[frame]*frame
+	frames   map[callFrame]*callFrame
 	made     map[ssa.Value][]origin // see makers
 	outputs  []*ssa.Call            // see redirects
 	depth    int                    // nesting depth of traces of pointers
 }
 
-// element is a value that an instruction adds to a container.
-type element struct{ container, v ssa.Value }
+// containerElement is a value that an instruction adds to a container.
+type containerElement struct{ container, v ssa.Value }
 
 // newTracer indexes the stores and calls of a linked program.
 func newTracer(p *Program) *tracer {
 	t := &tracer{
 		p: p, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{},
-		elements: map[string][]element{}, made: map[ssa.Value][]origin{},
+		elements: map[string][]containerElement{}, made: map[ssa.Value][]origin{},
 		closures: map[*ssa.Function][]*ssa.MakeClosure{}, calls: map[ssa.Instruction]*call{},
-		callers: map[*ssa.Function][]caller{}, frames: map[frame]*frame{},
+		callers: map[*ssa.Function][]caller{}, frames: map[callFrame]*callFrame{},
 	}
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -67,14 +67,14 @@ func newTracer(p *Program) *tracer {
 		}
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
-				t.index(at)
+				t.indexInstruction(at)
 			}
 		}
 	}
 	return t
 }
 
-func (t *tracer) index(at ssa.Instruction) {
+func (t *tracer) indexInstruction(at ssa.Instruction) {
 	switch at := at.(type) {
 	case *ssa.Store:
 		switch addr := at.Addr.(type) {
@@ -82,33 +82,33 @@ func (t *tracer) index(at ssa.Instruction) {
 			v := fieldVar(addr.X.Type(), addr.Field)
 			t.fields[v] = append(t.fields[v], at.Val)
 		case *ssa.IndexAddr:
-			t.element(addr.X, at.Val)
+			t.addElement(addr.X, at.Val)
 		case *ssa.Global, *ssa.Alloc:
 			t.variable[addr] = append(t.variable[addr], at.Val)
 		case *ssa.FreeVar:
-			if a := captured(addr); a != nil {
+			if a := capturedVariable(addr); a != nil {
 				t.variable[a] = append(t.variable[a], at.Val)
 			}
 		}
 	case *ssa.Send:
-		t.element(at.Chan, at.X)
+		t.addElement(at.Chan, at.X)
 	case *ssa.Select:
 		for _, s := range at.States {
 			if s.Dir == types.SendOnly {
-				t.element(s.Chan, s.Send)
+				t.addElement(s.Chan, s.Send)
 			}
 		}
 	case *ssa.MapUpdate:
-		t.element(at.Map, at.Value)
+		t.addElement(at.Map, at.Value)
 	case *ssa.MakeClosure:
 		fn := at.Fn.(*ssa.Function)
 		t.closures[fn] = append(t.closures[fn], at)
 	}
 }
 
-func (t *tracer) element(container, v ssa.Value) {
+func (t *tracer) addElement(container, v ssa.Value) {
 	key := elementKey(container.Type())
-	t.elements[key] = append(t.elements[key], element{container, v})
+	t.elements[key] = append(t.elements[key], containerElement{container, v})
 }
 
 // elementKey returns the same key for an array, a pointer to the array and a slice. The key does not depend on the
@@ -126,10 +126,10 @@ func elementKey(container types.Type) string {
 	}
 }
 
-// captured returns the variable to which a closure refers, in the function that declares the variable.
-func captured(v *ssa.FreeVar) ssa.Value {
+// capturedVariable returns the variable to which a closure refers, in the function that declares the variable.
+func capturedVariable(v *ssa.FreeVar) ssa.Value {
 	for {
-		b := boundTo(v)
+		b := boundValueOf(v)
 		outer, ok := b.(*ssa.FreeVar)
 		if !ok {
 			return b
@@ -138,8 +138,8 @@ func captured(v *ssa.FreeVar) ssa.Value {
 	}
 }
 
-// trace is one search of a tracer.
-type trace struct {
+// traceSearch is one search of a tracer.
+type traceSearch struct {
 	*tracer
 	stop func(ssa.Value) bool
 	seen map[origin]bool
@@ -148,27 +148,27 @@ type trace struct {
 
 // origins returns the possible sources of a value. The search does not continue beyond values for which stop
 // returns true. stop may be nil.
-func (t *tracer) origins(v ssa.Value, at *frame, stop func(ssa.Value) bool) []origin {
-	s := &trace{tracer: t, stop: stop, seen: map[origin]bool{}}
-	s.visit(v, at)
+func (t *tracer) origins(v ssa.Value, at *callFrame, stop func(ssa.Value) bool) []origin {
+	s := &traceSearch{tracer: t, stop: stop, seen: map[origin]bool{}}
+	s.visitValue(v, at)
 	return s.list
 }
 
-func (s *trace) leaf(v ssa.Value, at *frame) {
+func (s *traceSearch) addLeaf(v ssa.Value, at *callFrame) {
 	if o := (origin{v, at}); !slices.Contains(s.list, o) {
 		s.list = append(s.list, o)
 	}
 }
 
-func (s *trace) all(list []ssa.Value, at *frame) {
+func (s *traceSearch) visitAll(list []ssa.Value, at *callFrame) {
 	for _, v := range list {
-		s.visit(v, at)
+		s.visitValue(v, at)
 	}
 }
 
-func (s *trace) visit(v ssa.Value, at *frame) {
+func (s *traceSearch) visitValue(v ssa.Value, at *callFrame) {
 	if v == nil || len(s.seen) > maxOrigins {
-		s.leaf(nil, nil)
+		s.addLeaf(nil, nil)
 		return
 	}
 	if s.seen[origin{v, at}] {
@@ -176,103 +176,103 @@ func (s *trace) visit(v ssa.Value, at *frame) {
 	}
 	s.seen[origin{v, at}] = true
 	if s.stop != nil && s.stop(v) {
-		s.leaf(v, at)
+		s.addLeaf(v, at)
 		return
 	}
 	switch v := v.(type) {
 	case *ssa.Parameter:
-		s.parameter(v, at)
+		s.visitParameter(v, at)
 	case *ssa.FreeVar:
-		s.freeVar(v, s.visit)
+		s.visitFreeVar(v, s.visitValue)
 	case *ssa.Phi:
-		s.all(v.Edges, at)
+		s.visitAll(v.Edges, at)
 	case *ssa.ChangeType:
-		s.visit(v.X, at)
+		s.visitValue(v.X, at)
 	case *ssa.ChangeInterface:
-		s.visit(v.X, at)
+		s.visitValue(v.X, at)
 	case *ssa.Convert:
-		s.visit(v.X, at)
+		s.visitValue(v.X, at)
 	case *ssa.MakeInterface:
-		s.visit(v.X, at)
+		s.visitValue(v.X, at)
 	case *ssa.TypeAssert:
-		s.visit(v.X, at)
+		s.visitValue(v.X, at)
 	case *ssa.Slice:
-		s.visit(v.X, at)
+		s.visitValue(v.X, at)
 	case *ssa.Field:
-		s.field(fieldVar(v.X.Type(), v.Field))
+		s.visitField(fieldVar(v.X.Type(), v.Field))
 	case *ssa.UnOp:
-		s.unary(v, at)
+		s.visitUnary(v, at)
 	case *ssa.Lookup:
-		s.container(v.X)
+		s.visitContainer(v.X)
 	case *ssa.Index:
-		s.container(v.X)
+		s.visitContainer(v.X)
 	case *ssa.Extract:
-		s.extract(v, at)
+		s.visitExtract(v, at)
 	case *ssa.Call:
-		s.result(v, 0, v, at)
+		s.visitResult(v, 0, v, at)
 	default:
-		s.leaf(v, at)
+		s.addLeaf(v, at)
 	}
 }
 
-func (s *trace) unary(v *ssa.UnOp, at *frame) {
+func (s *traceSearch) visitUnary(v *ssa.UnOp, at *callFrame) {
 	switch v.Op {
 	case token.MUL:
-		s.load(v.X, at)
+		s.visitLoad(v.X, at)
 	case token.ARROW:
-		s.container(v.X)
+		s.visitContainer(v.X)
 	default:
-		s.leaf(v, at)
+		s.addLeaf(v, at)
 	}
 }
 
-func (s *trace) extract(v *ssa.Extract, at *frame) {
+func (s *traceSearch) visitExtract(v *ssa.Extract, at *callFrame) {
 	switch x := v.Tuple.(type) {
 	case *ssa.Call:
-		s.result(x, v.Index, v, at)
+		s.visitResult(x, v.Index, v, at)
 	case *ssa.TypeAssert:
-		s.visit(x.X, at)
+		s.visitValue(x.X, at)
 	case *ssa.Lookup:
-		s.container(x.X)
+		s.visitContainer(x.X)
 	case *ssa.UnOp:
-		s.container(x.X)
+		s.visitContainer(x.X)
 	case *ssa.Next:
 		if r, ok := x.Iter.(*ssa.Range); ok && v.Index == 2 {
-			s.container(r.X)
+			s.visitContainer(r.X)
 			return
 		}
-		s.leaf(v, at)
+		s.addLeaf(v, at)
 	default:
-		s.leaf(v, at)
+		s.addLeaf(v, at)
 	}
 }
 
-// container visits the elements of a container. The trace distinguishes maps and channels by their allocations if
+// visitContainer visits the elements of a container. The trace distinguishes maps and channels by their allocations if
 // these are known. It distinguishes other containers by their type.
-func (s *trace) container(x ssa.Value) {
+func (s *traceSearch) visitContainer(x ssa.Value) {
 	found := false
-	from := s.makers(x)
+	from := s.containerAllocs(x)
 	for _, e := range s.elements[elementKey(x.Type())] {
 		if from != nil {
-			if to := s.makers(e.container); to != nil && !common(from, to) {
+			if to := s.containerAllocs(e.container); to != nil && !haveCommon(from, to) {
 				continue
 			}
 		}
 		found = true
-		s.visit(e.v, nil)
+		s.visitValue(e.v, nil)
 	}
 	if !found {
-		s.leaf(nil, nil)
+		s.addLeaf(nil, nil)
 	}
 }
 
-// common reports whether two lists have a common element.
-func common(a, b []origin) bool {
+// haveCommon reports whether two lists have a common element.
+func haveCommon(a, b []origin) bool {
 	return slices.ContainsFunc(a, func(o origin) bool { return slices.Contains(b, o) })
 }
 
-// makers returns the allocations of a map or channel, or nil if they are unknown.
-func (t *tracer) makers(x ssa.Value) []origin {
+// containerAllocs returns the allocations of a map or channel, or nil if they are unknown.
+func (t *tracer) containerAllocs(x ssa.Value) []origin {
 	if list, ok := t.made[x]; ok {
 		return list
 	}
@@ -296,34 +296,34 @@ func (t *tracer) makers(x ssa.Value) []origin {
 	return list
 }
 
-// field visits the values that are stored in a field.
-func (s *trace) field(v *types.Var) {
-	if len(s.fields[v]) == 0 && !s.p.ours(v.Pkg()) {
-		s.leaf(nil, nil)
+// visitField visits the values that are stored in a field.
+func (s *traceSearch) visitField(v *types.Var) {
+	if len(s.fields[v]) == 0 && !s.p.isOwn(v.Pkg()) {
+		s.addLeaf(nil, nil)
 	}
-	s.all(s.fields[v], nil)
+	s.visitAll(s.fields[v], nil)
 }
 
-// parameter visits the argument of the call through which the trace has entered the function. Without such a call,
+// visitParameter visits the argument of the call through which the trace has entered the function. Without such a call,
 // parameter visits the arguments of all callers.
-func (s *trace) parameter(v *ssa.Parameter, at *frame) {
+func (s *traceSearch) visitParameter(v *ssa.Parameter, at *callFrame) {
 	fn := v.Parent()
 	i := slices.Index(fn.Params, v)
 	if at != nil && at.in == fn {
-		s.visit(argument(at.call, fn, i), at.up)
+		s.visitValue(argumentFor(at.call, fn, i), at.up)
 		return
 	}
 	if len(s.callers[fn]) == 0 {
-		s.leaf(nil, nil)
+		s.addLeaf(nil, nil)
 	}
 	for _, k := range s.callers[fn] {
-		s.visit(argument(k.c, fn, i), nil)
+		s.visitValue(argumentFor(k.c, fn, i), nil)
 	}
 }
 
-// argument returns the value that a call passes for a parameter of a callee. The result is nil if another function
+// argumentFor returns the value that a call passes for a parameter of a callee. The result is nil if another function
 // calls the callee.
-func argument(c *call, fn *ssa.Function, i int) ssa.Value {
+func argumentFor(c *call, fn *ssa.Function, i int) ssa.Value {
 	at, ok := c.at.(ssa.CallInstruction)
 	if !ok {
 		return nil
@@ -342,31 +342,32 @@ func argument(c *call, fn *ssa.Function, i int) ssa.Value {
 	return args[i]
 }
 
-// freeVar applies visit to the values to which a closure's variable is bound.
-func (s *trace) freeVar(v *ssa.FreeVar, visit func(ssa.Value, *frame)) {
+// visitFreeVar applies visit to the values to which a closure's variable is bound.
+func (s *traceSearch) visitFreeVar(v *ssa.FreeVar, visit func(ssa.Value, *callFrame)) {
 	fn := v.Parent()
 	i := slices.Index(fn.FreeVars, v)
 	for _, m := range s.closures[fn] {
 		visit(m.Bindings[i], nil)
 	}
 	if len(s.closures[fn]) == 0 {
-		s.leaf(nil, nil)
+		s.addLeaf(nil, nil)
 	}
 }
 
-// result visits a result of a call. If the source of the function is not available, the result is itself an origin.
-func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
+// visitResult visits a result of a call. If the source of the function is not available, the result is itself an
+// origin.
+func (s *traceSearch) visitResult(c *ssa.Call, i int, v ssa.Value, at *callFrame) {
 	if b, ok := c.Call.Value.(*ssa.Builtin); ok {
 		if b.Name() == "append" {
-			s.all(c.Call.Args, at)
+			s.visitAll(c.Call.Args, at)
 			return
 		}
-		s.leaf(v, at)
+		s.addLeaf(v, at)
 		return
 	}
 	k := s.calls[c]
 	if k == nil || len(k.ownCallees()) == 0 || len(k.library) > 0 {
-		s.leaf(v, at)
+		s.addLeaf(v, at)
 	}
 	if k == nil {
 		return
@@ -374,21 +375,21 @@ func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
 	for _, g := range k.ownCallees() {
 		fn := g.Function
 		static := c.Call.StaticCallee()
-		if static != nil && static != fn || len(fn.Params) > 0 && argument(k, fn, 0) == nil ||
+		if static != nil && static != fn || len(fn.Params) > 0 && argumentFor(k, fn, 0) == nil ||
 			fn.Signature.Results().Len() <= i {
-			s.leaf(v, at)
+			s.addLeaf(v, at)
 			continue
 		}
 		for _, b := range fn.Blocks {
 			if r, ok := b.Instrs[len(b.Instrs)-1].(*ssa.Return); ok && i < len(r.Results) {
-				s.visit(r.Results[i], s.enter(k, fn, at))
+				s.visitValue(r.Results[i], s.enterCall(k, fn, at))
 			}
 		}
 	}
 }
 
-// enter returns the frame for a call, or nil beyond the maximum depth.
-func (t *tracer) enter(c *call, fn *ssa.Function, up *frame) *frame {
+// enterCall returns the frame for a call, or nil beyond the maximum depth.
+func (t *tracer) enterCall(c *call, fn *ssa.Function, up *callFrame) *callFrame {
 	n := 0
 	for x := up; x != nil; x = x.up {
 		n++
@@ -396,41 +397,41 @@ func (t *tracer) enter(c *call, fn *ssa.Function, up *frame) *frame {
 	if n >= maxFrames {
 		return nil
 	}
-	key := frame{c, fn, up}
+	key := callFrame{c, fn, up}
 	if t.frames[key] == nil {
 		t.frames[key] = &key
 	}
 	return t.frames[key]
 }
 
-// load visits the values that may be stored at an address.
-func (s *trace) load(addr ssa.Value, at *frame) {
+// visitLoad visits the values that may be stored at an address.
+func (s *traceSearch) visitLoad(addr ssa.Value, at *callFrame) {
 	switch addr := addr.(type) {
 	case *ssa.Alloc:
 		if len(s.variable[addr]) == 0 {
-			s.leaf(addr, at)
+			s.addLeaf(addr, at)
 		}
-		s.all(s.variable[addr], at)
+		s.visitAll(s.variable[addr], at)
 	case *ssa.Global:
 		if len(s.variable[addr]) == 0 {
-			s.leaf(addr, at)
+			s.addLeaf(addr, at)
 		}
-		s.all(s.variable[addr], nil)
+		s.visitAll(s.variable[addr], nil)
 	case *ssa.FieldAddr:
-		s.field(fieldVar(addr.X.Type(), addr.Field))
+		s.visitField(fieldVar(addr.X.Type(), addr.Field))
 	case *ssa.IndexAddr:
-		s.container(addr.X)
+		s.visitContainer(addr.X)
 	case *ssa.FreeVar:
-		s.freeVar(addr, s.load)
+		s.visitFreeVar(addr, s.visitLoad)
 	default:
-		s.pointer(addr, at)
+		s.visitPointer(addr, at)
 	}
 }
 
-// pointer visits the values that may be stored at the target of a pointer.
-func (s *trace) pointer(addr ssa.Value, at *frame) {
+// visitPointer visits the values that may be stored at the target of a pointer.
+func (s *traceSearch) visitPointer(addr ssa.Value, at *callFrame) {
 	if s.depth >= maxPointers {
-		s.leaf(nil, nil)
+		s.addLeaf(nil, nil)
 		return
 	}
 	s.depth++
@@ -438,9 +439,9 @@ func (s *trace) pointer(addr ssa.Value, at *frame) {
 	for _, o := range s.origins(addr, at, nil) {
 		switch o.v.(type) {
 		case *ssa.Alloc, *ssa.Global, *ssa.FieldAddr, *ssa.IndexAddr:
-			s.load(o.v, o.at)
+			s.visitLoad(o.v, o.at)
 		default:
-			s.leaf(nil, nil)
+			s.addLeaf(nil, nil)
 		}
 	}
 }

@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// want matches a comment that lists the expected reports of its line: // want "regexp" ["regexp" ...]. Each
+// wantPattern matches a comment that lists the expected reports of its line: // want "regexp" ["regexp" ...]. Each
 // expression must match "CHECK: TEXT" of a report on that line.
-var want = regexp.MustCompile(`// want ((?:"(?:[^"\\]|\\.)*"\s*)+)(?:$|\*/)`)
-var quoted = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
+var wantPattern = regexp.MustCompile(`// want ((?:"(?:[^"\\]|\\.)*"\s*)+)(?:$|\*/)`)
+var quotedPattern = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
 
 // TestSnippets tests that each fault in a wrong snippet is reported at its position, and that there are no other
 // reports. Correct snippets have no reports.
@@ -30,11 +30,11 @@ func TestSnippets(t *testing.T) {
 		t.Fatalf("Load: got %d programs and error %v, want 1 program", len(programs), err)
 	}
 	p := programs[0]
-	got := map[line][]string{}
-	for _, r := range append(p.Check(), Unused(programs)...) {
+	got := map[sourceLine][]string{}
+	for _, r := range append(p.Check(), UnusedEscapes(programs)...) {
 		at := p.Fset.Position(r.Pos)
 		if strings.Contains(at.Filename, "testdata") {
-			got[line{at.Filename, at.Line}] = append(got[line{at.Filename, at.Line}], p.Format(&r, true))
+			got[sourceLine{at.Filename, at.Line}] = append(got[sourceLine{at.Filename, at.Line}], p.Format(&r, true))
 		}
 	}
 	counts := map[string]int{}
@@ -54,10 +54,10 @@ func TestSnippets(t *testing.T) {
 			defer f.Close()
 			s := bufio.NewScanner(f)
 			for n := 1; s.Scan(); n++ {
-				l := line{abs, n}
-				m := want.FindStringSubmatch(s.Text())
+				l := sourceLine{abs, n}
+				m := wantPattern.FindStringSubmatch(s.Text())
 				if m != nil {
-					for _, q := range quoted.FindAllStringSubmatch(m[1], -1) {
+					for _, q := range quotedPattern.FindAllStringSubmatch(m[1], -1) {
 						wanted++
 						re := regexp.MustCompile(q[1])
 						found := false

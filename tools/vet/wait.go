@@ -17,21 +17,21 @@ import (
 // entry. A poll that returns no completion only reads, so a cycle of empty polls waits.
 
 // waitLoops finds the waiting loops of a function.
-func waitLoops(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
-	pure := purity{}
-	loops := []*waiting{}
+func waitLoops(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []spinLoop) {
+	pure := pureFuncs{}
+	loops := []*waitFinder{}
 	for _, body := range naturalLoops(f) {
-		loops = append(loops, &waiting{body: body})
+		loops = append(loops, &waitFinder{body: body})
 	}
-	if w := recursion(f); w != nil {
+	if w := recursionLoop(f); w != nil {
 		loops = append(loops, w)
 	}
 	for _, w := range loops {
 		w.pure, w.known = pure, known
 		w.places = w.observedPlaces()
-		for _, s := range w.cycles() {
+		for _, s := range w.harmlessCycles() {
 			if at, ok := w.waitBranch(s); ok && !isSpinLoop(s) {
-				list = append(list, loop{at, w.posIn(s, at), "until another goroutine has done something"})
+				list = append(list, spinLoop{at, w.conditionPos(s, at), "until another goroutine has done something"})
 			}
 		}
 	}
@@ -44,7 +44,7 @@ func isSpinLoop(s blockSet) bool {
 		for _, at := range b.Instrs {
 			if c, ok := at.(*ssa.Call); ok {
 				if o, ok := calleeObject(c).(*types.Func); ok {
-					if kind, _ := outsideKind(o); kind == yields {
+					if kind, _ := externalKind(o); kind == yields {
 						return true
 					}
 				}
@@ -54,13 +54,13 @@ func isSpinLoop(s blockSet) bool {
 	return false
 }
 
-// recursion returns the loop of the calls by which a function calls itself with its own arguments, or nil.
-func recursion(f *ssa.Function) *waiting {
-	w := &waiting{body: blockSet{}, again: map[ssa.Instruction]bool{}}
+// recursionLoop returns the loop of the calls by which a function calls itself with its own arguments, or nil.
+func recursionLoop(f *ssa.Function) *waitFinder {
+	w := &waitFinder{body: blockSet{}, again: map[ssa.Instruction]bool{}}
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
 			c, ok := at.(*ssa.Call)
-			if ok && calls(c, f) && ownArguments(f, c) {
+			if ok && callsFunction(c, f) && passesOwnArguments(f, c) {
 				w.again[c] = true
 				for _, x := range f.Blocks {
 					w.body[x] = true
@@ -74,8 +74,9 @@ func recursion(f *ssa.Function) *waiting {
 	return w
 }
 
-// calls reports whether a call calls a function directly, or by the variable in which only the function is stored.
-func calls(c *ssa.Call, f *ssa.Function) bool {
+// callsFunction reports whether a call calls a function directly, or by the variable in which only the function is
+// stored.
+func callsFunction(c *ssa.Call, f *ssa.Function) bool {
 	if c.Call.IsInvoke() || c.Call.StaticCallee() != nil {
 		return c.Call.StaticCallee() == f
 	}
@@ -87,7 +88,7 @@ func calls(c *ssa.Call, f *ssa.Function) bool {
 	if !ok {
 		return false
 	}
-	a, ok := captured(v).(*ssa.Alloc)
+	a, ok := capturedVariable(v).(*ssa.Alloc)
 	if !ok {
 		return false
 	}
@@ -102,8 +103,8 @@ func calls(c *ssa.Call, f *ssa.Function) bool {
 	return is
 }
 
-// ownArguments reports whether a call passes the parameters of a function unchanged.
-func ownArguments(f *ssa.Function, c *ssa.Call) bool {
+// passesOwnArguments reports whether a call passes the parameters of a function unchanged.
+func passesOwnArguments(f *ssa.Function, c *ssa.Call) bool {
 	for i, a := range c.Call.Args {
 		if i >= len(f.Params) || a != ssa.Value(f.Params[i]) {
 			return false
@@ -114,10 +115,10 @@ func ownArguments(f *ssa.Function, c *ssa.Call) bool {
 
 type blockSet map[*ssa.BasicBlock]bool
 
-// waiting searches a loop for cycles that wait.
-type waiting struct {
+// waitFinder searches a loop for cycles that wait.
+type waitFinder struct {
 	body   blockSet
-	pure   purity
+	pure   pureFuncs
 	known  map[ssa.CallInstruction][]*ssa.Function // callees of interface calls and of function values
 	places map[any]bool                            // fields and variables that the conditions of the loop read
 	again  map[ssa.Instruction]bool                // calls of the function itself, see recursion
@@ -132,7 +133,7 @@ type condition struct {
 }
 
 // conditionOf determines the dependencies of a condition.
-func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
+func (w *waitFinder) conditionOf(v ssa.Value, in blockSet) condition {
 	var c condition
 	const onPath, done = 1, 2
 	state := map[ssa.Value]int{}
@@ -151,7 +152,7 @@ func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
 		case *ssa.Next:
 			c.carried = true
 		case *ssa.Call:
-			c.ours = c.ours || !w.harmless(at)
+			c.ours = c.ours || !w.isHarmless(at)
 		}
 		if w.readsShared(at) {
 			c.seen = append(c.seen, at)
@@ -168,7 +169,7 @@ func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
 }
 
 // observedPlaces returns the places that the conditions of the loop read.
-func (w *waiting) observedPlaces() map[any]bool {
+func (w *waitFinder) observedPlaces() map[any]bool {
 	places := map[any]bool{}
 	for b := range w.body {
 		if cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok {
@@ -201,7 +202,7 @@ func variableAt(addr ssa.Value) any {
 	case *ssa.Global, *ssa.Alloc:
 		return addr
 	case *ssa.FreeVar:
-		if v := captured(addr); v != nil {
+		if v := capturedVariable(addr); v != nil {
 			return v
 		}
 	}
@@ -226,19 +227,19 @@ func atomicCall(at ssa.Instruction) string {
 	return ""
 }
 
-// observers lists functions of package ib that only read a state.
-var observers = []string{
+// observerFuncs lists functions of package ib that only read a state.
+var observerFuncs = []string{
 	"(*" + ibPath + ".QP).State", "(" + ibPath + ".DriverQP).State", "(*" + ibPath + ".Device).State",
 }
 
-// polls reports whether a call polls a completion queue.
-func polls(at *ssa.Call) bool {
+// isCQPoll reports whether a call polls a completion queue.
+func isCQPoll(at *ssa.Call) bool {
 	o, _ := calleeObject(at).(*types.Func)
 	return o != nil && (o.FullName() == "(*"+ibPath+".CQ).Poll" || o.FullName() == "("+ibPath+".DriverCQ).Poll")
 }
 
 // readsShared reports whether an instruction reads memory that other goroutines can change.
-func (w *waiting) readsShared(at ssa.Instruction) bool {
+func (w *waitFinder) readsShared(at ssa.Instruction) bool {
 	switch at := at.(type) {
 	case *ssa.UnOp:
 		return at.Op == token.MUL && mayBeShared(at.X)
@@ -252,26 +253,26 @@ func (w *waiting) readsShared(at ssa.Instruction) bool {
 		case "Load":
 			return true
 		case "CompareAndSwap", "Swap": // the loop computes neither the value nor the place
-			return w.invariant(at.Call.Args[1]) && w.invariantPlace(at.Call.Args[0])
+			return w.isInvariant(at.Call.Args[1]) && w.isInvariantAddress(at.Call.Args[0])
 		case "":
 			o, _ := calleeObject(at).(*types.Func)
 			fn := at.Call.StaticCallee()
-			if o != nil && slices.Contains(observers, o.FullName()) || w.again[at] {
+			if o != nil && slices.Contains(observerFuncs, o.FullName()) || w.again[at] {
 				return true
 			}
-			if polls(at) { // the caller of a function with a poll does not show which of its results is progress
+			if isCQPoll(at) { // the caller of a function with a poll does not show which of its results is progress
 				return !w.within
 			}
-			return fn == nil && w.onlyLooks(at) || fn != nil && (lockCall(fn) == tryCalled || w.pure.of(fn))
+			return fn == nil && w.onlyReads(at) || fn != nil && (lockCall(fn) == tryCalled || w.pure.isPure(fn))
 		}
 	}
 	return false
 }
 
-// onlyLooks reports whether all callees of an interface or function value only read memory.
-func (w *waiting) onlyLooks(at *ssa.Call) bool {
+// onlyReads reports whether all callees of an interface or function value only read memory.
+func (w *waitFinder) onlyReads(at *ssa.Call) bool {
 	list := w.known[at]
-	return len(list) > 0 && !slices.ContainsFunc(list, func(fn *ssa.Function) bool { return !w.pure.of(fn) })
+	return len(list) > 0 && !slices.ContainsFunc(list, func(fn *ssa.Function) bool { return !w.pure.isPure(fn) })
 }
 
 func isChan(t types.Type) bool {
@@ -285,8 +286,8 @@ func mayBeShared(addr ssa.Value) bool {
 	return !ok || a.Heap
 }
 
-// invariant reports whether a value is the same in each iteration.
-func (w *waiting) invariant(v ssa.Value) bool {
+// isInvariant reports whether a value is the same in each iteration.
+func (w *waitFinder) isInvariant(v ssa.Value) bool {
 	at, ok := v.(ssa.Instruction)
 	if !ok || !w.body[at.Block()] {
 		return true
@@ -296,27 +297,27 @@ func (w *waiting) invariant(v ssa.Value) bool {
 		return false
 	}
 	for _, o := range at.Operands(nil) {
-		if *o != nil && !w.invariant(*o) {
+		if *o != nil && !w.isInvariant(*o) {
 			return false
 		}
 	}
 	return true
 }
 
-// invariantPlace reports whether an address is the same in each iteration, provided that the pointers to it do not
+// isInvariantAddress reports whether an address is the same in each iteration, provided that the pointers to it do not
 // change.
-func (w *waiting) invariantPlace(addr ssa.Value) bool {
+func (w *waitFinder) isInvariantAddress(addr ssa.Value) bool {
 	switch v := addr.(type) {
 	case *ssa.FieldAddr:
-		return w.invariantPlace(v.X)
+		return w.isInvariantAddress(v.X)
 	case *ssa.UnOp:
-		return v.Op == token.MUL && w.invariantPlace(v.X)
+		return v.Op == token.MUL && w.isInvariantAddress(v.X)
 	}
-	return w.invariant(addr)
+	return w.isInvariant(addr)
 }
 
-// harmless reports whether an instruction makes no progress and cannot change the condition of the loop.
-func (w *waiting) harmless(at ssa.Instruction) bool {
+// isHarmless reports whether an instruction makes no progress and cannot change the condition of the loop.
+func (w *waitFinder) isHarmless(at ssa.Instruction) bool {
 	if w.readsShared(at) {
 		return true
 	}
@@ -325,24 +326,24 @@ func (w *waiting) harmless(at ssa.Instruction) bool {
 		return !mayBeShared(at.Addr) || w.isUnrelated(at.Addr)
 	case *ssa.Defer: // RunDefers runs only these calls
 		fn := at.Call.StaticCallee()
-		return fn != nil && (lockCall(fn) != noLockCall || w.pure.of(fn))
+		return fn != nil && (lockCall(fn) != noLockCall || w.pure.isPure(fn))
 	case *ssa.Send, *ssa.MapUpdate, *ssa.Go, *ssa.Panic, *ssa.Select:
 		return false
 	case *ssa.UnOp:
 		return at.Op != token.ARROW
 	case *ssa.Call:
-		return w.harmlessCall(at)
+		return w.isHarmlessCall(at)
 	}
 	return true
 }
 
 // isUnrelated reports whether an address is that of a field or variable that the conditions of the loop do not read.
-func (w *waiting) isUnrelated(addr ssa.Value) bool {
+func (w *waitFinder) isUnrelated(addr ssa.Value) bool {
 	place := variableAt(addr)
 	return place != nil && !w.places[place] && w.places != nil
 }
 
-func (w *waiting) harmlessCall(at *ssa.Call) bool {
+func (w *waitFinder) isHarmlessCall(at *ssa.Call) bool {
 	if b, ok := at.Call.Value.(*ssa.Builtin); ok {
 		return slices.Contains([]string{"len", "cap", "min", "max", "append", "ssa:wrapnilchk"}, b.Name())
 	}
@@ -361,27 +362,27 @@ func (w *waiting) harmlessCall(at *ssa.Call) bool {
 	}
 	o, ok := objectOf(fn).(*types.Func)
 	if fn.Blocks != nil || !ok {
-		return w.pure.of(fn)
+		return w.pure.isPure(fn)
 	}
-	kind, known := outsideKind(o)
+	kind, known := externalKind(o)
 	return known && (kind == yields || kind == reads || kind == never && o.Signature().Recv() == nil)
 }
 
-// purity records which functions only read memory.
-type purity map[*ssa.Function]bool
+// pureFuncs records which functions only read memory.
+type pureFuncs map[*ssa.Function]bool
 
-func (p purity) of(fn *ssa.Function) bool {
+func (p pureFuncs) isPure(fn *ssa.Function) bool {
 	if is, ok := p[fn]; ok || fn.Blocks == nil {
 		return is
 	}
 	p[fn] = false // assumed during the search, for a recursive function
-	w := &waiting{body: blockSet{}, pure: p, within: true}
+	w := &waitFinder{body: blockSet{}, pure: p, within: true}
 	for _, b := range fn.Blocks {
 		w.body[b] = true
 	}
 	for _, b := range fn.Blocks {
 		for _, at := range b.Instrs {
-			if !w.harmless(at) {
+			if !w.isHarmless(at) {
 				return false
 			}
 		}
@@ -390,15 +391,15 @@ func (p purity) of(fn *ssa.Function) bool {
 	return true
 }
 
-// cycles returns the strongly connected sets of harmless blocks in the loop.
-func (w *waiting) cycles() (list []blockSet) {
+// harmlessCycles returns the strongly connected sets of harmless blocks in the loop.
+func (w *waitFinder) harmlessCycles() (list []blockSet) {
 	calm := blockSet{}
 	for b := range w.body {
-		if !slices.ContainsFunc(b.Instrs, func(at ssa.Instruction) bool { return !w.harmless(at) }) {
+		if !slices.ContainsFunc(b.Instrs, func(at ssa.Instruction) bool { return !w.isHarmless(at) }) {
 			calm[b] = true
 		}
 	}
-	for _, scc := range connected(calm, w.next) {
+	for _, scc := range stronglyConnected(calm, w.successors) {
 		set := blockSet{}
 		for _, b := range scc {
 			set[b] = true
@@ -408,9 +409,9 @@ func (w *waiting) cycles() (list []blockSet) {
 	return list
 }
 
-// next returns the successors of a block that are reached without progress. A ready case of a select, an acquired
+// successors returns the successors of a block that are reached without progress. A ready case of a select, an acquired
 // lock, a swapped value and a polled completion are progress.
-func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
+func (w *waitFinder) successors(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	for _, at := range b.Instrs {
 		if w.again[at] {
 			return append(slices.Clone(b.Succs), at.Parent().Blocks[0])
@@ -468,16 +469,16 @@ func successBranch(cond ssa.Value) int {
 	return 0
 }
 
-// countsPolled reports whether a value is the number of completions that a poll has returned.
-func countsPolled(v ssa.Value) bool {
+// isPolledCount reports whether a value is the number of completions that a poll has returned.
+func isPolledCount(v ssa.Value) bool {
 	switch v := v.(type) {
 	case *ssa.Extract:
 		c, ok := v.Tuple.(*ssa.Call)
-		return ok && v.Index == 0 && polls(c)
+		return ok && v.Index == 0 && isCQPoll(c)
 	case *ssa.Phi:
 		return !slices.ContainsFunc(v.Edges, func(e ssa.Value) bool {
 			x, ok := e.(*ssa.Extract)
-			return !ok || !countsPolled(x)
+			return !ok || !isPolledCount(x)
 		})
 	}
 	return false
@@ -486,7 +487,7 @@ func countsPolled(v ssa.Value) bool {
 // polledBranch returns the same result as successBranch for a comparison of the number of polled completions with a
 // value that is at least 0.
 func polledBranch(v *ssa.BinOp) int {
-	if !countsPolled(v.X) {
+	if !isPolledCount(v.X) {
 		return 0
 	}
 	zero := false
@@ -539,12 +540,12 @@ func swapBranch(v *ssa.BinOp) int {
 
 // waitBranch returns the branch on which a cycle waits for other goroutines. A cycle that a variable of the loop ends
 // does not wait.
-func (w *waiting) waitBranch(s blockSet) (ssa.Instruction, bool) {
+func (w *waitFinder) waitBranch(s blockSet) (ssa.Instruction, bool) {
 	var at ssa.Instruction
 	exits := false
 	for _, b := range sortedBlocks(s) {
 		cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
-		if !ok || s[b.Succs[0]] && s[b.Succs[1]] && len(w.next(b)) == 2 {
+		if !ok || s[b.Succs[0]] && s[b.Succs[1]] && len(w.successors(b)) == 2 {
 			continue
 		}
 		exits = true
@@ -552,7 +553,7 @@ func (w *waiting) waitBranch(s blockSet) (ssa.Instruction, bool) {
 		if c.carried {
 			return nil, false
 		}
-		if len(c.seen) > 0 && !c.ours && !validates(c.seen) && at == nil {
+		if len(c.seen) > 0 && !c.ours && !comparesWithPresent(c.seen) && at == nil {
 			at = cond
 		}
 	}
@@ -563,17 +564,17 @@ func (w *waiting) waitBranch(s blockSet) (ssa.Instruction, bool) {
 	return at, at != nil
 }
 
-// validates reports whether a condition compares an earlier value of a place with its present value.
-func validates(seen []ssa.Instruction) bool {
+// comparesWithPresent reports whether a condition compares an earlier value of a place with its present value.
+func comparesWithPresent(seen []ssa.Instruction) bool {
 	shapes := map[string]bool{}
 	for _, at := range seen {
 		s := ""
 		switch at := at.(type) {
 		case *ssa.UnOp:
-			s = shape(at.X, 0)
+			s = describeValue(at.X, 0)
 		case *ssa.Call:
 			for _, a := range at.Call.Args {
-				s += shape(a, 0) + ","
+				s += describeValue(a, 0) + ","
 			}
 		default:
 			continue
@@ -594,9 +595,9 @@ func sortedBlocks(s blockSet) (list []*ssa.BasicBlock) {
 	return list
 }
 
-// posIn returns the position at which a cycle reads its condition. Without such a position, posIn returns the
-// position of the first instruction that has one.
-func (w *waiting) posIn(s blockSet, at ssa.Instruction) token.Pos {
+// conditionPos returns the position at which a cycle reads its condition. Without such a position, conditionPos returns
+// the position of the first instruction that has one.
+func (w *waitFinder) conditionPos(s blockSet, at ssa.Instruction) token.Pos {
 	if cond, ok := at.(*ssa.If); ok {
 		for _, x := range w.conditionOf(cond.Cond, s).seen {
 			if x.Pos().IsValid() {

@@ -18,21 +18,21 @@ type Consumer struct {
 	Name    string
 	Commit  string // a commit of Linux that fixes such a mistake, or "" if unknown
 	Rule    string // the rule of the contract that the consumer violates
-	Run     func(s *Site) error
+	Run     func(s *CheckedSite) error
 	Weak    bool // whether the mistake has an effect only on the least convenient device
 	Escapes bool // whether neither checked mode nor an error reports the mistake
 }
 
-// Site is the environment of a wrong consumer: a checked core with two devices.
-type Site struct {
+// CheckedSite is the environment of a wrong consumer: a checked core with two devices.
+type CheckedSite struct {
 	Core    ib.Core
 	Handles [2]*ib.DeviceHandle
 }
 
 // NewSite registers the devices. report receives the violations. With leastConvenient, NewSite registers the least
 // convenient devices.
-func NewSite(report func(check.Violation), leastConvenient bool) (*Site, error) {
-	s := &Site{}
+func NewSite(report func(check.Violation), leastConvenient bool) (*CheckedSite, error) {
+	s := &CheckedSite{}
 	check.On(&s.Core, check.Config{Report: report, ClientTimeout: 3 * time.Second})
 	for i := range s.Handles {
 		s.Handles[i] = loopback.New(fmt.Sprintf("loop%d", i), nil).Handle()
@@ -47,7 +47,7 @@ func NewSite(report func(check.Violation), leastConvenient bool) (*Site, error) 
 }
 
 // Close unregisters the devices.
-func (s *Site) Close() (err error) {
+func (s *CheckedSite) Close() (err error) {
 	for _, h := range s.Handles {
 		err = errors.Join(err, s.Core.Unregister(h))
 	}
@@ -64,8 +64,8 @@ type link struct {
 	a, b *ib.QP
 }
 
-// options holds the options of a link.
-type options struct {
+// linkOptions holds the options of a link.
+type linkOptions struct {
 	entries int // number of entries of the CQ
 	handler func(*ib.CQ)
 	event   func(*ib.QP, ib.EventType)
@@ -74,7 +74,7 @@ type options struct {
 	one     bool // whether the link is one queue pair, connected to itself
 }
 
-func open(d *ib.Device, o options) (l *link, err error) {
+func openLink(d *ib.Device, o linkOptions) (l *link, err error) {
 	l = &link{}
 	if l.pd, err = d.AllocPD(); err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func open(d *ib.Device, o options) (l *link, err error) {
 
 func (l *link) sge() []ib.SGE { return []ib.SGE{{Addr: l.mr.Addr(), Length: 64, LKey: l.mr.LKey()}} }
 
-func (l *link) recv(n int) error {
+func (l *link) postRecv(n int) error {
 	for i := range n {
 		wr := ib.RecvWR{ID: uint64(i), SGList: l.sge()}
 		var err error
@@ -154,7 +154,7 @@ func (l *link) recv(n int) error {
 	return nil
 }
 
-func (l *link) send(n int, flags ib.SendFlags) error {
+func (l *link) postSend(n int, flags ib.SendFlags) error {
 	for range n {
 		if _, err := l.a.PostSend(ib.SendWR{ID: 100, Opcode: ib.WRSend, Flags: flags, SGList: l.sge()}); err != nil {
 			return err
@@ -182,15 +182,15 @@ func drainCQ(cq *ib.CQ) {
 	}
 }
 
-// traffic arms the CQ, and exchanges n messages.
-func (l *link) traffic(n int) error {
+// exchangeMessages arms the CQ, and exchanges n messages.
+func (l *link) exchangeMessages(n int) error {
 	if _, err := l.cq.ReqNotify(ib.NotifyNextComp); err != nil {
 		return err
 	}
-	return errors.Join(l.recv(n), l.send(n, ib.SendSignaled))
+	return errors.Join(l.postRecv(n), l.postSend(n, ib.SendSignaled))
 }
 
-const pause = 50 * time.Millisecond // delay after which handlers have run
+const handlerDelay = 50 * time.Millisecond // delay after which handlers have run
 
 // Consumers lists the mistakes, each with the consumer that makes it.
 var Consumers = slices.Concat(firstConsumers, secondConsumers, thirdConsumers, weakConsumers)
@@ -201,8 +201,8 @@ var firstConsumers = []Consumer{
 		Name:   "sleep-in-handler",
 		Commit: `5c20311d76cb ("IB/mad: Don't call to function that might sleep while in atomic context")`,
 		Rule:   "A callback does not sleep, and calls only functions of the first group",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
 				drainCQ(cq)
 				if pd, err := cq.Device().AllocPD(); err == nil {
 					pd.Dealloc()
@@ -211,8 +211,8 @@ var firstConsumers = []Consumer{
 			if err != nil {
 				return nil
 			}
-			l.traffic(1)
-			time.Sleep(pause)
+			l.exchangeMessages(1)
+			time.Sleep(handlerDelay)
 			l.close()
 			return nil
 		},
@@ -222,9 +222,9 @@ var firstConsumers = []Consumer{
 		Name:   "handler-lock-held-by-sleeper",
 		Commit: `65936bf25f90 ("RDMA/ipoib: Fix ABBA deadlock with ipoib_reap_ah()")`,
 		Rule:   "A callback does not sleep",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
-			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
 				mu.Lock()
 				defer mu.Unlock()
 				drainCQ(cq)
@@ -233,10 +233,10 @@ var firstConsumers = []Consumer{
 				return nil
 			}
 			mu.Lock()
-			l.traffic(1)
+			l.exchangeMessages(1)
 			time.Sleep(500 * time.Millisecond) // stands for a wait for a timer or a reply
 			mu.Unlock()
-			time.Sleep(pause)
+			time.Sleep(handlerDelay)
 			l.close()
 			return nil
 		},
@@ -246,18 +246,18 @@ var firstConsumers = []Consumer{
 		// calls.
 		Name: "arm-after-poll",
 		Rule: "A consumer that has armed a CQ polls once more, or asks by NotifyReportMissed",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var once sync.Once
 			var l *link
-			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
 				drainCQ(cq)
-				once.Do(func() { l.more() })
+				once.Do(func() { l.exchangeOne() })
 				cq.ReqNotify(ib.NotifyNextComp)
 			}})
 			if err != nil {
 				return nil
 			}
-			l.traffic(1)
+			l.exchangeMessages(1)
 			time.Sleep(5 * time.Second) // waits for a call that never comes
 			l.close()
 			return nil
@@ -268,15 +268,15 @@ var firstConsumers = []Consumer{
 		Name:   "not-rearmed",
 		Commit: `d455ab64096b ("RDS/IB: always process recv completions")`,
 		Rule:   "ReqNotify arms the CQ for one call",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{handler: drainCQ})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: drainCQ})
 			if err != nil {
 				return nil
 			}
-			l.traffic(1)
-			time.Sleep(pause)
-			l.recv(2)
-			l.send(2, ib.SendSignaled)
+			l.exchangeMessages(1)
+			time.Sleep(handlerDelay)
+			l.postRecv(2)
+			l.postSend(2, ib.SendSignaled)
 			time.Sleep(5 * time.Second) // waits for a completion that never comes
 			l.close()
 			return nil
@@ -288,12 +288,12 @@ var firstConsumers = []Consumer{
 		Name:   "destroy-before-flush",
 		Commit: `7dad6b2e440d ("IB/srp: Fix a race condition triggered by destroying a queue pair")`,
 		Rule:   "flush not awaited: completions of a queue pair name requests that its consumer has freed",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{handler: func(*ib.CQ) {}})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(*ib.CQ) {}})
 			if err != nil {
 				return nil
 			}
-			l.recv(4)
+			l.postRecv(4)
 			l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 			err = l.b.Destroy()
 			wc := make([]ib.WC, 8)
@@ -308,12 +308,12 @@ var firstConsumers = []Consumer{
 		Name:   "dereg-in-flight",
 		Commit: `4af7f7ff92a4 ("nvme-rdma: don't complete requests before a send work request has completed")`,
 		Rule:   "flush not awaited before Dereg",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return nil
 			}
-			l.send(1, ib.SendSignaled) // the send stays pending, because the peer has posted no receive
+			l.postSend(1, ib.SendSignaled) // the send stays pending, because the peer has posted no receive
 			if err := l.mr.Dereg(); err != nil {
 				return err
 			}
@@ -330,8 +330,8 @@ var firstConsumers = []Consumer{
 		Name:   "post-after-destroy",
 		Commit: `830bb59b6ece ("SVCRDMA: Add check for XPT_CLOSE in svc_rdma_send")`,
 		Rule:   "Nobody uses an object that is gone",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return nil
 			}
@@ -339,7 +339,7 @@ var firstConsumers = []Consumer{
 			if err := l.close(); err != nil {
 				return nil
 			}
-			return old.send(1, ib.SendSignaled)
+			return old.postSend(1, ib.SendSignaled)
 		},
 	},
 	{
@@ -348,8 +348,8 @@ var firstConsumers = []Consumer{
 		Name:   "double-destroy",
 		Commit: `unconfirmed: "nvme-rdma: fix double freeing of async event data", 2018`,
 		Rule:   "Nobody uses an object that is gone",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return nil
 			}
@@ -361,8 +361,8 @@ var firstConsumers = []Consumer{
 		// The consumer destroys the CQ before the queue pairs that use it.
 		Name: "wrong-order",
 		Rule: "What something refers to cannot be destroyed (EBUSY)",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return nil
 			}
@@ -373,7 +373,7 @@ var firstConsumers = []Consumer{
 		// Remove frees the state of the client, but its event function stays registered.
 		Name: "event-handler-left",
 		Rule: "When Remove returns the client has freed everything; the end of an event registration",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
 					d.OnEvent(func(ib.Event) {})
@@ -384,7 +384,7 @@ var firstConsumers = []Consumer{
 			s.Core.RegisterClient(client)
 			s.Core.UnregisterClient(client)
 			s.Handles[0].DispatchEvent(ib.EventPortActive, 1)
-			time.Sleep(pause)
+			time.Sleep(handlerDelay)
 			return nil
 		},
 	},
@@ -393,13 +393,13 @@ var firstConsumers = []Consumer{
 		Name:   "work-after-remove",
 		Commit: `b5605148e6ce ("RDMA/srpt: Fix a use-after-free")`,
 		Rule:   "Nobody uses a device that is gone",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var got error
 			var wg sync.WaitGroup
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
 					wg.Go(func() {
-						time.Sleep(pause)
+						time.Sleep(handlerDelay)
 						_, got = d.QueryPort(1)
 					})
 					return nil, nil
@@ -417,12 +417,12 @@ var firstConsumers = []Consumer{
 		Name:   "work-after-unregister-client",
 		Commit: `305d568b72f1 ("RDMA/cma: Ensure rdma_addr_cancel() happens before issuing more requests")`,
 		Rule:   "when its Remove returns it has freed everything",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var wg sync.WaitGroup
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
 					wg.Go(func() {
-						time.Sleep(pause)
+						time.Sleep(handlerDelay)
 						d.AllocPD()
 					})
 					return nil, nil
@@ -440,9 +440,9 @@ var firstConsumers = []Consumer{
 		Name:   "destroy-in-event",
 		Commit: `081bdc9fe05b ("RDMA/ib_srp: Fix a deadlock")`,
 		Rule:   "It does not destroy what it is the callback of",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			got := make(chan error, 4)
-			l, err := open(s.Handles[0].Device(), options{srq: true, event: func(q *ib.QP, _ ib.EventType) {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{srq: true, event: func(q *ib.QP, _ ib.EventType) {
 				got <- q.Destroy()
 			}})
 			if err != nil {
@@ -462,10 +462,10 @@ var firstConsumers = []Consumer{
 		Name:   "lock-over-destroy",
 		Commit: `691b0480933f ("IB/isert: Fix dead lock in ib_isert")`,
 		Rule:   "Destroy waits for the handler: RuleWaitForSelf, in two threads",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
 			entered := make(chan bool, 4)
-			l, err := open(s.Handles[0].Device(), options{handler: func(*ib.CQ) {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(*ib.CQ) {
 				entered <- true
 				mu.Lock()
 				defer mu.Unlock()
@@ -474,7 +474,7 @@ var firstConsumers = []Consumer{
 				return nil
 			}
 			mu.Lock()
-			l.traffic(1)
+			l.exchangeMessages(1)
 			<-entered
 			l.a.Destroy()
 			l.b.Destroy()
@@ -490,7 +490,7 @@ var firstConsumers = []Consumer{
 		// The consumer creates an address handle for each answer, and leaks the handle when the post fails.
 		Name: "ah-leak",
 		Rule: "When Remove returns the client has destroyed all that it made",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var pd *ib.PD
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
@@ -514,16 +514,16 @@ var firstConsumers = []Consumer{
 		// No send is signaled. On hardware, the send queue thus stays full after the first eight sends.
 		Name: "unsignaled-only",
 		Rule: "signaling: a slot of the send queue is free again when a later signaled request has been polled",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return nil
 			}
 			for range 4 { // posts 32 requests to a queue of 8 entries
-				if err := l.recv(8); err != nil {
+				if err := l.postRecv(8); err != nil {
 					return err
 				}
-				if err := l.send(8, 0); err != nil {
+				if err := l.postSend(8, 0); err != nil {
 					return err
 				}
 				drainCQ(l.cq)
@@ -535,14 +535,14 @@ var firstConsumers = []Consumer{
 		// The consumer posts more requests than the CQ has entries.
 		Name: "cq-too-small",
 		Rule: "a CQ has an entry for each request that may be outstanding",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{entries: 4})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{entries: 4})
 			if err != nil {
 				return nil
 			}
-			l.recv(8)
-			l.send(8, ib.SendSignaled)
-			time.Sleep(pause)
+			l.postRecv(8)
+			l.postSend(8, ib.SendSignaled)
+			time.Sleep(handlerDelay)
 			return l.close()
 		},
 	},
@@ -552,11 +552,11 @@ var firstConsumers = []Consumer{
 		Name:   "one-state-for-all-devices",
 		Commit: `unconfirmed: "RDMA/cm: Fix memory leak in cm_add/remove_one", 2019`,
 		Rule:   "When Remove returns the client has destroyed all that it made",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var state *link
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (_ any, err error) {
-					state, err = open(d, options{})
+					state, err = openLink(d, linkOptions{})
 					return nil, err
 				},
 				Remove: func(*ib.Device, any) { state.close() },
@@ -572,13 +572,13 @@ var firstConsumers = []Consumer{
 		Name:   "srq-not-drained",
 		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
 		Rule:   "EventQPLastWQEReached is awaited before the queue pair is destroyed",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{srq: true})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{srq: true})
 			if err != nil {
 				return nil
 			}
-			l.recv(4)
-			l.send(2, ib.SendSignaled)
+			l.postRecv(4)
+			l.postSend(2, ib.SendSignaled)
 			err = errors.Join(l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState), l.b.Destroy())
 			l.b = l.a
 			return errors.Join(err, l.close())
@@ -589,7 +589,7 @@ var firstConsumers = []Consumer{
 		Name:   "remove-waits-for-user",
 		Commit: `036b10635739 ("IB/uverbs: Enable device removal when there are active user space applications")`,
 		Rule:   "Add and Remove return",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			client := &ib.Client{Name: "wrong",
 				Add:    func(*ib.Device) (any, error) { return nil, nil },
 				Remove: func(*ib.Device, any) { time.Sleep(7 * time.Second) },
@@ -604,9 +604,9 @@ var firstConsumers = []Consumer{
 		Name:   "destroy-while-posting",
 		Commit: `349d43127dac ("net/smc: fix kernel panic caused by race of smc_sock")`,
 		Rule:   "No thread is inside a call on an object when it is destroyed",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			for range 200 {
-				l, err := open(s.Handles[0].Device(), options{})
+				l, err := openLink(s.Handles[0].Device(), linkOptions{})
 				if err != nil {
 					return nil
 				}
@@ -628,5 +628,5 @@ var firstConsumers = []Consumer{
 	},
 }
 
-// more exchanges one more message.
-func (l *link) more() error { return errors.Join(l.recv(1), l.send(1, ib.SendSignaled)) }
+// exchangeOne exchanges one more message.
+func (l *link) exchangeOne() error { return errors.Join(l.postRecv(1), l.postSend(1, ib.SendSignaled)) }

@@ -15,11 +15,11 @@ var secondConsumers = []Consumer{
 		Name:   "poll-without-budget",
 		Commit: `"xprtrdma: Limit work done by completion handler", 2014`,
 		Rule:   "It returns: it neither panics nor ends its goroutine, nor computes without end",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var a atomic.Pointer[ib.QP]
 			idle := make(chan bool, 1)
 			wr := ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled}
-			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
 				wc := make([]ib.WC, 4)
 				for n, _ := cq.Poll(wc); n > 0; n, _ = cq.Poll(wc) {
 					for range n {
@@ -47,7 +47,7 @@ var secondConsumers = []Consumer{
 		Name:   "add-fails-leaves",
 		Commit: `"IB/srpt: Fix memory leak in srpt_add_one", 2020`,
 		Rule:   "When Remove (or a failing Add) returns the client has destroyed all that it made",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
 					var pds []*ib.PD
@@ -80,7 +80,7 @@ var secondConsumers = []Consumer{
 		Name:   "lock-over-stop",
 		Commit: "2f76e82947b9",
 		Rule:   "It must not be called by f, nor with a lock that f takes",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
 			began := make(chan bool, 1)
 			stop := s.Handles[0].Device().OnEvent(func(ib.Event) {
@@ -101,11 +101,11 @@ var secondConsumers = []Consumer{
 		Name:   "post-error-awaited",
 		Commit: `"RDMA/srp: Propagate ib_post_send() failures to the SCSI mid-layer", 2019`,
 		Rule:   "Posting returns how many work requests were taken, and an error exactly if that is not all; Remove returns",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			more := make(chan bool, 1)
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
-					return open(d, options{handler: func(*ib.CQ) {
+					return openLink(d, linkOptions{handler: func(*ib.CQ) {
 						select {
 						case more <- true:
 						default:
@@ -140,7 +140,7 @@ var secondConsumers = []Consumer{
 		Name:   "gid-leak",
 		Commit: `"RDMA/cm: Fix leaking the multicast GID table reference", 2025`,
 		Rule:   "GetGID refers to a GID, which must be put before the client's Remove returns",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			join := func(d *ib.Device, mtu ib.MTU) error {
 				ref, err := d.GetGID(1, 0)
 				if err != nil {

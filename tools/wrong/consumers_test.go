@@ -57,7 +57,7 @@ func TestConsumerProcess(t *testing.T) {
 
 // TestConsumers counts the wrong consumers that checked mode or an error reports.
 func TestConsumers(t *testing.T) {
-	if !*wrongToo {
+	if !*runWrong {
 		return
 	}
 	type result struct {
@@ -66,7 +66,7 @@ func TestConsumers(t *testing.T) {
 		err   error
 	}
 	caught := 0
-	for i, r := range atOnce(Consumers, func(c Consumer) (r result) {
+	for i, r := range runConcurrently(Consumers, func(c Consumer) (r result) {
 		ctx, cancel := context.WithTimeout(context.Background(), within+grace)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run", "^TestConsumerProcess$")

@@ -16,9 +16,9 @@ var thirdConsumers = []Consumer{
 		// The completion handler takes a lock of the control path, which holds it across the registration of memory.
 		Name: "lock-over-registration",
 		Rule: "A callback does not wait for a lock whose holder sleeps",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
-			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
 				mu.Lock()
 				defer mu.Unlock()
 				drainCQ(cq)
@@ -27,12 +27,12 @@ var thirdConsumers = []Consumer{
 			if err != nil {
 				return nil
 			}
-			if err := l.traffic(1); err != nil {
+			if err := l.exchangeMessages(1); err != nil {
 				return nil
 			}
 			for range 50 {
 				mu.Lock()
-				l.more()
+				l.exchangeOne()
 				time.Sleep(time.Millisecond) // the handler begins
 				if mr, err := l.pd.RegBytes(make([]byte, 4096), ib.AccessLocalWrite); err == nil {
 					mr.Dereg()
@@ -47,8 +47,8 @@ var thirdConsumers = []Consumer{
 		// later.
 		Name: "request-refilled-at-response",
 		Rule: "The memory of a SEND is not changed until its completion is polled",
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return nil
 			}
@@ -58,7 +58,7 @@ var thirdConsumers = []Consumer{
 				return nil
 			}
 			for i := range uint64(4) {
-				if err := l.recv(1); err != nil {
+				if err := l.postRecv(1); err != nil {
 					return nil
 				}
 				binary.NativeEndian.PutUint64(request, i)
@@ -67,7 +67,7 @@ var thirdConsumers = []Consumer{
 					return nil
 				}
 			}
-			if _, err := l.await(8); err != nil {
+			if _, err := l.awaitCompletions(8); err != nil {
 				return nil
 			}
 			mr.Dereg()
@@ -79,9 +79,9 @@ var thirdConsumers = []Consumer{
 		// Remove abandons its objects in place of their destruction.
 		Name: "idle-objects-abandoned",
 		Rule: "Abandon is for an object with a call that is blocked",
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			client := &ib.Client{Name: "wrong",
-				Add: func(d *ib.Device) (any, error) { return open(d, options{}) },
+				Add: func(d *ib.Device) (any, error) { return openLink(d, linkOptions{}) },
 				Remove: func(_ *ib.Device, data any) {
 					l := data.(*link)
 					l.a.Abandon()
@@ -103,8 +103,8 @@ var thirdConsumers = []Consumer{
 		Name: "word-counted-by-processor",
 		Rule: "Atomic operations are atomic among the queue pairs of one device (AtomicHCA)",
 		Weak: true,
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ var thirdConsumers = []Consumer{
 					return err
 				}
 				binary.NativeEndian.PutUint64(word, binary.NativeEndian.Uint64(word)+1)
-				if _, err := l.await(1); err != nil {
+				if _, err := l.awaitCompletions(1); err != nil {
 					return err
 				}
 			}

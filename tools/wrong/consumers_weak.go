@@ -18,16 +18,16 @@ var weakConsumers = []Consumer{
 		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
 		Rule:   "One with a shared receive queue is destroyed when EventQPLastWQEReached has come",
 		Weak:   true,
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{srq: true, one: true, event: func(*ib.QP, ib.EventType) {}})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{srq: true, one: true, event: func(*ib.QP, ib.EventType) {}})
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(l.recv(4), l.a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState),
-				l.send(1, ib.SendSignaled)); err != nil {
+			if err := errors.Join(l.postRecv(4), l.a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState),
+				l.postSend(1, ib.SendSignaled)); err != nil {
 				return err
 			}
-			if _, err := l.await(1); err != nil {
+			if _, err := l.awaitCompletions(1); err != nil {
 				return err
 			}
 			return l.close()
@@ -38,8 +38,8 @@ var weakConsumers = []Consumer{
 		Name: "key-of-before-rereg",
 		Rule: "Rereg: the keys may be others afterwards",
 		Weak: true,
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return err
 			}
@@ -53,7 +53,7 @@ var weakConsumers = []Consumer{
 				RemoteAddr: l.mr.Addr(), RKey: key}); err != nil {
 				return err
 			}
-			wcs, err := l.await(1)
+			wcs, err := l.awaitCompletions(1)
 			if err == nil && wcs[0].Status != ib.WCSuccess {
 				err = fmt.Errorf("RDMA WRITE: got status %v", wcs[0].Status)
 			}
@@ -65,7 +65,7 @@ var weakConsumers = []Consumer{
 		Name: "datagram-buffer-reused",
 		Rule: "The memory of a work request belongs to the device until its completion",
 		Weak: true,
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			const n, room = 8, 64
 			d := s.Handles[0].Device()
 			buf := make([]byte, (n+1)*room)
@@ -109,13 +109,13 @@ var weakConsumers = []Consumer{
 					return err
 				}
 			}
-			wcs, err := await(recv, n)
+			wcs, err := awaitCompletions(recv, n)
 			for i, wc := range wcs {
 				if got := buf[(1+int(wc.ID))*room+40]; got != byte(i+1) { // the datagram follows the global route header
 					err = errors.Join(err, fmt.Errorf("datagram %d: got content %d", i+1, got))
 				}
 			}
-			_, err1 = await(send, n)
+			_, err1 = awaitCompletions(send, n)
 			return errors.Join(err, err1, ah.Destroy(), qp.Destroy(), send.Destroy(), recv.Destroy(), mr.Dereg(), pd.Dealloc())
 		},
 	},
@@ -124,7 +124,7 @@ var weakConsumers = []Consumer{
 		Name: "receive-read-before-completion",
 		Rule: "The memory of a work request belongs to the device until its completion",
 		Weak: true,
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			d := s.Handles[0].Device()
 			buf := make([]byte, 128)
 			cq, err1 := d.CreateCQ(ib.CQInit{Entries: 8})
@@ -151,11 +151,11 @@ var weakConsumers = []Consumer{
 			_, err1 = qp.PostRecv(ib.RecvWR{SGList: []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()}}})
 			_, err2 = qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled,
 				SGList: []ib.SGE{{Addr: mr.Addr() + 64, Length: 8, LKey: mr.LKey()}}})
-			_, err3 = await(done, 1)
+			_, err3 = awaitCompletions(done, 1)
 			if buf[7] != 1 {
 				err = errors.New("wait for the message: got none")
 			}
-			_, err4 = await(cq, 1)
+			_, err4 = awaitCompletions(cq, 1)
 			return errors.Join(err, err1, err2, err3, err4, qp.Destroy(), cq.Destroy(), done.Destroy(), mr.Dereg(), pd.Dealloc())
 		},
 	},
@@ -164,7 +164,7 @@ var weakConsumers = []Consumer{
 		Name: "call-inside-remove",
 		Rule: "A client does not use its device when its Remove has returned",
 		Weak: true,
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var wg sync.WaitGroup
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
@@ -186,7 +186,7 @@ var weakConsumers = []Consumer{
 			if err := s.Core.RegisterClient(client); err != nil {
 				return err
 			}
-			time.Sleep(pause)
+			time.Sleep(handlerDelay)
 			s.Core.UnregisterClient(client)
 			wg.Wait()
 			return nil
@@ -197,8 +197,8 @@ var weakConsumers = []Consumer{
 		Name: "receive-reposted-first",
 		Rule: "The memory of a work request belongs to the device until its completion",
 		Weak: true,
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return err
 			}
@@ -211,17 +211,17 @@ var weakConsumers = []Consumer{
 			if _, err := l.b.PostRecv(wr); err != nil {
 				return err
 			}
-			if err := l.send(1, ib.SendSignaled); err != nil {
+			if err := l.postSend(1, ib.SendSignaled); err != nil {
 				return err
 			}
-			if _, err = l.await(2); err != nil {
+			if _, err = l.awaitCompletions(2); err != nil {
 				return err
 			}
 			if _, err = l.b.PostRecv(wr); err == nil && buf[0] != 0 {
 				err = fmt.Errorf("message: got byte %#x, want 0", buf[0])
 			}
 			err = errors.Join(err, l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-			_, err1 := l.await(1)
+			_, err1 := l.awaitCompletions(1)
 			return errors.Join(err, err1, l.a.Destroy(), l.b.Destroy(), l.cq.Destroy(), mr.Dereg(), l.mr.Dereg(), l.pd.Dealloc())
 		},
 	},
@@ -230,7 +230,7 @@ var weakConsumers = []Consumer{
 		Name: "handler-state-freed",
 		Rule: "Once Destroy has returned, no handler of the object runs",
 		Weak: true,
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var freed, used atomic.Bool
 			cq, err := s.Handles[0].Device().CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
 				if freed.Load() {
@@ -255,7 +255,7 @@ var weakConsumers = []Consumer{
 		Name: "destroy-with-lock",
 		Rule: "The caller of Destroy must not hold a lock that the handler takes",
 		Weak: true,
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
 			cq, err := s.Handles[0].Device().CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
 				mu.Lock()
@@ -277,7 +277,7 @@ var weakConsumers = []Consumer{
 		Name: "event-function-ended-with-lock",
 		Rule: "The caller of stop must not hold a lock that the event function takes",
 		Weak: true,
-		Run: func(s *Site) error {
+		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
 			stop := s.Handles[0].Device().OnEvent(func(ib.Event) {
 				mu.Lock()
@@ -295,8 +295,8 @@ var weakConsumers = []Consumer{
 		Name: "last-byte-polled",
 		Rule: "Data are guaranteed to be present only after a completion",
 		Weak: true,
-		Run: func(s *Site) error {
-			l, err := open(s.Handles[0].Device(), options{})
+		Run: func(s *CheckedSite) error {
+			l, err := openLink(s.Handles[0].Device(), linkOptions{})
 			if err != nil {
 				return err
 			}
@@ -321,7 +321,7 @@ var weakConsumers = []Consumer{
 				if to[0] != i {
 					err = fmt.Errorf("write %d: got first byte %d", i, to[0])
 				}
-				_, err1 := l.await(1)
+				_, err1 := l.awaitCompletions(1)
 				err = errors.Join(err, err1)
 			}
 			return errors.Join(err, l.a.Destroy(), l.b.Destroy(), l.cq.Destroy(), mr.Dereg(), l.mr.Dereg(), l.pd.Dealloc())
@@ -329,8 +329,8 @@ var weakConsumers = []Consumer{
 	},
 }
 
-// await polls until n completions have arrived.
-func await(cq *ib.CQ, n int) (all []ib.WC, err error) {
+// awaitCompletions polls until n completions have arrived.
+func awaitCompletions(cq *ib.CQ, n int) (all []ib.WC, err error) {
 	for end := time.Now().Add(5 * time.Second); len(all) < n; time.Sleep(100 * time.Microsecond) {
 		var wc [8]ib.WC
 		k, err := cq.Poll(wc[:min(len(wc), n-len(all))])
@@ -345,4 +345,4 @@ func await(cq *ib.CQ, n int) (all []ib.WC, err error) {
 	return all, nil
 }
 
-func (l *link) await(n int) ([]ib.WC, error) { return await(l.cq, n) }
+func (l *link) awaitCompletions(n int) ([]ib.WC, error) { return awaitCompletions(l.cq, n) }

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-var wrongToo = flag.Bool("wrong", false, "run the wrong drivers and consumers (takes minutes)")
+var runWrong = flag.Bool("wrong", false, "run the wrong drivers and consumers (takes minutes)")
 
 const (
 	parallel = 4                // maximum number of concurrent processes
@@ -22,8 +22,8 @@ const (
 	grace    = 20 * time.Second // additional time before the process is killed
 )
 
-// build compiles the tests of the reference driver and of this package. The binaries contain all defects.
-func build(t *testing.T) (driver, demos string) {
+// buildBinaries compiles the tests of the reference driver and of this package. The binaries contain all defects.
+func buildBinaries(t *testing.T) (driver, demos string) {
 	t.Helper()
 	goTool, err := exec.LookPath("go")
 	if err != nil {
@@ -34,7 +34,7 @@ func build(t *testing.T) (driver, demos string) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	file, err := overlay(source, dir)
+	file, err := writeOverlay(source, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,14 +50,14 @@ func build(t *testing.T) (driver, demos string) {
 	return compile("../..", "./driver/loopback"), compile("..", "./wrong")
 }
 
-// verdict is the result of TestContract with a defect.
-type verdict struct {
+// defectVerdict is the result of TestContract with a defect.
+type defectVerdict struct {
 	passed, hung bool
 	check        string // the first failed check
 	said         string // the message of the check
 }
 
-func (v verdict) String() string {
+func (v defectVerdict) String() string {
 	switch {
 	case v.passed:
 		return "ESCAPED"
@@ -72,8 +72,8 @@ var (
 	runningLine = regexp.MustCompile(`^\s+(Test\S+) \(`)
 )
 
-// judge parses the output of a test binary.
-func judge(out string, passed bool) (v verdict) {
+// parseVerdict parses the output of a test binary.
+func parseVerdict(out string, passed bool) (v defectVerdict) {
 	v.passed = passed
 	lines := strings.Split(out, "\n")
 	for i, l := range lines {
@@ -101,17 +101,17 @@ func judge(out string, passed bool) (v verdict) {
 	return v
 }
 
-// run runs a test with a defect, or without one if the name is "".
-func run(t *testing.T, binary, test, defect string) verdict {
+// runTest runs a test with a defect, or without one if the name is "".
+func runTest(t *testing.T, binary, test, defect string) defectVerdict {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+grace)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, "-test.run", "^"+test+"$", "-test.failfast", "-test.timeout",
 		timeout.String())
 	cmd.Dir = t.TempDir()
-	cmd.Env = append(os.Environ(), variable+"="+defect)
+	cmd.Env = append(os.Environ(), defectEnv+"="+defect)
 	out, err := cmd.CombinedOutput()
-	v := judge(string(out), err == nil)
+	v := parseVerdict(string(out), err == nil)
 	v.hung = v.hung || ctx.Err() != nil
 	if os.Getenv("VERBENA_WRONG_OUTPUT") != "" {
 		t.Logf("%s", out)
@@ -119,8 +119,8 @@ func run(t *testing.T, binary, test, defect string) verdict {
 	return v
 }
 
-// atOnce yields f of each element in order, with up to parallel concurrent calls of f.
-func atOnce[T, R any](all []T, f func(T) R) iter.Seq2[int, R] {
+// runConcurrently yields f of each element in order, with up to parallel concurrent calls of f.
+func runConcurrently[T, R any](all []T, f func(T) R) iter.Seq2[int, R] {
 	results := make([]chan R, len(all))
 	tickets := make(chan bool, parallel)
 	for i := range all {
@@ -143,18 +143,18 @@ func atOnce[T, R any](all []T, f func(T) R) iter.Seq2[int, R] {
 // TestDrivers counts the wrong drivers that the suite detects. TestDrivers fails if the result for a driver differs
 // from the entry of the driver, so that the table stays correct.
 func TestDrivers(t *testing.T) {
-	if !*wrongToo {
+	if !*runWrong {
 		return
 	}
-	driver, demo := build(t)
-	if v := run(t, driver, "TestContract", ""); !v.passed {
+	driver, demo := buildBinaries(t)
+	if v := runTest(t, driver, "TestContract", ""); !v.passed {
 		t.Fatalf("TestContract without a defect: got %v, want success", v)
 	}
 	caught := 0
-	for i, v := range atOnce(Drivers, func(d Driver) (v [2]verdict) {
-		v[0] = run(t, driver, "TestContract", d.Name)
+	for i, v := range runConcurrently(Drivers, func(d Driver) (v [2]defectVerdict) {
+		v[0] = runTest(t, driver, "TestContract", d.Name)
 		if demos[d.Name] != nil {
-			v[1] = run(t, demo, "TestDemos", d.Name)
+			v[1] = runTest(t, demo, "TestDemos", d.Name)
 		}
 		return v
 	}) {

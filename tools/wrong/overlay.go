@@ -13,11 +13,11 @@ import (
 	"strings"
 )
 
-// variable is the environment variable that names the defect of a process.
-const variable = "VERBENA_WRONG"
+// defectEnv is the environment variable that names the defect of a process.
+const defectEnv = "VERBENA_WRONG"
 
-// generated is the source of the functions that the edits call.
-const generated = `package loopback
+// generatedSource is the source of the functions that the edits call.
+const generatedSource = `package loopback
 
 import (
 	"os"
@@ -25,7 +25,7 @@ import (
 	"time"
 )
 
-var wrongName = os.Getenv("` + variable + `")
+var wrongName = os.Getenv("` + defectEnv + `")
 
 func wrong(name string) bool { return name == wrongName }
 
@@ -57,8 +57,8 @@ func wrongPD(is bool, a, b *pd) *pd {
 }
 `
 
-// apply returns the source with the edits.
-func apply(source string, edits []Edit) (string, error) {
+// applyEdits returns the source with the edits.
+func applyEdits(source string, edits []Edit) (string, error) {
 	type change struct {
 		at, end int
 		code    string
@@ -93,8 +93,8 @@ func apply(source string, edits []Edit) (string, error) {
 	return out.String(), nil
 }
 
-// overlay writes the changed files to dir, and returns the file for the go command's -overlay.
-func overlay(source, dir string) (string, error) {
+// writeOverlay writes the changed files to dir, and returns the file for the go command's -overlay.
+func writeOverlay(source, dir string) (string, error) {
 	byFile := map[string][]Edit{}
 	for _, d := range Drivers {
 		for _, e := range d.Edits {
@@ -112,7 +112,7 @@ func overlay(source, dir string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		text, err := apply(string(old), edits)
+		text, err := applyEdits(string(old), edits)
 		if err != nil {
 			return "", err
 		}
@@ -120,7 +120,7 @@ func overlay(source, dir string) (string, error) {
 			return "", err
 		}
 	}
-	if err := add("wrong.go", generated); err != nil {
+	if err := add("wrong.go", generatedSource); err != nil {
 		return "", err
 	}
 	list, err := json.Marshal(map[string]any{"Replace": replace})

@@ -102,8 +102,8 @@ func (x managerID) Connect(p cmid.Param, data []byte) error { return x.id.Connec
 
 // Adopt implements cmid.ID. After Adopt the request no longer counts towards the backlog of its listener.
 func (x managerID) Adopt(f func(cmid.Event)) {
-	x.id.Adopt(translate(f))
-	x.id.Settle()
+	x.id.SetEventFunc(translate(f))
+	x.id.LeaveBacklog()
 }
 
 func (x managerID) Accept(p cmid.Param, data []byte) error { return x.id.Accept(param(p), data) }

@@ -84,8 +84,8 @@ const (
 	inMemory = maxPayload // bytes of the requests' data
 )
 
-// handshake limits the time for the client's negotiation.
-const handshake = 10 * time.Second
+// handshakeTimeout limits the time for the client's negotiation.
+const handshakeTimeout = 10 * time.Second
 
 // Serve accepts connections until ctx ends, which also ends the connections. It owns l. Serve closes connections
 // beyond the 32nd at once. Each connection uses up to 48 MiB.
@@ -149,7 +149,7 @@ func u64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 
 func (s *Server) serve(nc net.Conn) error {
 	c := &conn{r: newReader(nc), w: nc}
-	nc.SetDeadline(time.Now().Add(handshake))
+	nc.SetDeadline(time.Now().Add(handshakeTimeout))
 	disk, err := s.negotiate(c)
 	if err != nil || disk == nil {
 		return err
@@ -158,8 +158,8 @@ func (s *Server) serve(nc net.Conn) error {
 	return c.transmit(disk)
 }
 
-// find returns the disk with the given name.
-func (s *Server) find(name string) Disk {
+// findDisk returns the disk with the given name.
+func (s *Server) findDisk(name string) Disk {
 	if name == "" && len(s.Exports) == 1 {
 		for _, d := range s.Exports {
 			return d
@@ -175,7 +175,7 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 	}
 	var flags [4]byte
 	if _, err := io.ReadFull(c.r, flags[:]); err != nil {
-		return nil, quiet(err)
+		return nil, ignoreDisconnect(err)
 	}
 	clientFlags := binary.BigEndian.Uint32(flags[:])
 	if clientFlags&^(flagFixed|flagNoZeroes) != 0 {
@@ -184,7 +184,7 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 	for range 1000 { // the three flags that a client needs
 		var h [16]byte
 		if _, err := io.ReadFull(c.r, h[:]); err != nil {
-			return nil, quiet(err)
+			return nil, ignoreDisconnect(err)
 		}
 		option, n := binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:])
 		if binary.BigEndian.Uint64(h[:]) != magicOption {
@@ -203,7 +203,7 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 		var err error
 		switch option {
 		case optExportName:
-			d := s.find(string(data))
+			d := s.findDisk(string(data))
 			if d == nil {
 				return nil, fmt.Errorf("the server has no export %.64q", data) // the option EXPORT_NAME has no error reply
 			}
@@ -226,12 +226,12 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 			}
 			err = reply(repAck, nil)
 		case optInfo, optGo:
-			name, ok := infoName(data)
+			name, ok := parseInfoName(data)
 			if !ok {
 				err = reply(repErrInvalid, nil)
 				break
 			}
-			d := s.find(name)
+			d := s.findDisk(name)
 			if d == nil {
 				err = reply(repErrUnknown, []byte("there is no such export"))
 				break
@@ -252,9 +252,9 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 	return nil, errors.New("the client sends too many options")
 }
 
-// infoName returns the name in the data of INFO and GO: its length (4), the name, the number of requests (2), and the
-// requests (2 each).
-func infoName(b []byte) (string, bool) {
+// parseInfoName returns the name in the data of INFO and GO: its length (4), the name, the number of requests (2), and
+// the requests (2 each).
+func parseInfoName(b []byte) (string, bool) {
 	if len(b) < 6 {
 		return "", false
 	}
@@ -266,16 +266,16 @@ func infoName(b []byte) (string, bool) {
 	return string(b[4 : 4+n]), len(rest) == 2+2*int(binary.BigEndian.Uint16(rest))
 }
 
-// quiet removes the error of a client that disconnects between messages.
-func quiet(err error) error {
+// ignoreDisconnect removes the error of a client that disconnects between messages.
+func ignoreDisconnect(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
 		return nil
 	}
 	return err
 }
 
-// errno maps an error to an error number of the protocol.
-func errno(err error) uint32 {
+// protocolErrno maps an error to an error number of the protocol.
+func protocolErrno(err error) uint32 {
 	switch {
 	case err == nil:
 		return 0
@@ -300,7 +300,7 @@ func (c *conn) transmit(d Disk) error {
 	for !c.gone.Load() { // the buffer may already contain many requests
 		var h [28]byte
 		if _, err := io.ReadFull(c.r, h[:]); err != nil {
-			return quiet(err)
+			return ignoreDisconnect(err)
 		}
 		flags, kind := binary.BigEndian.Uint16(h[4:]), binary.BigEndian.Uint16(h[6:])
 		handle := [8]byte(h[8:16])
@@ -339,11 +339,11 @@ func (c *conn) transmit(d Disk) error {
 				<-slots
 			}()
 			var data []byte
-			err := perform(d, kind, flags, off, n, *buf)
+			err := executeRequest(d, kind, flags, off, n, *buf)
 			if err == nil && kind == cmdRead {
 				data = *buf
 			}
-			if c.write(u32(magicAnswer), u32(errno(err)), handle[:], data) != nil {
+			if c.write(u32(magicAnswer), u32(protocolErrno(err)), handle[:], data) != nil {
 				c.gone.Store(true)
 				c.w.Close() // also ends the reading
 			}
@@ -352,8 +352,8 @@ func (c *conn) transmit(d Disk) error {
 	return nil
 }
 
-// perform executes one request and returns its reply.
-func perform(d Disk, kind, flags uint16, off uint64, n uint32, buf []byte) error {
+// executeRequest executes one request and returns its reply.
+func executeRequest(d Disk, kind, flags uint16, off uint64, n uint32, buf []byte) error {
 	if flags&^cmdFlagFUA != 0 {
 		return syscall.EINVAL
 	}

@@ -21,15 +21,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// ram is a disk that counts calls of Sync, and returns injected errors.
-type ram struct {
+// ramDisk is a disk that counts calls of Sync, and returns injected errors.
+type ramDisk struct {
 	mu    sync.Mutex
 	b     []byte
 	syncs int
 	err   error
 }
 
-func (r *ram) ReadAt(p []byte, off int64) (int, error) {
+func (r *ramDisk) ReadAt(p []byte, off int64) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
@@ -42,7 +42,7 @@ func (r *ram) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-func (r *ram) WriteAt(p []byte, off int64) (int, error) {
+func (r *ramDisk) WriteAt(p []byte, off int64) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
@@ -51,14 +51,14 @@ func (r *ram) WriteAt(p []byte, off int64) (int, error) {
 	return copy(r.b[off:], p), nil
 }
 
-func (r *ram) Sync() error {
+func (r *ramDisk) Sync() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.syncs++
 	return r.err
 }
 
-func (r *ram) Size() int64 { return int64(len(r.b)) }
+func (r *ramDisk) Size() int64 { return int64(len(r.b)) }
 
 // client is the client's side of the protocol, for tests.
 type client struct {
@@ -88,7 +88,7 @@ func (c *client) send(parts ...[]byte) {
 	}
 }
 
-func (c *client) expect(want ...[]byte) {
+func (c *client) expectBytes(want ...[]byte) {
 	c.t.Helper()
 	w := bytes.Join(want, nil)
 	got := make([]byte, len(w))
@@ -97,39 +97,39 @@ func (c *client) expect(want ...[]byte) {
 	}
 }
 
-func (c *client) greet(flags uint32) {
+func (c *client) expectGreeting(flags uint32) {
 	c.t.Helper()
-	c.expect([]byte("NBDMAGICIHAVEOPT"), []byte{0, 3})
+	c.expectBytes([]byte("NBDMAGICIHAVEOPT"), []byte{0, 3})
 	c.send(u32(flags))
 }
 
-func (c *client) option(o uint32, data []byte) {
+func (c *client) sendOption(o uint32, data []byte) {
 	c.t.Helper()
 	c.send([]byte("IHAVEOPT"), u32(o), u32(uint32(len(data))), data)
 }
 
-func (c *client) reply(o, kind uint32, data []byte) {
+func (c *client) expectReply(o, kind uint32, data []byte) {
 	c.t.Helper()
-	c.expect(u64(magicReply), u32(o), u32(kind), u32(uint32(len(data))), data)
+	c.expectBytes(u64(magicReply), u32(o), u32(kind), u32(uint32(len(data))), data)
 }
 
 // selectExport sends the option GO for an export.
 func (c *client) selectExport(name string, size uint64) {
 	c.t.Helper()
-	c.option(optGo, append(append(u32(uint32(len(name))), name...), 0, 0))
-	c.reply(optGo, repInfo, append(append(u16(infoExport), u64(size)...), u16(sendFlags)...))
-	c.reply(optGo, repInfo, append(append(append(u16(infoBlockSize), u32(1)...), u32(4096)...), u32(maxPayload)...))
-	c.reply(optGo, repAck, nil)
+	c.sendOption(optGo, append(append(u32(uint32(len(name))), name...), 0, 0))
+	c.expectReply(optGo, repInfo, append(append(u16(infoExport), u64(size)...), u16(sendFlags)...))
+	c.expectReply(optGo, repInfo, append(append(append(u16(infoBlockSize), u32(1)...), u32(4096)...), u32(maxPayload)...))
+	c.expectReply(optGo, repAck, nil)
 }
 
-func (c *client) request(flags, kind uint16, handle, off uint64, n uint32, data []byte) {
+func (c *client) sendRequest(flags, kind uint16, handle, off uint64, n uint32, data []byte) {
 	c.t.Helper()
 	c.send(u32(magicReq), u16(flags), u16(kind), u64(handle), u64(off), u32(n), data)
 }
 
-func (c *client) answer(handle uint64, errno syscall.Errno, data []byte) {
+func (c *client) expectAnswer(handle uint64, errno syscall.Errno, data []byte) {
 	c.t.Helper()
-	c.expect(u32(magicAnswer), u32(uint32(errno)), u64(handle), data)
+	c.expectBytes(u32(magicAnswer), u32(uint32(errno)), u64(handle), data)
 }
 
 // expectClosed checks that the server has closed the connection.
@@ -141,101 +141,111 @@ func (c *client) expectClosed() {
 }
 
 func TestNegotiation(t *testing.T) {
-	one := &Server{Exports: map[string]Disk{"a": &ram{b: make([]byte, 4096)}}}
-	two := &Server{Exports: map[string]Disk{"a": &ram{b: make([]byte, 4096)}, "b": &ram{b: make([]byte, 512)}}}
-	t.Run("GO", func(t *testing.T) { c := dial(t, two); c.greet(3); c.selectExport("b", 512) })
-	t.Run("GO without a name, one export", func(t *testing.T) { c := dial(t, one); c.greet(3); c.selectExport("", 4096) })
+	one := &Server{Exports: map[string]Disk{"a": &ramDisk{b: make([]byte, 4096)}}}
+	two := &Server{Exports: map[string]Disk{"a": &ramDisk{b: make([]byte, 4096)}, "b": &ramDisk{b: make([]byte, 512)}}}
+	t.Run("GO", func(t *testing.T) { c := dial(t, two); c.expectGreeting(3); c.selectExport("b", 512) })
+	t.Run("GO without a name, one export", func(t *testing.T) {
+		c := dial(t,
+			one)
+		c.expectGreeting(3)
+		c.selectExport("", 4096)
+	})
 	t.Run("GO without a name, two exports", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(3)
-		c.option(optGo, make([]byte, 6))
-		c.reply(optGo, repErrUnknown, []byte("there is no such export"))
+		c.expectGreeting(3)
+		c.sendOption(optGo, make([]byte, 6))
+		c.expectReply(optGo, repErrUnknown, []byte("there is no such export"))
 		c.selectExport("a", 4096) // the client may try another option
 	})
 	t.Run("GO that contradicts itself", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(3)
+		c.expectGreeting(3)
 		for _, data := range [][]byte{nil, {0, 0, 0, 9, 0, 0}, {0, 0, 0, 0, 0, 1}, {255, 255, 255, 255, 0, 0}} {
-			c.option(optGo, data)
-			c.reply(optGo, repErrInvalid, nil)
+			c.sendOption(optGo, data)
+			c.expectReply(optGo, repErrInvalid, nil)
 		}
 	})
 	t.Run("LIST", func(t *testing.T) {
 		c := dial(t, one)
-		c.greet(3)
-		c.option(optList, nil)
-		c.reply(optList, repServer, append(u32(1), 'a'))
-		c.reply(optList, repAck, nil)
+		c.expectGreeting(3)
+		c.sendOption(optList, nil)
+		c.expectReply(optList, repServer, append(u32(1), 'a'))
+		c.expectReply(optList, repAck, nil)
 	})
 	t.Run("EXPORT_NAME", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(3)
-		c.option(optExportName, []byte("a"))
-		c.expect(u64(4096), u16(sendFlags))
+		c.expectGreeting(3)
+		c.sendOption(optExportName, []byte("a"))
+		c.expectBytes(u64(4096), u16(sendFlags))
 	})
 	t.Run("EXPORT_NAME with zeroes", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(1)
-		c.option(optExportName, []byte("a"))
-		c.expect(u64(4096), u16(sendFlags), make([]byte, 124))
+		c.expectGreeting(1)
+		c.sendOption(optExportName, []byte("a"))
+		c.expectBytes(u64(4096), u16(sendFlags), make([]byte, 124))
 	})
 	t.Run("EXPORT_NAME that is not there", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(3)
-		c.option(optExportName, []byte("c"))
+		c.expectGreeting(3)
+		c.sendOption(optExportName, []byte("c"))
 		c.expectClosed()
 	})
 	t.Run("ABORT", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(3)
-		c.option(optAbort, nil)
-		c.reply(optAbort, repAck, nil)
+		c.expectGreeting(3)
+		c.sendOption(optAbort, nil)
+		c.expectReply(optAbort, repAck, nil)
 		c.expectClosed()
 	})
 	t.Run("an option that is not known", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(3)
-		c.option(8, nil) // the option of structured replies
-		c.reply(8, repErrUnsup, nil)
+		c.expectGreeting(3)
+		c.sendOption(8, nil) // the option of structured replies
+		c.expectReply(8, repErrUnsup, nil)
 	})
 	t.Run("an option that is too long", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(3)
+		c.expectGreeting(3)
 		c.send([]byte("IHAVEOPT"), u32(optGo), u32(maxOption+1))
 		c.expectClosed()
 	})
-	t.Run("client flags that are not known", func(t *testing.T) { c := dial(t, two); c.greet(4); c.expectClosed() })
+	t.Run("client flags that are not known", func(t *testing.T) {
+		c := dial(t,
+			two)
+		c.expectGreeting(4)
+		c.expectClosed()
+	})
 	t.Run("no option at all", func(t *testing.T) {
 		c := dial(t, two)
-		c.greet(3)
+		c.expectGreeting(3)
 		c.send(make([]byte, 16))
 		c.expectClosed()
 	})
 }
 
 func TestTransmission(t *testing.T) {
-	d := &ram{b: make([]byte, 8192)}
+	d := &ramDisk{b: make([]byte, 8192)}
 	s := &Server{Exports: map[string]Disk{"": d}}
 	c := dial(t, s)
-	c.greet(3)
+	c.expectGreeting(3)
 	c.selectExport("", 8192)
 	data := bytes.Repeat([]byte("verbena "), 64)
-	c.request(0, cmdWrite, 1, 100, 512, data)
-	c.answer(1, 0, nil)
+	c.sendRequest(0, cmdWrite, 1, 100, 512, data)
+	c.expectAnswer(1, 0, nil)
 	if !bytes.Equal(d.b[100:612], data) || d.syncs != 0 {
 		t.Fatal("write: got other data in the disk, or a sync, want the data without a sync")
 	}
-	c.request(cmdFlagFUA, cmdWrite, 2, 0, 8, data[:8])
-	c.answer(2, 0, nil)
+	c.sendRequest(cmdFlagFUA, cmdWrite, 2, 0, 8, data[:8])
+	c.expectAnswer(2, 0, nil)
 	if d.syncs != 1 {
 		t.Error("write with FUA: got no sync")
 	}
-	c.request(0, cmdRead, 3, 100, 512, nil)
-	c.answer(3, 0, data)
-	c.request(0, cmdRead, 3, 8192-8, 8, nil)
-	c.answer(3, 0, make([]byte, 8))
-	c.request(0, cmdFlush, 4, 0, 0, nil)
-	c.answer(4, 0, nil)
+	c.sendRequest(0, cmdRead, 3, 100, 512, nil)
+	c.expectAnswer(3, 0, data)
+	c.sendRequest(0, cmdRead, 3, 8192-8, 8, nil)
+	c.expectAnswer(3, 0, make([]byte, 8))
+	c.sendRequest(0, cmdFlush, 4, 0, 0, nil)
+	c.expectAnswer(4, 0, nil)
 	if d.syncs != 2 {
 		t.Error("flush: got no sync")
 	}
@@ -253,17 +263,17 @@ func TestTransmission(t *testing.T) {
 		{"a command that is not known", 0, 4, 0, 512, nil, syscall.EINVAL},
 		{"a flag that is not known", 1 << 2, cmdRead, 0, 8, nil, syscall.EINVAL},
 	} {
-		c.request(r.flags, r.kind, 5, r.off, r.n, r.data)
-		c.answer(5, r.errno, nil)
+		c.sendRequest(r.flags, r.kind, 5, r.off, r.n, r.data)
+		c.expectAnswer(5, r.errno, nil)
 	}
 	d.mu.Lock()
 	d.err = syscall.EIO
 	d.mu.Unlock()
-	c.request(0, cmdRead, 6, 0, 8, nil)
-	c.answer(6, syscall.EIO, nil) // without data
-	c.request(0, cmdFlush, 7, 0, 0, nil)
-	c.answer(7, syscall.EIO, nil)
-	c.request(0, cmdDisc, 8, 0, 0, nil)
+	c.sendRequest(0, cmdRead, 6, 0, 8, nil)
+	c.expectAnswer(6, syscall.EIO, nil) // without data
+	c.sendRequest(0, cmdFlush, 7, 0, 0, nil)
+	c.expectAnswer(7, syscall.EIO, nil)
+	c.sendRequest(0, cmdDisc, 8, 0, 0, nil)
 	c.expectClosed()
 }
 
@@ -282,7 +292,7 @@ func TestProtocolViolation(t *testing.T) {
 			ours, theirs := net.Pipe()
 			defer ours.Close()
 			done := make(chan error, 1)
-			go func() { done <- (&conn{r: newReader(theirs), w: theirs}).transmit(&ram{b: make([]byte, 512)}) }()
+			go func() { done <- (&conn{r: newReader(theirs), w: theirs}).transmit(&ramDisk{b: make([]byte, 512)}) }()
 			ours.Write(bad.send)
 			if err := <-done; err == nil || !strings.Contains(err.Error(), bad.says) {
 				t.Errorf("transmit: got %v, want an error with the reason", err)
@@ -291,15 +301,15 @@ func TestProtocolViolation(t *testing.T) {
 	}
 }
 
-// TestServe checks that Serve and its connections end with the context.
-func TestServe(t *testing.T) {
+// TestServeEndsWithContext checks that Serve and its connections end with the context.
+func TestServeEndsWithContext(t *testing.T) {
 	l, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	s := &Server{Exports: map[string]Disk{"": &ram{b: make([]byte, 512)}}, Logf: t.Logf}
+	s := &Server{Exports: map[string]Disk{"": &ramDisk{b: make([]byte, 512)}}, Logf: t.Logf}
 	go func() { done <- s.Serve(ctx, l) }()
 	nc, err := net.Dial("unix", l.Addr().String())
 	if err != nil {
@@ -307,7 +317,7 @@ func TestServe(t *testing.T) {
 	}
 	defer nc.Close()
 	c := &client{t, nc}
-	c.greet(3)
+	c.expectGreeting(3)
 	c.selectExport("", 512)
 	cancel()
 	if err := <-done; err != nil {
@@ -316,31 +326,31 @@ func TestServe(t *testing.T) {
 	c.expectClosed()
 }
 
-// large is a disk that counts reads.
-type large struct {
-	ram
+// largeDisk is a disk that counts reads.
+type largeDisk struct {
+	ramDisk
 	reads atomic.Int32
 }
 
-func (l *large) ReadAt(p []byte, off int64) (int, error) {
+func (l *largeDisk) ReadAt(p []byte, off int64) (int, error) {
 	l.reads.Add(1)
 	return len(p), nil
 }
 
-func (l *large) Size() int64 { return 1 << 30 }
+func (l *largeDisk) Size() int64 { return 1 << 30 }
 
 // TestSlowReader checks that a client that does not read its replies cannot exceed the server's limits.
 func TestSlowReader(t *testing.T) {
-	d := &large{}
+	d := &largeDisk{}
 	c := dial(t, &Server{Exports: map[string]Disk{"": d}})
-	c.greet(3)
+	c.expectGreeting(3)
 	c.selectExport("", 1<<30)
 	const requests, size = 8, maxPayload / 2
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
 		for i := range uint64(requests) {
-			c.request(0, cmdRead, i, i*size, size, nil)
+			c.sendRequest(0, cmdRead, i, i*size, size, nil)
 		}
 	}()
 	testutil.Eventually(t, "two reads", func() bool { return d.reads.Load() >= 2 })
@@ -354,7 +364,7 @@ func TestSlowReader(t *testing.T) {
 
 // TestClientGone checks that requests of a disconnected client are not executed.
 func TestClientGone(t *testing.T) {
-	d := &large{}
+	d := &largeDisk{}
 	ours, theirs := net.Pipe()
 	done := make(chan error, 1)
 	go func() { done <- (&conn{r: newReader(theirs), w: theirs}).transmit(d) }()
@@ -375,18 +385,18 @@ func TestClientGone(t *testing.T) {
 // TestHandshakeTimeout checks that a client that does not negotiate is disconnected.
 func TestHandshakeTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{Exports: map[string]Disk{"": &ram{b: make([]byte, 512)}}}
+		s := &Server{Exports: map[string]Disk{"": &ramDisk{b: make([]byte, 512)}}}
 		c := dial(t, s)
 		c.SetDeadline(time.Time{})
-		c.greet(3)
+		c.expectGreeting(3)
 		c.selectExport("", 512)
 		silent := dial(t, s)
 		silent.SetDeadline(time.Time{})
-		silent.greet(3)
+		silent.expectGreeting(3)
 		testutil.Advance(time.Hour)
 		silent.expectClosed()
-		c.request(0, cmdFlush, 1, 0, 0, nil)
-		c.answer(1, 0, nil)
+		c.sendRequest(0, cmdFlush, 1, 0, 0, nil)
+		c.expectAnswer(1, 0, nil)
 	})
 }
 
@@ -399,7 +409,7 @@ func TestTooManyConnections(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	s := &Server{Exports: map[string]Disk{"": &ram{b: make([]byte, 512)}}}
+	s := &Server{Exports: map[string]Disk{"": &ramDisk{b: make([]byte, 512)}}}
 	go func() { done <- s.Serve(ctx, l) }()
 	defer func() {
 		cancel()
@@ -415,9 +425,9 @@ func TestTooManyConnections(t *testing.T) {
 		return &client{t, nc}
 	}
 	first := connect()
-	first.greet(3)
+	first.expectGreeting(3)
 	for range maxConns - 1 {
-		connect().greet(3)
+		connect().expectGreeting(3)
 	}
 	connect().expectClosed()
 	first.Close()
@@ -442,7 +452,7 @@ func FuzzServe(f *testing.F) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			(&Server{Exports: map[string]Disk{"": &ram{b: make([]byte, 1024)}}}).serve(theirs)
+			(&Server{Exports: map[string]Disk{"": &ramDisk{b: make([]byte, 1024)}}}).serve(theirs)
 			theirs.Close()
 		}()
 		go io.Copy(io.Discard, ours)

@@ -42,8 +42,8 @@ const (
 	Arrive // the first message in flight of an unreliable service, or of a queue pair in ERR; its send may have completed
 )
 
-// flight is a message in flight of an unreliable service, or of a queue pair that has entered ERR.
-type flight struct {
+// inFlightMessage is a message in flight of an unreliable service, or of a queue pair that has entered ERR.
+type inFlightMessage struct {
 	s   *Send
 	src *source
 }
@@ -54,7 +54,7 @@ func (q *QP) fly(s *Send, src *source) {
 	if c.QKey&(1<<31) != 0 {
 		c.QKey = q.Attr.QKey
 	}
-	q.flying = append(slices.Clip(q.flying), flight{&c, src})
+	q.flying = append(slices.Clip(q.flying), inFlightMessage{&c, src})
 }
 
 // outcome is the result of a request that has been executed but not completed.

@@ -189,7 +189,7 @@ func opposite(t ib.QPType) ib.QPType {
 // names selects the shared receive queue that a request to an XRC target names. It returns false if the target may not
 // consume its receives (A14).
 func (m *Model) names(p *QP, s *Send) bool {
-	id := m.byNumber(s.SRQN)
+	id := m.xrcSRQByNumber(s.SRQN)
 	if id == 0 || m.SRQs[id].XRCD != p.XRCD {
 		switch s.Op {
 		case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm:

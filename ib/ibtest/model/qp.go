@@ -28,16 +28,16 @@ type QP struct {
 
 	named    ID // for an XRC target: the shared queue that the current request names
 	own      queue
-	unproved []uint64 // posted sends that no polled completion proves to be done
-	waiting  bool     // the first send has begun, and waits for a receive or for the peer to leave INIT
-	waitsFor uint64   // ID of the request that waits, or was the last to wait
-	since    int      // number of the call since which waitsFor has waited
-	held     []Span   // memory of the waiting request
-	flying   []flight // see Defer
-	begun    bool     // a send that has been removed from Sends is being executed
-	drain    bool     // EventSQDrained was requested
-	epoch    int      // number of the connection, from RTR on
-	partner  int      // epoch of the peer with which it has exchanged packets; 0: none
+	unproved []uint64          // posted sends that no polled completion proves to be done
+	waiting  bool              // the first send has begun, and waits for a receive or for the peer to leave INIT
+	waitsFor uint64            // ID of the request that waits, or was the last to wait
+	since    int               // number of the call since which waitsFor has waited
+	held     []Span            // memory of the waiting request
+	flying   []inFlightMessage // see Defer
+	begun    bool              // a send that has been removed from Sends is being executed
+	drain    bool              // EventSQDrained was requested
+	epoch    int               // number of the connection, from RTR on
+	partner  int               // epoch of the peer with which it has exchanged packets; 0: none
 }
 
 // Waiting reports whether the first send waits for the peer.

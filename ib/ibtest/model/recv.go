@@ -200,13 +200,13 @@ func (q *QP) extended() bool { return q.Type == ib.QPTypeXRCInit || q.Type == ib
 // identify returns the shared queue that the first send of an XRC initiator names; 0: none.
 func (m *Model) identify(q *QP) ID {
 	if q.Type == ib.QPTypeXRCInit && len(q.Sends) > 0 {
-		return m.byNumber(q.Sends[0].SRQN)
+		return m.xrcSRQByNumber(q.Sends[0].SRQN)
 	}
 	return 0
 }
 
-// byNumber returns the XRC shared receive queue with a number; 0: none.
-func (m *Model) byNumber(srqn uint32) ID {
+// xrcSRQByNumber returns the XRC shared receive queue with a number; 0: none.
+func (m *Model) xrcSRQByNumber(srqn uint32) ID {
 	for id, s := range m.SRQs {
 		if s.XRCD != 0 && s.Num == srqn {
 			return id

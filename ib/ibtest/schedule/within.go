@@ -27,8 +27,8 @@ const (
 	concurrent = "/^(Reentrant|Callback|HotPlug|CQ|SRQ|NoSleep|DeviceError|Disassociate|Load|Scale|Model)$"
 )
 
-// test is one run of a test binary.
-type test struct {
+// testRun is one run of a test binary.
+type testRun struct {
 	what    string
 	binary  string
 	pattern string
@@ -92,30 +92,30 @@ func (o *options) searchDriver(out io.Writer, p listed, dir, overlay string) err
 }
 
 // next returns the next test, unless one has failed.
-func (s *search) next() (test, bool) {
+func (s *search) next() (testRun, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.failed) > 0 {
-		return test{}, false
+		return testRun{}, false
 	}
 	i := s.n
 	s.n++
 	switch {
 	case i == 0:
-		return test{what: "the suite", binary: s.plain, pattern: s.o.run}, true
+		return testRun{what: "the suite", binary: s.plain, pattern: s.o.run}, true
 	case i%2 == 1:
 		seed := s.o.first + uint64(i/2)
-		return test{what: fmt.Sprintf("pauses of seed %d", seed), binary: s.raced, pattern: s.o.run + concurrent,
+		return testRun{what: fmt.Sprintf("pauses of seed %d", seed), binary: s.raced, pattern: s.o.run + concurrent,
 			args: []string{"-ibtest.load=1"}, pauses: seed}, true
 	}
 	first := firstBlock + (i/2-1)*blockSeeds
-	return test{what: fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), binary: s.plain,
+	return testRun{what: fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), binary: s.plain,
 		pattern: s.o.run + "/^Model$", seeds: blockSeeds,
 		args: []string{fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)}}, true
 }
 
 // run runs a test until it ends or the search does.
-func (s *search) run(ctx context.Context, out io.Writer, t test) {
+func (s *search) run(ctx context.Context, out io.Writer, t testRun) {
 	args := append(t.args, "-test.run="+t.pattern, "-test.timeout="+s.o.timeout)
 	c := exec.CommandContext(ctx, t.binary, append(args, strings.Fields(s.o.args)...)...)
 	c.Dir = s.p.Dir
@@ -130,7 +130,7 @@ func (s *search) run(ctx context.Context, out io.Writer, t test) {
 }
 
 // ended records the end of a test, which the end of the search may have killed.
-func (s *search) ended(t test, err error, killed bool, text []byte, out io.Writer) {
+func (s *search) ended(t testRun, err error, killed bool, text []byte, out io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

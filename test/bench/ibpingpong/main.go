@@ -27,7 +27,7 @@ func main() {
 	if *size < 1 || *n < 1 {
 		log.Fatal("-size and -n must be positive")
 	}
-	d, err := exchange(*addr, *size, *n, *overWire)
+	d, err := exchangeMessages(*addr, *size, *n, *overWire)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -39,8 +39,8 @@ func main() {
 		*n, *size, path, d.Round(time.Microsecond), float64(d.Nanoseconds())/1e3/float64(*n))
 }
 
-// exchange makes a device and exchanges n messages.
-func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
+// exchangeMessages makes a device and exchanges n messages.
+func exchangeMessages(addr string, size, n int, overWire bool) (time.Duration, error) {
 	ip, err := netip.ParseAddr(addr)
 	if err != nil {
 		return 0, err
@@ -165,13 +165,13 @@ func (s *side) sendTo(peer *side) error {
 	if _, err := s.qp.PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: s.sge()}); err != nil {
 		return err
 	}
-	if err := peer.await(); err != nil {
+	if err := peer.awaitCompletions(); err != nil {
 		return err
 	}
-	return s.await()
+	return s.awaitCompletions()
 }
 
-func (s *side) await() error {
+func (s *side) awaitCompletions() error {
 	deadline := time.Now().Add(5 * time.Second)
 	for i := 0; ; i++ {
 		n, err := s.cq.Poll(s.wc[:1])

@@ -27,15 +27,15 @@ type settings struct {
 	root, net, pid, dir, shmSize string
 	user                         int
 	docker                       bool
-	caps, drop, env, bind        list
+	caps, drop, env, bind        stringList
 }
 
-type list []string
+type stringList []string
 
-func (l *list) String() string     { return strings.Join(*l, " ") }
-func (l *list) Set(s string) error { *l = append(*l, s); return nil }
+func (l *stringList) String() string     { return strings.Join(*l, " ") }
+func (l *stringList) Set(s string) error { *l = append(*l, s); return nil }
 
-const inside = "VERBENA_CONTAIN_INSIDE" // set in the process inside the namespaces
+const insideEnv = "VERBENA_CONTAIN_INSIDE" // set in the process inside the namespaces
 
 func main() {
 	var s settings
@@ -53,8 +53,8 @@ func main() {
 	flag.Var(&s.bind, "bind", "mount a directory or file, as FROM:TO or FROM:TO:ro")
 	flag.Parse()
 	var err error
-	if os.Getenv(inside) == "" {
-		err = enter(&s)
+	if os.Getenv(insideEnv) == "" {
+		err = enterNamespaces(&s)
 	} else {
 		runtime.LockOSThread() // capabilities and the filter belong to this thread
 		err = s.run(flag.Args())
@@ -69,8 +69,8 @@ func main() {
 	}
 }
 
-// enter runs this program again in new namespaces.
-func enter(s *settings) error {
+// enterNamespaces runs this program again in new namespaces.
+func enterNamespaces(s *settings) error {
 	if flag.NArg() == 0 || s.root == "" {
 		return errors.New("usage: contain -root DIR [FLAGS] -- PROGRAM [ARGS]")
 	}
@@ -92,7 +92,7 @@ func enter(s *settings) error {
 	}
 	c := exec.Command(argv[0], argv[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
-	c.Env = append(os.Environ(), inside+"=1")
+	c.Env = append(os.Environ(), insideEnv+"=1")
 	// The kernel kills the program together with this process, because the program is the init process of its
 	// namespace.
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: syscall.SIGKILL}
@@ -102,7 +102,7 @@ func enter(s *settings) error {
 
 // run executes the program.
 func (s *settings) run(argv []string) error {
-	if err := s.mounts(); err != nil {
+	if err := s.mountFileSystems(); err != nil {
 		return err
 	}
 	if s.net == "none" {
@@ -117,7 +117,7 @@ func (s *settings) run(argv []string) error {
 		return err
 	}
 	unix.Umask(0o022)
-	bounding := s.bounding()
+	bounding := s.boundingSet()
 	var filter []unix.SockFilter
 	if s.docker {
 		var err error
@@ -142,11 +142,11 @@ func (s *settings) run(argv []string) error {
 	if err != nil {
 		return err
 	}
-	return start(path, argv, env, filter, bounding, s.user)
+	return execAsUser(path, argv, env, filter, bounding, s.user)
 }
 
-// mounts mounts the file systems of the program.
-func (s *settings) mounts() error {
+// mountFileSystems mounts the file systems of the program.
+func (s *settings) mountFileSystems() error {
 	root, err := filepath.Abs(s.root)
 	if err != nil {
 		return err
@@ -181,7 +181,7 @@ func (s *settings) mounts() error {
 		}
 	}
 	for _, dev := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
-		if err := bind("/dev/"+dev, filepath.Join(root, "dev", dev)); err != nil {
+		if err := bindMount("/dev/"+dev, filepath.Join(root, "dev", dev)); err != nil {
 			return err
 		}
 	}
@@ -195,7 +195,7 @@ func (s *settings) mounts() error {
 		from, to, _ := strings.Cut(b, ":")
 		to, readOnly := strings.CutSuffix(to, ":ro")
 		to = filepath.Join(root, to)
-		if err := bind(from, to); err != nil {
+		if err := bindMount(from, to); err != nil {
 			return err
 		}
 		if readOnly {
@@ -207,8 +207,8 @@ func (s *settings) mounts() error {
 	return os.Chdir(root)
 }
 
-// bind mounts a file or directory.
-func bind(from, to string) error {
+// bindMount mounts a file or directory.
+func bindMount(from, to string) error {
 	info, err := os.Stat(from)
 	if err != nil {
 		return err
@@ -250,7 +250,7 @@ var dockerCapabilities = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID",
 	"CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
 
-var numbers = map[string]uint{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE,
+var capabilityNumbers = map[string]uint{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE,
 	"CAP_FSETID": unix.CAP_FSETID,
 	"CAP_FOWNER": unix.CAP_FOWNER, "CAP_MKNOD": unix.CAP_MKNOD, "CAP_NET_RAW": unix.CAP_NET_RAW,
 	"CAP_SETGID": unix.CAP_SETGID,
@@ -261,7 +261,7 @@ var numbers = map[string]uint{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": u
 	"CAP_SYS_ADMIN":    unix.CAP_SYS_ADMIN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_IPC_LOCK": unix.CAP_IPC_LOCK,
 	"CAP_LEASE": unix.CAP_LEASE}
 
-func (s *settings) bounding() []string {
+func (s *settings) boundingSet() []string {
 	all := slices.DeleteFunc(slices.Clone(dockerCapabilities), func(name string) bool {
 		return slices.Contains(s.drop, "ALL") || slices.Contains(s.drop, strings.TrimPrefix(name, "CAP_"))
 	})
@@ -274,7 +274,7 @@ func (s *settings) bounding() []string {
 // limitCapabilities removes all other capabilities from the bounding set.
 func limitCapabilities(keep []string) error {
 	for c := uint(0); c <= unix.CAP_LAST_CAP; c++ {
-		if !slices.ContainsFunc(keep, func(name string) bool { return numbers[name] == c }) {
+		if !slices.ContainsFunc(keep, func(name string) bool { return capabilityNumbers[name] == c }) {
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && err != unix.EINVAL {
 				return err
 			}
@@ -283,12 +283,12 @@ func limitCapabilities(keep []string) error {
 	return nil
 }
 
-// start changes to the user, with the filter and at most the given capabilities, and executes the program in this
+// execAsUser changes to the user, with the filter and at most the given capabilities, and executes the program in this
 // process. The process is the first process of its namespace, and therefore receives no signals without a handler.
 // The filter is installed before the capabilities are dropped, because no_new_privs is not set, as with Docker.
-func start(path string, argv, env []string, filter []unix.SockFilter, bounding []string, user int) error {
+func execAsUser(path string, argv, env []string, filter []unix.SockFilter, bounding []string, user int) error {
 	if filter != nil {
-		if err := install(filter); err != nil {
+		if err := installFilter(filter); err != nil {
 			return fmt.Errorf("seccomp: %w", err)
 		}
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -298,7 +298,7 @@ func start(path string, argv, env []string, filter []unix.SockFilter, bounding [
 		}
 		for _, name := range bounding {
 			if user == 0 {
-				n := numbers[name]
+				n := capabilityNumbers[name]
 				set[n/32].Effective |= 1 << (n % 32)
 				set[n/32].Permitted |= 1 << (n % 32)
 			}

@@ -23,7 +23,7 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 	if err != nil {
 		return nil, err
 	}
-	deny, err := returnOf(p.DefaultAction, p.DefaultErrnoRet)
+	deny, err := seccompReturn(p.DefaultAction, p.DefaultErrnoRet)
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 		f = append(f, load(number), jump(unix.BPF_JGE, x32, 0, 1), ret(deny))
 	}
 	for _, rule := range p.Syscalls {
-		action, err := returnOf(rule.Action, rule.ErrnoRet)
+		action, err := seccompReturn(rule.Action, rule.ErrnoRet)
 		if err != nil {
 			return nil, err
 		}
@@ -56,20 +56,24 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 				at := uint32(args + 8*arg.Index)
 				switch arg.Op {
 				case specs.OpEqualTo:
-					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, over), load(at), jump(unix.BPF_JEQ, low, 0, over))
+					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, jumpPastRule), load(at), jump(unix.BPF_JEQ, low, 0,
+						jumpPastRule))
 				case specs.OpNotEqual:
-					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, 2), load(at), jump(unix.BPF_JEQ, low, over, 0))
+					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, 2), load(at), jump(unix.BPF_JEQ, low, jumpPastRule,
+						0))
 				case specs.OpMaskedEqual:
 					for i, mask := range []uint32{low, high} {
 						want := uint32(arg.ValueTwo >> (32 * i))
 						tests = append(tests, load(at+uint32(4*i)),
 							unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask},
-							jump(unix.BPF_JEQ, want, 0, over))
+							jump(unix.BPF_JEQ, want, 0, jumpPastRule))
 					}
 				case specs.OpLessThan:
-					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, over), load(at), jump(unix.BPF_JGE, low, over, 0))
+					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, jumpPastRule), load(at), jump(unix.BPF_JGE, low,
+						jumpPastRule, 0))
 				case specs.OpGreaterThan:
-					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, over), load(at), jump(unix.BPF_JGT, low, 0, over))
+					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, jumpPastRule), load(at), jump(unix.BPF_JGT, low, 0,
+						jumpPastRule))
 				default:
 					return nil, fmt.Errorf("%s: unknown operation %s", name, arg.Op)
 				}
@@ -77,10 +81,10 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 			body := append(tests, ret(action))
 			for i := range tests {
 				past := uint8(len(body) - 1 - i)
-				if body[i].Jt == over {
+				if body[i].Jt == jumpPastRule {
 					body[i].Jt = past
 				}
-				if body[i].Jf == over {
+				if body[i].Jf == jumpPastRule {
 					body[i].Jf = past
 				}
 			}
@@ -91,10 +95,10 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 	return append(f, ret(deny)), nil
 }
 
-// over is a placeholder for a jump past the rule.
-const over = 255
+// jumpPastRule is a placeholder for a jump past the rule.
+const jumpPastRule = 255
 
-func returnOf(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
+func seccompReturn(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
 	switch a {
 	case specs.ActAllow:
 		return unix.SECCOMP_RET_ALLOW, nil
@@ -107,9 +111,9 @@ func returnOf(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
 	return 0, fmt.Errorf("unknown action %s", a)
 }
 
-// install installs the filter on this thread. It needs CAP_SYS_ADMIN, and does not set no_new_privs, as with
+// installFilter installs the filter on this thread. It needs CAP_SYS_ADMIN, and does not set no_new_privs, as with
 // Docker.
-func install(f []unix.SockFilter) error {
+func installFilter(f []unix.SockFilter) error {
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0,
 		uintptr(unsafe.Pointer(&prog))); errno != 0 {

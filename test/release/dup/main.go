@@ -14,7 +14,7 @@ import (
 
 var failed bool
 
-func say(what string, err error) {
+func printResult(what string, err error) {
 	if err != nil {
 		failed = true
 		fmt.Printf("%s: %v\n", what, err)
@@ -26,11 +26,11 @@ func say(what string, err error) {
 func main() {
 	name := "/dev/infiniband/uverbs0"
 	fd, err := unix.Open(name, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if say("open", err); err != nil {
+	if printResult("open", err); err != nil {
 		os.Exit(1)
 	}
-	say("context", command[uapi.GetContextResp](fd, uapi.CmdGetContext, uapi.GetContext{}))
-	say("alloc_pd", command[uapi.AllocPDResp](fd, uapi.CmdAllocPD, uapi.AllocPD{}))
+	printResult("context", writeCommand[uapi.GetContextResp](fd, uapi.CmdGetContext, uapi.GetContext{}))
+	printResult("alloc_pd", writeCommand[uapi.AllocPDResp](fd, uapi.CmdAllocPD, uapi.AllocPD{}))
 	far := fd + 1 // a device's number; a duplicate with a lower number allows only ioctl(2) (docs/verbs.md)
 	ways := []struct {
 		name string
@@ -43,24 +43,24 @@ func main() {
 	var duplicates []int
 	for _, way := range ways {
 		d, err := way.dup()
-		if say(way.name, err); err != nil {
+		if printResult(way.name, err); err != nil {
 			continue
 		}
 		duplicates = append(duplicates, d)
-		say(way.name+", alloc_pd", command[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}))
+		printResult(way.name+", alloc_pd", writeCommand[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}))
 	}
-	fmt.Printf("pidfd_getfd here: %v\n", own(fd))
-	say("close", unix.Close(fd))
+	fmt.Printf("pidfd_getfd here: %v\n", duplicateOwn(fd))
+	printResult("close", unix.Close(fd))
 	for _, d := range duplicates {
-		say("alloc_pd after close", command[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}))
+		printResult("alloc_pd after close", writeCommand[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}))
 	}
 	if failed {
 		os.Exit(1)
 	}
 }
 
-// own makes the system calls by which a service gets a descriptor of a program, on this process itself.
-func own(fd int) error {
+// duplicateOwn makes the system calls by which a service gets a descriptor of a program, on this process itself.
+func duplicateOwn(fd int) error {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		return err
@@ -73,8 +73,8 @@ func own(fd int) error {
 	return err
 }
 
-// memory holds the responses, at a fixed address.
-var memory = func() []byte {
+// responseMemory holds the responses, at a fixed address.
+var responseMemory = func() []byte {
 	b, err := unix.Mmap(-1, 0, 1<<12, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		panic(err)
@@ -84,10 +84,10 @@ var memory = func() []byte {
 
 type response struct{ addr uint64 }
 
-// command writes a command with a response. The address of the response is the first field of the command.
-func command[Resp, Req any](fd int, cmd uapi.Command, req Req) error {
+// writeCommand writes a command with a response. The address of the response is the first field of the command.
+func writeCommand[Resp, Req any](fd int, cmd uapi.Command, req Req) error {
 	core := uapi.AppendTo(nil, &req)
-	copy(core, uapi.AppendTo(nil, &response{addressOf(memory)}))
+	copy(core, uapi.AppendTo(nil, &response{addressOf(responseMemory)}))
 	h := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core)) / 4),
 		OutWords: uint16((uapi.SizeOf[Resp]() + 3) / 4)}
 	_, err := unix.Write(fd, slices.Concat(uapi.AppendTo(nil, &h), core))

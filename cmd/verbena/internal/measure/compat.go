@@ -22,12 +22,12 @@ const (
 	compatDone   = "done\x00"
 )
 
-// compatText formats an address as LID, queue pair, PSN and GID: LID, queue pair, PSN and GID.
-func compatText(e verbs.Endpoint) []byte {
+// formatCompatAddress formats an address as LID, queue pair, PSN and GID: LID, queue pair, PSN and GID.
+func formatCompatAddress(e verbs.Endpoint) []byte {
 	return append(fmt.Appendf(nil, compatFormat, 0, e.QPN, e.PSN, hex.EncodeToString(e.GID[:])), 0)
 }
 
-func parseCompat(b []byte) (e verbs.Endpoint, err error) {
+func parseCompatAddress(b []byte) (e verbs.Endpoint, err error) {
 	var lid uint32
 	var gid string
 	if _, err := fmt.Sscanf(string(b[:len(b)-1]), "%x:%x:%x:%s", &lid, &e.QPN, &e.PSN, &gid); err != nil {
@@ -60,17 +60,17 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 	if p.Op != Send || p.Iters == 0 {
 		return nil, errors.New("a ping-pong with rdma-core's programs needs SEND and a number of round trips")
 	}
-	e, err := s.newEnd(dev, p, l, p.Depth, pingPongRoom)
+	e, err := s.newEndpoint(dev, p, l, p.Depth, pingPongRoom)
 	if err != nil {
 		return nil, err
 	}
-	peer, err := e.compatExchange(s, client)
+	peer, err := e.exchangeCompatAddresses(s, client)
 	if err != nil {
 		return nil, err
 	}
 	if !client {
 		start := time.Now()
-		defer s.guard("ping-pong", l.Progress)()
+		defer s.watchStall("ping-pong", l.Progress)()
 		n, err := e.pong(s.ctx, s, p.Iters, false)
 		if err != nil {
 			return nil, err
@@ -94,10 +94,10 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 	return &Result{Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: phase, Received: phase.Messages}, nil
 }
 
-// compatExchange exchanges addresses. A server answers after it has connected. The client reports that it is done after
-// it has connected.
-func (e *end) compatExchange(s *session, client bool) (peer verbs.Endpoint, err error) {
-	own, theirs := compatText(e.local[0]), make([]byte, compatSize)
+// exchangeCompatAddresses exchanges addresses. A server answers after it has connected. The client reports that it is
+// done after it has connected.
+func (e *localEndpoint) exchangeCompatAddresses(s *session, client bool) (peer verbs.Endpoint, err error) {
+	own, theirs := formatCompatAddress(e.local[0]), make([]byte, compatSize)
 	if client {
 		if err := s.write(own); err != nil {
 			return peer, err
@@ -106,7 +106,7 @@ func (e *end) compatExchange(s *session, client bool) (peer verbs.Endpoint, err 
 	if err := s.readText(theirs); err != nil {
 		return peer, err
 	}
-	if peer, err = parseCompat(theirs); err != nil || client {
+	if peer, err = parseCompatAddress(theirs); err != nil || client {
 		return peer, err
 	}
 	if err := e.connect([]verbs.Endpoint{peer}, verbs.Remote{}); err != nil {
@@ -120,5 +120,5 @@ func (e *end) compatExchange(s *session, client bool) (peer verbs.Endpoint, err 
 
 func (s *session) readText(b []byte) error {
 	_, err := io.ReadFull(s.conn, b)
-	return s.explain("read from", err)
+	return s.explainError("read from", err)
 }

@@ -58,8 +58,8 @@ const (
 	grhSize  = 40 // GRH in front of a received datagram
 )
 
-// types maps the name of each transport service to its operations.
-var types = map[string]struct {
+// transportOps maps the name of each transport service to its operations.
+var transportOps = map[string]struct {
 	t   verbs.QPType
 	ops []Op
 }{
@@ -70,7 +70,7 @@ var types = map[string]struct {
 
 // Check returns an error if the parameters are invalid. Check also sets sizes that the operation determines.
 func (p *Params) Check() error {
-	t, ok := types[p.Type]
+	t, ok := transportOps[p.Type]
 	if !ok {
 		return fmt.Errorf("type %.20q is not rc, uc or ud", p.Type)
 	}
@@ -112,8 +112,8 @@ func (p *Params) mtu() (verbs.MTU, error) {
 	return 0, fmt.Errorf("mtu %d is not 256, 512, 1024, 2048 or 4096", p.MTU)
 }
 
-// receives reports whether a message consumes a receive of the server.
-func (p *Params) receives(pingPong bool) bool {
+// consumesReceive reports whether a message consumes a receive of the server.
+func (p *Params) consumesReceive(pingPong bool) bool {
 	return p.Op == Send || p.Op == Write && pingPong
 }
 

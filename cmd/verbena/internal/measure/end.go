@@ -12,8 +12,8 @@ import (
 	"verbena/verbs"
 )
 
-// end holds the queue pairs of one side and their memory, which consists of a send part and a receive part.
-type end struct {
+// localEndpoint holds the queue pairs of one side and their memory, which consists of a send part and a receive part.
+type localEndpoint struct {
 	dev    *verbs.Device
 	p      Params
 	path   verbs.Path
@@ -32,22 +32,22 @@ type end struct {
 
 // Check returns an error if an exchange with these parameters is impossible on the device.
 func (l Local) Check(dev *verbs.Device) error {
-	e, err := newEnd(dev, Params{Type: "rc", Op: Send, Size: 1, QPs: 1}, l, 1, 1)
+	e, err := newLocalEndpoint(dev, Params{Type: "rc", Op: Send, Size: 1, QPs: 1}, l, 1, 1)
 	if err != nil {
 		return err
 	}
 	return e.close()
 }
 
-func (s *session) newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err error) {
-	s.end, err = newEnd(dev, p, l, sends, room)
+func (s *session) newEndpoint(dev *verbs.Device, p Params, l Local, sends, room int) (_ *localEndpoint, err error) {
+	s.end, err = newLocalEndpoint(dev, p, l, sends, room)
 	return s.end, err
 }
 
-// newEnd creates the queue pairs, each with queues for the given numbers of sends and receives. If room is 0, the
-// end posts no receives.
-func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err error) {
-	e := &end{dev: dev, p: p, events: l.Events, room: room, wc: make([]verbs.WC, 64)}
+// newLocalEndpoint creates the queue pairs, each with queues for the given numbers of sends and receives. If room is 0,
+// the end posts no receives.
+func newLocalEndpoint(dev *verbs.Device, p Params, l Local, sends, room int) (_ *localEndpoint, err error) {
+	e := &localEndpoint{dev: dev, p: p, events: l.Events, room: room, wc: make([]verbs.WC, 64)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
@@ -100,7 +100,8 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 		return nil, err
 	}
 	for range p.QPs {
-		qp, err := e.pd.CreateQP(verbs.QPInit{Type: types[p.Type].t, SendCQ: e.cq, SendWRs: sends, RecvWRs: max(room, 1)})
+		qp, err := e.pd.CreateQP(verbs.QPInit{Type: transportOps[p.Type].t, SendCQ: e.cq, SendWRs: sends, RecvWRs: max(room,
+			1)})
 		if err != nil {
 			return nil, err
 		}
@@ -115,10 +116,10 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 }
 
 // recvOffset returns the offset of the receive part in the memory.
-func (e *end) recvOffset() int { return (e.p.Size + 63) &^ 63 }
+func (e *localEndpoint) recvOffset() int { return (e.p.Size + 63) &^ 63 }
 
-// received returns the bytes of the last received message.
-func (e *end) received() []byte {
+// receivedData returns the bytes of the last received message.
+func (e *localEndpoint) receivedData() []byte {
 	off := e.recvOffset()
 	if e.p.Type == "ud" {
 		off += grhSize
@@ -126,9 +127,9 @@ func (e *end) received() []byte {
 	return e.mr.Bytes()[off : off+e.p.Size]
 }
 
-// remote returns the memory that the peer accesses: the first part for READ and atomic operations, and the second
+// remoteMemory returns the memory that the peer accesses: the first part for READ and atomic operations, and the second
 // part for WRITE.
-func (e *end) remote() verbs.Remote {
+func (e *localEndpoint) remoteMemory() verbs.Remote {
 	r := verbs.Remote{Addr: e.mr.Addr(), RKey: e.mr.RKey()}
 	if e.p.Op == Write {
 		r.Addr += uint64(e.recvOffset())
@@ -137,7 +138,7 @@ func (e *end) remote() verbs.Remote {
 }
 
 // connect posts receives and connects each queue pair with its counterpart of the peer.
-func (e *end) connect(peer []verbs.Endpoint, memory verbs.Remote) error {
+func (e *localEndpoint) connect(peer []verbs.Endpoint, memory verbs.Remote) error {
 	if len(peer) != len(e.qps) {
 		return fmt.Errorf("%w has %d queue pairs, want %d", ErrPeer, len(peer), len(e.qps))
 	}
@@ -173,7 +174,7 @@ func (e *end) connect(peer []verbs.Endpoint, memory verbs.Remote) error {
 }
 
 // gidIndex returns the index of this side's GID.
-func (e *end) gidIndex() (int, error) {
+func (e *localEndpoint) gidIndex() (int, error) {
 	switch e.path.SGIDIndex {
 	case 0:
 		g, err := e.dev.DefaultGID(max(e.path.Port, 1))
@@ -184,11 +185,11 @@ func (e *end) gidIndex() (int, error) {
 	return e.path.SGIDIndex, nil
 }
 
-// recvID marks the work request IDs of receives. The low bits of an ID hold the index of the queue pair.
-const recvID = 1 << 32
+// recvIDFlag marks the work request IDs of receives. The low bits of an ID hold the index of the queue pair.
+const recvIDFlag = 1 << 32
 
-func (e *end) postRecv(qp int) error {
-	wr := verbs.RecvWR{ID: recvID | uint64(qp)}
+func (e *localEndpoint) postRecv(qp int) error {
+	wr := verbs.RecvWR{ID: recvIDFlag | uint64(qp)}
 	if e.p.Op == Send {
 		n := e.p.Size
 		if e.p.Type == "ud" {
@@ -199,8 +200,8 @@ func (e *end) postRecv(qp int) error {
 	return e.qps[qp].PostRecv(&wr)
 }
 
-// request returns the work request of a message.
-func (e *end) request(qp int, imm bool) verbs.SendWR {
+// newSendWR returns the work request of a message.
+func (e *localEndpoint) newSendWR(qp int, imm bool) verbs.SendWR {
 	wr := verbs.SendWR{ID: uint64(qp), Flags: verbs.Signaled, Local: e.mr.SGE(0, e.p.Size), Remote: e.memory}
 	switch e.p.Op {
 	case Send:
@@ -223,23 +224,23 @@ func (e *end) request(qp int, imm bool) verbs.SendWR {
 	return wr
 }
 
-// alive returns an error if the device was reset or removed.
-func (e *end) alive() error {
+// checkAlive returns an error if the device was reset or removed.
+func (e *localEndpoint) checkAlive() error {
 	if _, err := e.dev.Query(); err != nil {
 		return fmt.Errorf("%s was reset or removed: %w", e.dev.Name(), err)
 	}
 	return nil
 }
 
-// cause returns the device failure that caused err, or err itself. A reset flushes the work requests before the
+// failureCause returns the device failure that caused err, or err itself. A reset flushes the work requests before the
 // device reports the failure.
-func (e *end) cause(err error) error {
+func (e *localEndpoint) failureCause(err error) error {
 	wait := time.Duration(0)
 	if errors.Is(err, verbs.Flushed) {
 		wait = time.Second
 	}
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		if failure := e.alive(); failure != nil {
+		if failure := e.checkAlive(); failure != nil {
 			return failure
 		}
 		if time.Since(began) >= wait {
@@ -248,9 +249,9 @@ func (e *end) cause(err error) error {
 	}
 }
 
-// next waits for completions and returns them. next returns an error for a failed completion, or the context's
-// cause if the context ends.
-func (e *end) next(ctx context.Context) ([]verbs.WC, error) {
+// waitCompletions waits for completions and returns them. waitCompletions returns an error for a failed completion, or
+// the context's cause if the context ends.
+func (e *localEndpoint) waitCompletions(ctx context.Context) ([]verbs.WC, error) {
 	if ctx.Err() != nil { // check the context even if completions arrive continuously
 		return nil, context.Cause(ctx)
 	}
@@ -259,11 +260,11 @@ func (e *end) next(ctx context.Context) ([]verbs.WC, error) {
 		if err != nil {
 			return nil, err
 		}
-		return e.succeeded(n)
+		return e.checkCompletions(n)
 	}
 	const often = 256
 	for i := 1; ; i++ {
-		if wcs, err := e.poll(); len(wcs) > 0 || err != nil {
+		if wcs, err := e.pollCompletions(); len(wcs) > 0 || err != nil {
 			return wcs, err
 		}
 		if i%often == 0 && ctx.Err() != nil {
@@ -273,16 +274,16 @@ func (e *end) next(ctx context.Context) ([]verbs.WC, error) {
 	}
 }
 
-// poll returns the available completions.
-func (e *end) poll() ([]verbs.WC, error) {
+// pollCompletions returns the available completions.
+func (e *localEndpoint) pollCompletions() ([]verbs.WC, error) {
 	n, err := e.cq.Poll(e.wc)
 	if err != nil {
 		return nil, err
 	}
-	return e.succeeded(n)
+	return e.checkCompletions(n)
 }
 
-func (e *end) succeeded(n int) ([]verbs.WC, error) {
+func (e *localEndpoint) checkCompletions(n int) ([]verbs.WC, error) {
 	for i := range e.wc[:n] {
 		if err := verbs.CompletionError(&e.wc[i]); err != nil {
 			return nil, err
@@ -294,7 +295,7 @@ func (e *end) succeeded(n int) ([]verbs.WC, error) {
 // patternSize is the period, in bytes, of the byte pattern in a message.
 const patternSize = 1 << 16
 
-func pattern(seed byte) []byte {
+func makePattern(seed byte) []byte {
 	b := make([]byte, patternSize)
 	for i := range b {
 		b[i] = byte(i*7+i>>8) + seed
@@ -302,17 +303,17 @@ func pattern(seed byte) []byte {
 	return b
 }
 
-// fill writes this side's pattern into the send part.
-func (e *end) fill(seed byte) {
+// fillPattern writes this side's pattern into the send part.
+func (e *localEndpoint) fillPattern(seed byte) {
 	b := e.mr.Bytes()[:e.p.Size]
-	for n := copy(b, pattern(seed)); n < len(b); n *= 2 {
+	for n := copy(b, makePattern(seed)); n < len(b); n *= 2 {
 		copy(b[n:], b[:n])
 	}
 }
 
-// check compares the received message with the peer's pattern.
-func (e *end) check(seed byte) error {
-	want, got := pattern(seed), e.received()
+// checkPattern compares the received message with the peer's pattern.
+func (e *localEndpoint) checkPattern(seed byte) error {
+	want, got := makePattern(seed), e.receivedData()
 	for at := 0; at < len(got); at += len(want) {
 		part := got[at:min(at+len(want), len(got))]
 		if bytes.Equal(part, want[:len(part)]) {
@@ -328,7 +329,7 @@ func (e *end) check(seed byte) error {
 }
 
 // close destroys all objects in dependency order.
-func (e *end) close() error {
+func (e *localEndpoint) close() error {
 	var errs []error
 	shut := func(c io.Closer) { errs = append(errs, c.Close()) }
 	for _, qp := range e.qps {

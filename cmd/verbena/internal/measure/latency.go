@@ -79,9 +79,10 @@ func (t *Times) WriteHistogram(w io.Writer) {
 	}
 	for _, b := range t.Buckets {
 		bar := strings.Repeat("#", int((b.Count*width+most-1)/most))
-		fmt.Fprintf(w, "  %9.2f to %9.2f us  %-*s %9d  %6.2f %%\n", us(b.From), us(b.To), width, bar, b.Count,
+		fmt.Fprintf(w, "  %9.2f to %9.2f us  %-*s %9d  %6.2f %%\n", toMicroseconds(b.From), toMicroseconds(b.To), width,
+			bar, b.Count,
 			100*float64(b.Count)/float64(all))
 	}
 }
 
-func us(ns int64) float64 { return float64(ns) / 1e3 }
+func toMicroseconds(ns int64) float64 { return float64(ns) / 1e3 }

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// device opens a software device in this process.
-func device(t *testing.T) *verbs.Device {
+// openDevice opens a software device in this process.
+func openDevice(t *testing.T) *verbs.Device {
 	t.Helper()
 	s, err := embed.NewSoftware()
 	if err != nil {
@@ -36,8 +36,9 @@ func device(t *testing.T) *verbs.Device {
 	return d
 }
 
-// runBoth runs a client and a server on one device, and returns the results of both sides.
-func runBoth(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result, clientErr,
+// runBothSides runs a client and a server on one device, and returns the results of both sides.
+func runBothSides(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result,
+	clientErr,
 	serverErr error) {
 	t.Helper()
 	here, there := net.Pipe()
@@ -54,8 +55,8 @@ func runBoth(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Res
 // TestExchanges tests that the messages of each operation of each service arrive, are counted, and take a
 // measurable time.
 func TestExchanges(t *testing.T) {
-	d := device(t)
-	for name, x := range types {
+	d := openDevice(t)
+	for name, x := range transportOps {
 		for _, op := range x.ops {
 			for _, events := range []bool{false, true} {
 				if !events && op != Send { // the other operations share this polling code, and poll slowly in parallel tests
@@ -64,29 +65,29 @@ func TestExchanges(t *testing.T) {
 				l := Local{GIDIndex: -1, Events: events}
 				p := Params{Type: name, Op: op, Size: 1000, Iters: 20}
 				t.Run(fmt.Sprintf("pingpong/%s/%s/events=%v", name, op, events), func(t *testing.T) {
-					c, s, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) {
+					c, s, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
 						return PingPong(t.Context(), d, conn, p, l)
 					})
 					if err != nil || serr != nil {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
-					if r := c.RoundTrip; r.Messages != 20 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || count(r) != 20 {
+					if r := c.RoundTrip; r.Messages != 20 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || countLatencies(r) != 20 {
 						t.Errorf("RoundTrip: got %+v, want 20 messages with times", r)
 					}
-					if want := map[bool]int64{true: 20, false: -1}[p.receives(true)]; s.Received != want {
+					if want := map[bool]int64{true: 20, false: -1}[p.consumesReceive(true)]; s.Received != want {
 						t.Errorf("messages received by the server: got %d, want %d", s.Received, want)
 					}
 				})
 				t.Run(fmt.Sprintf("perf/%s/%s/events=%v", name, op, events), func(t *testing.T) {
 					p.QPs, p.Depth = 3, 8
-					c, _, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) {
+					c, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
 						return Perf(t.Context(), d, conn, p, Both, l)
 					})
 					if err != nil || serr != nil {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
 					for _, r := range []*Phase{c.Latency, c.Bandwidth} {
-						if r.Messages != 20 || r.MessagesPerSecond <= 0 || count(r) != 20 {
+						if r.Messages != 20 || r.MessagesPerSecond <= 0 || countLatencies(r) != 20 {
 							t.Errorf("phase: got %+v, want 20 messages with times", r)
 						}
 					}
@@ -102,19 +103,19 @@ func TestExchanges(t *testing.T) {
 	}
 }
 
-func count(p *Phase) (n int64) {
+func countLatencies(p *Phase) (n int64) {
 	for _, b := range p.Times.Buckets {
 		n += b.Count
 	}
 	return n
 }
 
-// TestDuration tests that a phase without a number of messages lasts for Params.Duration.
-func TestDuration(t *testing.T) {
-	d := device(t)
+// TestPhaseDuration tests that a phase without a number of messages lasts for Params.Duration.
+func TestPhaseDuration(t *testing.T) {
+	d := openDevice(t)
 	l := Local{GIDIndex: -1}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: 30 * time.Millisecond, QPs: 2, Depth: 4}
-	c, _, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) {
+	c, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
 		return Perf(t.Context(), d, conn, p, Bandwidth, l)
 	})
 	if err != nil || serr != nil {
@@ -130,9 +131,9 @@ func TestDuration(t *testing.T) {
 	}
 }
 
-// TestCompat tests the protocol of rdma-core's programs between two sides of this package.
-func TestCompat(t *testing.T) {
-	d := device(t)
+// TestCompatExchange tests the protocol of rdma-core's programs between two sides of this package.
+func TestCompatExchange(t *testing.T) {
+	d := openDevice(t)
 	l := Local{GIDIndex: -1}
 	for _, name := range []string{"rc", "uc", "ud"} {
 		p := Params{Type: name, Op: Send, Size: 1000, Iters: 20, MTU: 1024}
@@ -152,22 +153,22 @@ func TestCompat(t *testing.T) {
 	}
 }
 
-// TestCompatText tests that the text of an address has the format of rdma-core's programs.
-func TestCompatText(t *testing.T) {
+// TestCompatAddressFormat tests that the text of an address has the format of rdma-core's programs.
+func TestCompatAddressFormat(t *testing.T) {
 	e := verbs.Endpoint{QPN: 0x11, PSN: 0xabcdef, GID: verbs.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}}
 	const want = "0000:000011:abcdef:00000000000000000000ffff7f000001\x00"
-	if got := compatText(e); string(got) != want || len(got) != compatSize {
+	if got := formatCompatAddress(e); string(got) != want || len(got) != compatSize {
 		t.Errorf("compatText: got %q, want %q", got, want)
 	}
 	e.QKey = verbs.DefaultQKey
-	if got, err := parseCompat([]byte(want)); err != nil || got != e {
+	if got, err := parseCompatAddress([]byte(want)); err != nil || got != e {
 		t.Errorf("parseCompat: got %+v, %v, want %+v", got, err, e)
 	}
 	for _, bad := range []string{
 		strings.Replace(want, "ffff7f000001", "000000000000", 1), strings.Replace(want, "ffff", "fxff",
 			1), strings.Repeat("x", compatSize),
 	} {
-		if _, err := parseCompat([]byte(bad)); err == nil {
+		if _, err := parseCompatAddress([]byte(bad)); err == nil {
 			t.Errorf("%q: got success, want an error", bad)
 		}
 	}
@@ -176,7 +177,7 @@ func TestCompatText(t *testing.T) {
 // TestInvalidParams tests that parameters that are invalid or exceed the device's limits are refused, and that the
 // error names the value.
 func TestInvalidParams(t *testing.T) {
-	d := device(t)
+	d := openDevice(t)
 	l := Local{GIDIndex: -1}
 	good := Params{Type: "rc", Op: Send, Size: 64, Iters: 1, QPs: 1, Depth: 1}
 	for want, change := range map[string]func(*Params){
@@ -191,7 +192,7 @@ func TestInvalidParams(t *testing.T) {
 	} {
 		p := good
 		change(&p)
-		_, _, err, _ := runBoth(t, d, l,
+		_, _, err, _ := runBothSides(t, d, l,
 			func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Both, l) })
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("client: got %v, want %q in it", err, want)
@@ -200,7 +201,7 @@ func TestInvalidParams(t *testing.T) {
 		here, there := net.Pipe()
 		go func() {
 			defer here.Close()
-			_ = json.NewEncoder(here).Encode(hello{Protocol: protocol, Kind: perf, Params: p,
+			_ = json.NewEncoder(here).Encode(hello{Protocol: protocolVersion, Kind: perf, Params: p,
 				Ends: make([]verbs.Endpoint, max(p.QPs, 0))})
 			_ = json.NewDecoder(here).Decode(&hello{})
 		}()
@@ -212,13 +213,16 @@ func TestInvalidParams(t *testing.T) {
 
 // TestPeerGone tests that an end returns if its peer ends early or its own context ends.
 func TestPeerGone(t *testing.T) {
-	d := device(t)
+	d := openDevice(t)
 	for _, events := range []bool{false, true} {
 		l := Local{GIDIndex: -1, Events: events}
 		ctx, cancel := context.WithCancel(t.Context())
 		p := Params{Type: "rc", Op: Send, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
 		time.AfterFunc(30*time.Millisecond, cancel)
-		_, _, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
+		_, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
+			return Perf(ctx, d, conn, p,
+				Latency, l)
+		})
 		if err == nil || serr == nil {
 			t.Errorf("client: got %v; server: got %v, want errors", err, serr)
 		}
@@ -242,7 +246,7 @@ func TestPeerGone(t *testing.T) {
 
 // TestPeerReceivesReason tests that an end receives the reason for which its peer failed.
 func TestPeerReceivesReason(t *testing.T) {
-	d := device(t)
+	d := openDevice(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	l := Local{GIDIndex: -1, Progress: func(phase string, _ int64, _ time.Duration) {
 		if phase == "latency" { // both ends begin to watch the stream only at this point
@@ -250,7 +254,10 @@ func TestPeerReceivesReason(t *testing.T) {
 		}
 	}}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
-	_, _, err, serr := runBoth(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
+	_, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
+		return Perf(ctx, d, conn, p, Latency,
+			l)
+	})
 	if errors.Is(err, ErrPeer) || !strings.Contains(fmt.Sprint(err), "a reason") {
 		t.Errorf("client: got %v", err)
 	}
@@ -259,13 +266,13 @@ func TestPeerReceivesReason(t *testing.T) {
 	}
 }
 
-// answered calls first after the first read of the stream. A server that has answered is connected.
-type answered struct {
+// firstReadConn calls first after the first read of the stream. A server that has answered is connected.
+type firstReadConn struct {
 	net.Conn
 	first func()
 }
 
-func (a *answered) Read(b []byte) (int, error) {
+func (a *firstReadConn) Read(b []byte) (int, error) {
 	n, err := a.Conn.Read(b)
 	a.first()
 	return n, err
@@ -310,7 +317,7 @@ func TestDeviceRemoved(t *testing.T) {
 				time.Sleep(20 * time.Millisecond) // remove the device during the phase, or shortly before it
 				remote.Close()
 			}()
-			_, err := Perf(t.Context(), d, &answered{Conn: here, first: sync.OnceFunc(func() {
+			_, err := Perf(t.Context(), d, &firstReadConn{Conn: here, first: sync.OnceFunc(func() {
 				close(connected)
 			})}, p, Latency, l)
 			<-removed
@@ -326,12 +333,12 @@ func TestDeviceRemoved(t *testing.T) {
 
 // TestPeerOfRdmaCore tests that the error names the remedy if the peer is one of rdma-core's programs.
 func TestPeerOfRdmaCore(t *testing.T) {
-	d := device(t)
+	d := openDevice(t)
 	l := Local{GIDIndex: -1}
 	here, there := net.Pipe()
 	go func() {
 		defer here.Close()
-		_, _ = here.Write(compatText(verbs.Endpoint{QPN: 1}))
+		_, _ = here.Write(formatCompatAddress(verbs.Endpoint{QPN: 1}))
 	}()
 	if _, err := Serve(t.Context(), d, there, l); !errors.Is(err, errForeign) ||
 		!strings.Contains(err.Error(), "--compat") {

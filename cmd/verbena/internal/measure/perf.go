@@ -8,47 +8,47 @@ import (
 	"verbena/verbs"
 )
 
-// Test selects the phases that a client of [Perf] runs.
-type Test string
+// PerfTest selects the phases that a client of [Perf] runs.
+type PerfTest string
 
 // The tests.
 const (
-	Both      Test = "both"
-	Latency   Test = "latency"   // one message at a time
-	Bandwidth Test = "bandwidth" // Params.Depth messages on each queue pair
+	Both      PerfTest = "both"
+	Latency   PerfTest = "latency"   // one message at a time
+	Bandwidth PerfTest = "bandwidth" // Params.Depth messages on each queue pair
 )
 
 // Perf runs the client of a measurement with a server that runs [Serve] at the other end of conn. It closes conn.
-func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Test, l Local) (_ *Result, err error) {
+func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t PerfTest, l Local) (_ *Result, err error) {
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
 	e, err := s.dial(dev, perf, p, l)
 	if err != nil {
 		return nil, err
 	}
-	e.fill(clientSeed)
+	e.fillPattern(clientSeed)
 	r := &Result{Device: dev.Name(), Params: e.p, Events: l.Events}
 	warm := 100
 	if e.p.Iters > 0 {
 		warm = min(warm, e.p.Iters)
 	}
-	if _, err := e.stream(s, Params{Size: e.p.Size, Iters: warm, QPs: 1, Depth: 1}, "warm-up", l); err != nil {
+	if _, err := e.streamMessages(s, Params{Size: e.p.Size, Iters: warm, QPs: 1, Depth: 1}, "warm-up", l); err != nil {
 		return nil, err
 	}
 	if t != Bandwidth {
 		q := e.p
 		q.QPs, q.Depth = 1, 1
-		if r.Latency, err = e.stream(s, q, "latency", l); err != nil {
+		if r.Latency, err = e.streamMessages(s, q, "latency", l); err != nil {
 			return nil, err
 		}
 	}
 	if t != Latency {
-		if r.Bandwidth, err = e.stream(s, e.p, "bandwidth", l); err != nil {
+		if r.Bandwidth, err = e.streamMessages(s, e.p, "bandwidth", l); err != nil {
 			return nil, err
 		}
 	}
 	if e.p.Op == Read {
-		if err := e.check(serverSeed); err != nil {
+		if err := e.checkPattern(serverSeed); err != nil {
 			return nil, err
 		}
 	}
@@ -60,23 +60,23 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Tes
 	return r, nil
 }
 
-// flow holds the messages of one queue pair. A ring holds the post times of messages in flight.
-type flow struct {
+// qpMessages holds the messages of one queue pair. A ring holds the post times of messages in flight.
+type qpMessages struct {
 	began []time.Time
 	first int
 	n     int
 }
 
-// stream keeps messages in flight on the first queue pairs until the phase ends.
-func (e *end) stream(s *session, p Params, name string, l Local) (*Phase, error) {
-	defer s.guard(name, l.Progress)()
+// streamMessages keeps messages in flight on the first queue pairs until the phase ends.
+func (e *localEndpoint) streamMessages(s *session, p Params, name string, l Local) (*Phase, error) {
+	defer s.watchStall(name, l.Progress)()
 	lat := newLatencies()
-	flows := make([]flow, p.QPs)
+	flows := make([]qpMessages, p.QPs)
 	batches := make([][]verbs.SendWR, p.QPs)
 	for i := range flows {
 		flows[i].began = make([]time.Time, p.Depth)
 		for range p.Depth {
-			batches[i] = append(batches[i], e.request(i, false))
+			batches[i] = append(batches[i], e.newSendWR(i, false))
 		}
 	}
 	start := time.Now()
@@ -110,7 +110,7 @@ func (e *end) stream(s *session, p Params, name string, l Local) (*Phase, error)
 		if finished == int64(posted) {
 			break
 		}
-		wcs, err := e.next(s.ctx)
+		wcs, err := e.waitCompletions(s.ctx)
 		if err != nil {
 			return nil, err
 		}

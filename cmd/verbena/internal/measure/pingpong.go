@@ -36,12 +36,12 @@ func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l
 }
 
 // ping starts the round trips and measures their times.
-func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
-	defer s.guard("ping-pong", l.Progress)()
-	e.fill(clientSeed)
+func (e *localEndpoint) ping(s *session, l Local, verify bool) (*Phase, error) {
+	defer s.watchStall("ping-pong", l.Progress)()
+	e.fillPattern(clientSeed)
 	p, lat := &e.p, newLatencies()
-	answered := p.receives(true)
-	wr := e.request(0, true)
+	answered := p.consumesReceive(true)
+	wr := e.newSendWR(0, true)
 	start := time.Now()
 	n := 0
 	for ; p.Iters == 0 || n < p.Iters; n++ {
@@ -53,12 +53,12 @@ func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
 			return nil, err
 		}
 		for sent, got := false, !answered; !sent || !got; {
-			wcs, err := e.next(s.ctx)
+			wcs, err := e.waitCompletions(s.ctx)
 			if err != nil {
 				return nil, err
 			}
 			for i := range wcs {
-				if wcs[i].ID&recvID == 0 {
+				if wcs[i].ID&recvIDFlag == 0 {
 					sent = true
 					continue
 				}
@@ -73,7 +73,7 @@ func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
 	}
 	took := time.Since(start)
 	if verify && n > 0 && p.Op != Atomic {
-		if err := e.check(serverSeed); err != nil {
+		if err := e.checkPattern(serverSeed); err != nil {
 			return nil, err
 		}
 	}
@@ -85,16 +85,16 @@ func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
 }
 
 // pong answers iters messages, or answers until the context ends if iters is 0. The peer waits for each answer.
-func (e *end) pong(ctx context.Context, s *session, iters int, verify bool) (n int, err error) {
-	e.fill(serverSeed)
-	wr := e.request(0, true)
+func (e *localEndpoint) pong(ctx context.Context, s *session, iters int, verify bool) (n int, err error) {
+	e.fillPattern(serverSeed)
+	wr := e.newSendWR(0, true)
 	for got, idle := 0, true; iters == 0 || n < iters || !idle; {
-		wcs, err := e.next(ctx)
+		wcs, err := e.waitCompletions(ctx)
 		if err != nil {
 			return n, err
 		}
 		for i := range wcs {
-			if wcs[i].ID&recvID == 0 {
+			if wcs[i].ID&recvIDFlag == 0 {
 				idle = true
 				continue
 			}
@@ -105,7 +105,7 @@ func (e *end) pong(ctx context.Context, s *session, iters int, verify bool) (n i
 		}
 		if got > n && idle {
 			if n == 0 && verify {
-				if err := e.check(clientSeed); err != nil {
+				if err := e.checkPattern(clientSeed); err != nil {
 					return n, err
 				}
 			}

@@ -11,7 +11,7 @@ import (
 )
 
 // dial negotiates with a server, connects the queue pairs, and posts the receives.
-func (s *session) dial(dev *verbs.Device, k kind, p Params, l Local) (*end, error) {
+func (s *session) dial(dev *verbs.Device, k exchangeKind, p Params, l Local) (*localEndpoint, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
@@ -19,11 +19,12 @@ func (s *session) dial(dev *verbs.Device, k kind, p Params, l Local) (*end, erro
 	if k == pingPong {
 		room = pingPongRoom
 	}
-	e, err := s.newEnd(dev, p, l, p.Depth, room)
+	e, err := s.newEndpoint(dev, p, l, p.Depth, room)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.send(hello{Protocol: protocol, Kind: k, Params: p, Ends: e.local, Memory: e.remote()}); err != nil {
+	if err := s.send(hello{Protocol: protocolVersion, Kind: k, Params: p, Ends: e.local,
+		Memory: e.remoteMemory()}); err != nil {
 		return nil, err
 	}
 	h, err := s.receiveHello()
@@ -33,7 +34,7 @@ func (s *session) dial(dev *verbs.Device, k kind, p Params, l Local) (*end, erro
 	if err := e.connect(h.Ends, h.Memory); err != nil {
 		return nil, err
 	}
-	s.watch(e.alive)
+	s.watchPeer(e.checkAlive)
 	return e, nil
 }
 
@@ -45,17 +46,17 @@ func (s *session) receiveHello() (h hello, err error) {
 	switch {
 	case h.Error != "":
 		return h, peerError(h.Error)
-	case h.Protocol != protocol:
+	case h.Protocol != protocolVersion:
 		return h, fmt.Errorf("%w speaks protocol %d, want %d: use one version of verbena at both ends", ErrPeer,
-			h.Protocol, protocol)
+			h.Protocol, protocolVersion)
 	}
 	return h, nil
 }
 
 // finish reports to the peer that this side is done, and returns the peer's answer.
-func (s *session) finish() (note, error) {
-	if err := s.send(note{Done: true}); err != nil {
-		return note{}, err
+func (s *session) finish() (statusMessage, error) {
+	if err := s.send(statusMessage{Done: true}); err != nil {
+		return statusMessage{}, err
 	}
 	return s.awaitDone()
 }
@@ -73,12 +74,12 @@ func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *R
 	if err != nil {
 		return nil, err
 	}
-	if err := s.send(hello{Protocol: protocol, Ends: e.local, Memory: e.remote()}); err != nil {
+	if err := s.send(hello{Protocol: protocolVersion, Ends: e.local, Memory: e.remoteMemory()}); err != nil {
 		return nil, err
 	}
-	s.watch(e.alive)
+	s.watchPeer(e.checkAlive)
 	r := &Result{Device: dev.Name(), Params: h.Params, Events: l.Events, Received: -1}
-	if e.p.receives(h.Kind == pingPong) {
+	if e.p.consumesReceive(h.Kind == pingPong) {
 		until, finished := context.WithCancel(s.ctx)
 		defer finished()
 		s.all.Go(func() {
@@ -90,7 +91,7 @@ func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *R
 			n, err = e.pong(until, s, 0, true)
 			r.Received = int64(n)
 		} else {
-			r.Received, err = e.sink(until)
+			r.Received, err = e.receiveMessages(until)
 		}
 		switch {
 		case s.ctx.Err() != nil:
@@ -104,11 +105,11 @@ func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *R
 	if err != nil {
 		return nil, err
 	}
-	return r, s.send(note{Done: true, Received: r.Received})
+	return r, s.send(statusMessage{Done: true, Received: r.Received})
 }
 
 // accept creates the queue pairs for a client, and connects them.
-func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
+func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*localEndpoint, error) {
 	if h.Kind != pingPong && h.Kind != perf {
 		return nil, fmt.Errorf("exchange %.20q is not pingpong or perf", h.Kind)
 	}
@@ -119,22 +120,22 @@ func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
 	switch {
 	case h.Kind == pingPong:
 		sends, room = pingPongRoom, pingPongRoom
-	case h.Params.receives(false):
+	case h.Params.consumesReceive(false):
 		room = min(2*h.Params.Depth, maxDepth)
 	}
-	e, err := s.newEnd(dev, h.Params, l, sends, room)
+	e, err := s.newEndpoint(dev, h.Params, l, sends, room)
 	if err != nil {
 		return nil, err
 	}
-	e.fill(serverSeed)
+	e.fillPattern(serverSeed)
 	return e, e.connect(h.Ends, h.Memory)
 }
 
-// sink receives messages until the context ends, and returns their number. At the end of the context, the client
-// has received the last acknowledgement. Unreliable messages may still be in flight, so sink waits for them.
-func (e *end) sink(ctx context.Context) (n int64, err error) {
+// receiveMessages receives messages until the context ends, and returns their number. At the end of the context, the
+// client has received the last acknowledgement. Unreliable messages may still be in flight, so sink waits for them.
+func (e *localEndpoint) receiveMessages(ctx context.Context) (n int64, err error) {
 	for ctx.Err() == nil {
-		wcs, err := e.next(ctx)
+		wcs, err := e.waitCompletions(ctx)
 		if err != nil && ctx.Err() != nil {
 			break
 		}
@@ -142,7 +143,7 @@ func (e *end) sink(ctx context.Context) (n int64, err error) {
 			return n, err
 		}
 		for i := range wcs {
-			if err := e.postRecv(int(wcs[i].ID &^ recvID)); err != nil {
+			if err := e.postRecv(int(wcs[i].ID &^ recvIDFlag)); err != nil {
 				return n, err
 			}
 		}
@@ -153,7 +154,7 @@ func (e *end) sink(ctx context.Context) (n int64, err error) {
 		until = until.Add(50 * time.Millisecond)
 	}
 	for {
-		wcs, err := e.poll()
+		wcs, err := e.pollCompletions()
 		if err != nil {
 			return n, err
 		}

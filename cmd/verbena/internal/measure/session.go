@@ -17,30 +17,30 @@ import (
 	"verbena/verbs"
 )
 
-// protocol is the version of the negotiation protocol. Ends with different versions cannot communicate.
-const protocol = 1
+// protocolVersion is the version of the negotiation protocol. Ends with different versions cannot communicate.
+const protocolVersion = 1
 
-// kind is the kind of exchange that a client requests.
-type kind string
+// exchangeKind is the kind of exchange that a client requests.
+type exchangeKind string
 
 const (
-	pingPong kind = "pingpong"
-	perf     kind = "perf"
+	pingPong exchangeKind = "pingpong"
+	perf     exchangeKind = "perf"
 )
 
 // hello is the first message in each direction.
 type hello struct {
 	Protocol int              `json:"protocol"`
-	Kind     kind             `json:"kind,omitempty"`
+	Kind     exchangeKind     `json:"kind,omitempty"`
 	Error    string           `json:"error,omitempty"` // reason for which the sender ends the exchange
 	Params   Params           `json:"params"`
 	Ends     []verbs.Endpoint `json:"ends,omitempty"`
 	Memory   verbs.Remote     `json:"memory"` // memory that the peer may access
 }
 
-// note is a message after the first hello of each side. The zero note, sent each second, reports that its sender is
-// running.
-type note struct {
+// statusMessage is a message after the first hello of each side. The zero note, sent each second, reports that its
+// sender is running.
+type statusMessage struct {
 	Done     bool   `json:"done,omitempty"` // the sender has sent, or received and counted, all its messages
 	Received int64  `json:"received,omitempty"`
 	Error    string `json:"error,omitempty"` // reason for which the sender ends the exchange
@@ -74,11 +74,11 @@ type session struct {
 	out    sync.Mutex      // guards writes to conn
 	ctx    context.Context // cancelled at the end of the session, or when an end fails
 	cancel context.CancelCauseFunc
-	done   chan note    // receives the peer's done note once
-	count  atomic.Int64 // messages completed in the current phase
+	done   chan statusMessage // receives the peer's done note once
+	count  atomic.Int64       // messages completed in the current phase
 	all    sync.WaitGroup
-	end    *end // nil before newEnd returns
-	notes  bool // true if the peer accepts notes; rdma-core's programs do not
+	end    *localEndpoint // nil before newEnd returns
+	notes  bool           // true if the peer accepts notes; rdma-core's programs do not
 }
 
 const (
@@ -96,7 +96,7 @@ const (
 
 // newSession begins the negotiation over conn. The session closes conn at its end.
 func newSession(ctx context.Context, conn net.Conn) *session {
-	s := &session{conn: conn, done: make(chan note, 1), notes: true}
+	s := &session{conn: conn, done: make(chan statusMessage, 1), notes: true}
 	s.reader.R = conn
 	s.dec = json.NewDecoder(&s.reader)
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
@@ -112,10 +112,10 @@ func newSession(ctx context.Context, conn net.Conn) *session {
 // sends the error to the peer.
 func (s *session) close(err error) error {
 	if s.end != nil && err != nil {
-		err = s.end.cause(err)
+		err = s.end.failureCause(err)
 	}
 	if err != nil && s.notes && !errors.Is(err, ErrPeer) {
-		_ = s.send(note{Error: err.Error()})
+		_ = s.send(statusMessage{Error: err.Error()})
 	}
 	s.cancel(nil)
 	_ = s.conn.Close()
@@ -140,7 +140,7 @@ func (s *session) send(v any) error {
 func (s *session) write(b []byte) error {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTime))
 	_, err := s.conn.Write(b)
-	return s.explain("write to", err)
+	return s.explainError("write to", err)
 }
 
 // receive reads a message.
@@ -150,11 +150,11 @@ func (s *session) receive(v any) error {
 	if err != nil && s.reader.N <= 0 {
 		return fmt.Errorf("%w: its message exceeds %d bytes", errForeign, maxMessage)
 	}
-	return s.explain("read from", err)
+	return s.explainError("read from", err)
 }
 
-// explain returns the error of a call on the stream, or the context's cause if the context has ended.
-func (s *session) explain(what string, err error) error {
+// explainError returns the error of a call on the stream, or the context's cause if the context has ended.
+func (s *session) explainError(what string, err error) error {
 	var network net.Error
 	switch {
 	case err == nil:
@@ -173,12 +173,12 @@ func (s *session) explain(what string, err error) error {
 	return fmt.Errorf("%s %w: %w", what, ErrPeer, err)
 }
 
-// watch starts the exchange of notes. After watch returns, the context ends when the peer fails or is silent, or
+// watchPeer starts the exchange of notes. After watch returns, the context ends when the peer fails or is silent, or
 // when alive returns an error. The session calls alive every second.
-func (s *session) watch(alive func() error) {
+func (s *session) watchPeer(alive func() error) {
 	s.all.Go(func() {
 		for {
-			var n note
+			var n statusMessage
 			_ = s.conn.SetReadDeadline(time.Now().Add(stallTime))
 			err := s.receive(&n)
 			if err == nil && n.Error != "" {
@@ -207,16 +207,16 @@ func (s *session) watch(alive func() error) {
 				s.cancel(err)
 				return
 			}
-			if s.send(note{}) != nil {
+			if s.send(statusMessage{}) != nil {
 				return // the reader receives the same error
 			}
 		}
 	})
 }
 
-// guard cancels the context if no message completes for stallTime, and reports progress. The caller ends the guard
+// watchStall cancels the context if no message completes for stallTime, and reports progress. The caller ends the guard
 // by calling stop.
-func (s *session) guard(phase string, progress func(string, int64, time.Duration)) (stop func()) {
+func (s *session) watchStall(phase string, progress func(string, int64, time.Duration)) (stop func()) {
 	s.count.Store(0)
 	start, quit := time.Now(), make(chan struct{})
 	var ended sync.WaitGroup
@@ -251,7 +251,7 @@ func (s *session) guard(phase string, progress func(string, int64, time.Duration
 }
 
 // awaitDone waits for the peer's done note.
-func (s *session) awaitDone() (note, error) {
+func (s *session) awaitDone() (statusMessage, error) {
 	select {
 	case n := <-s.done:
 		return n, nil
@@ -261,6 +261,6 @@ func (s *session) awaitDone() (note, error) {
 			return n, nil
 		default:
 		}
-		return note{}, context.Cause(s.ctx)
+		return statusMessage{}, context.Cause(s.ctx)
 	}
 }

@@ -17,9 +17,9 @@ import (
 	"verbena/verbs"
 )
 
-// TestAttacks tests that a server returns within a bounded time, and reads a bounded number of bytes, if a client
-// sends anything but its parameters.
-func TestAttacks(t *testing.T) {
+// TestServerBoundsHostileInput tests that a server returns within a bounded time, and reads a bounded number of bytes,
+// if a client sends anything but its parameters.
+func TestServerBoundsHostileInput(t *testing.T) {
 	endless := func(text string, pause time.Duration) func(net.Conn) {
 		return func(c net.Conn) {
 			for {
@@ -43,9 +43,9 @@ func TestAttacks(t *testing.T) {
 		"long number":   many("1"),
 		"nested":        many("["),
 		"huge number":   func(c net.Conn) { c.Write([]byte(`{"protocol":1,"params":{"size":1e999}}`)) },
-		"other version": func(c net.Conn) { json.NewEncoder(c).Encode(hello{Protocol: protocol + 1, Kind: perf}) },
-		"other kind":    func(c net.Conn) { json.NewEncoder(c).Encode(hello{Protocol: protocol, Kind: "dance"}) },
-		"rdma-core":     func(c net.Conn) { c.Write(compatText(verbs.Endpoint{QPN: 1})) },
+		"other version": func(c net.Conn) { json.NewEncoder(c).Encode(hello{Protocol: protocolVersion + 1, Kind: perf}) },
+		"other kind":    func(c net.Conn) { json.NewEncoder(c).Encode(hello{Protocol: protocolVersion, Kind: "dance"}) },
+		"rdma-core":     func(c net.Conn) { c.Write(formatCompatAddress(verbs.Endpoint{QPN: 1})) },
 		"end":           func(c net.Conn) { c.Close() },
 		"half":          func(c net.Conn) { c.Write([]byte(`{"protocol"`)); c.Close() },
 	} {
@@ -55,7 +55,7 @@ func TestAttacks(t *testing.T) {
 				var peer sync.WaitGroup
 				peer.Go(func() { io.Copy(io.Discard, here) }) // discards the server's answer
 				peer.Go(func() { client(here) })
-				start, conn := time.Now(), &counted{Conn: there}
+				start, conn := time.Now(), &countingConn{Conn: there}
 				_, err := Serve(t.Context(), nil, conn, Local{})
 				if err == nil {
 					t.Error("Serve: got success, want an error")
@@ -73,12 +73,12 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-type counted struct {
+type countingConn struct {
 	net.Conn
 	n int
 }
 
-func (c *counted) Read(b []byte) (int, error) {
+func (c *countingConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.n += n
 	return n, err
@@ -105,7 +105,7 @@ func TestSilentPeer(t *testing.T) {
 					}
 				})
 				s := newSession(t.Context(), there)
-				s.watch(func() error { return nil })
+				s.watchPeer(func() error { return nil })
 				ctx, cancel := context.WithTimeout(s.ctx, 10*stallTime)
 				defer cancel()
 				start := time.Now()
@@ -121,8 +121,8 @@ func TestSilentPeer(t *testing.T) {
 	}
 }
 
-// TestUnreadPeer tests that an end fails if its peer does not read from the stream.
-func TestUnreadPeer(t *testing.T) {
+// TestPeerDoesNotRead tests that an end fails if its peer does not read from the stream.
+func TestPeerDoesNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
 		defer here.Close()
@@ -138,23 +138,23 @@ func TestUnreadPeer(t *testing.T) {
 	})
 }
 
-// stub is a peer that sends prepared bytes.
-type stub struct {
+// stubConn is a peer that sends prepared bytes.
+type stubConn struct {
 	net.Conn
 	io.Reader
 }
 
-func (s stub) Read(b []byte) (int, error)         { return s.Reader.Read(b) }
-func (s stub) Close() error                       { return nil }
-func (s stub) SetReadDeadline(t time.Time) error  { return nil }
-func (s stub) SetWriteDeadline(t time.Time) error { return nil }
-func (s stub) Write(b []byte) (int, error)        { return len(b), nil }
+func (s stubConn) Read(b []byte) (int, error)         { return s.Reader.Read(b) }
+func (s stubConn) Close() error                       { return nil }
+func (s stubConn) SetReadDeadline(t time.Time) error  { return nil }
+func (s stubConn) SetWriteDeadline(t time.Time) error { return nil }
+func (s stubConn) Write(b []byte) (int, error)        { return len(b), nil }
 
 // FuzzPeer tests that each side of an exchange either refuses a peer's fuzzed input, or accepts it with values in
 // range.
 func FuzzPeer(f *testing.F) {
 	good, err := json.Marshal(hello{
-		Protocol: protocol, Kind: perf, Params: Params{Type: "rc", Op: Write, Size: 64, Iters: 1, QPs: 1,
+		Protocol: protocolVersion, Kind: perf, Params: Params{Type: "rc", Op: Write, Size: 64, Iters: 1, QPs: 1,
 			Depth: 1}, Ends: make([]verbs.Endpoint, 1),
 	})
 	if err != nil {
@@ -163,17 +163,17 @@ func FuzzPeer(f *testing.F) {
 	f.Add(good)
 	f.Add(bytes.Replace(good, []byte("64"), []byte("-9223372036854775808"), 1))
 	f.Add([]byte(`{"protocol":1,"error":"` + strings.Repeat("\u001b", 500) + `"}`))
-	f.Add(compatText(verbs.Endpoint{QPN: 0xffffff, PSN: 1, GID: verbs.GID{15: 1}}))
+	f.Add(formatCompatAddress(verbs.Endpoint{QPN: 0xffffff, PSN: 1, GID: verbs.GID{15: 1}}))
 	f.Add([]byte("0000:fffffffff:000000:00000000000000000000ffff7f000001\x00"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s := newSession(t.Context(), stub{Reader: bytes.NewReader(b)})
+		s := newSession(t.Context(), stubConn{Reader: bytes.NewReader(b)})
 		h, err := s.receiveHello()
 		switch {
 		case err != nil && (len(err.Error()) > 1000 || strings.ContainsFunc(err.Error(), func(r rune) bool {
 			return r < ' '
 		})):
 			t.Errorf("receiveHello: got error %q, want at most 1000 bytes without control characters", err)
-		case err == nil && h.Protocol != protocol:
+		case err == nil && h.Protocol != protocolVersion:
 			t.Errorf("receiveHello: got protocol %d, want an error", h.Protocol)
 		}
 		if err := h.Params.Check(); err == nil {
@@ -188,7 +188,7 @@ func FuzzPeer(f *testing.F) {
 		_ = s.close(nil)
 		text := make([]byte, compatSize)
 		copy(text, b)
-		if e, err := parseCompat(text); err == nil && (e.QPN > 0xffffff || e.PSN > 0xffffff || e.GID == verbs.GID{}) {
+		if e, err := parseCompatAddress(text); err == nil && (e.QPN > 0xffffff || e.PSN > 0xffffff || e.GID == verbs.GID{}) {
 			t.Errorf("parseCompat: got %+v, want numbers in range", e)
 		} else if err != nil && !strings.HasPrefix(fmt.Sprint(err), ErrPeer.Error()) {
 			t.Errorf("parseCompat: got error %q, want one of the peer", err)

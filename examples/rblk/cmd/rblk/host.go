@@ -64,9 +64,9 @@ func (h *host) reset() error {
 	return h.slot.Reset(context.Background())
 }
 
-// resetting resets the device at random moments until its result stop is called, if every is positive. The function
+// startResets resets the device at random moments until its result stop is called, if every is positive. The function
 // stop returns the number of resets.
-func (h *host) resetting(every time.Duration) (stop func() int) {
+func (h *host) startResets(every time.Duration) (stop func() int) {
 	if every <= 0 {
 		return func() int { return 0 }
 	}

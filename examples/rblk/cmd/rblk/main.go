@@ -30,14 +30,14 @@ type cli struct {
 	Disk   diskCmd   `cmd:"" help:"Present a target's export on a socket, by the network block device protocol (NBD)."`
 }
 
-// device holds the flags of the software RDMA device.
-type device struct {
+// deviceFlags holds the flags of the software RDMA device.
+type deviceFlags struct {
 	Addr       netip.Addr    `required:"" placeholder:"IP" help:"Address of the RDMA device on this host; UDP port 4791 must be free. The other end must use another address."`
 	ResetEvery time.Duration `placeholder:"TIME" help:"Reset the device repeatedly, after random times up to twice this time, to show that no data is lost."`
 	Quiet      bool          `short:"q" help:"Do not log sessions."`
 }
 
-func (d *device) logf() func(string, ...any) {
+func (d *deviceFlags) logf() func(string, ...any) {
 	if d.Quiet {
 		return nil
 	}
@@ -45,7 +45,7 @@ func (d *device) logf() func(string, ...any) {
 }
 
 type targetCmd struct {
-	device
+	deviceFlags
 	Port    uint16            `default:"10810" help:"Port of the connection manager at which disks log in; 0: any free port. Any client that reaches the device may read and write: use an address in a trusted network."`
 	Exports map[string]string `arg:"" name:"name=file" help:"Existing files or block devices to export."`
 }
@@ -75,14 +75,14 @@ func (c *targetCmd) Run(ctx context.Context) error {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
-	stop := host.resetting(c.ResetEvery)
+	stop := host.startResets(c.ResetEvery)
 	defer stop()
 	fmt.Printf("exporting %d disks, log in at %v\n", len(exports), netip.AddrPortFrom(c.Addr, l.Addr().Port()))
 	return t.Serve(l)
 }
 
 type diskCmd struct {
-	device
+	deviceFlags
 	Target   netip.AddrPort `required:"" placeholder:"IP:PORT" help:"Address of the target's RDMA device, and its port."`
 	Export   string         `required:"" placeholder:"NAME" help:"Name of the export."`
 	NBD      string         `required:"" name:"nbd" placeholder:"PATH" help:"Unix socket to create. The permissions of its directory control access to the disk."`
@@ -114,7 +114,7 @@ func (c *diskCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stop := host.resetting(c.ResetEvery)
+	stop := host.startResets(c.ResetEvery)
 	defer func() {
 		resets := stop()
 		s := d.Stats()

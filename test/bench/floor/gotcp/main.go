@@ -106,14 +106,15 @@ func (x *exchange) run() error {
 			times = append(times, time.Since(began)/2)
 		}
 	}
-	mean := us(time.Since(start)) / float64(x.n)
+	mean := toMicroseconds(time.Since(start)) / float64(x.n)
 	if x.stream {
 		fmt.Printf("mean=%.6f\n", mean)
 	} else {
 		slices.Sort(times)
-		fmt.Printf("mean=%.4f typical=%.4f p99=%.4f\n", mean/2, us(times[x.n/2]), us(times[x.n*99/100]))
+		fmt.Printf("mean=%.4f typical=%.4f p99=%.4f\n", mean/2, toMicroseconds(times[x.n/2]),
+			toMicroseconds(times[x.n*99/100]))
 	}
 	return server.Wait()
 }
 
-func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+func toMicroseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }

@@ -41,17 +41,17 @@ func main() {
 	if err := errors.Join(err1, err2); err != nil || size < data || n < 1 {
 		log.Fatalf("SIZE %s and N %s: want numbers of at least %d and 1", os.Args[1], os.Args[2], data)
 	}
-	took, err := stream((size+data-1)/data, n)
+	took, err := sendStream((size+data-1)/data, n)
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Printf("mean=%.6f\n", float64(took.Nanoseconds())/1e3/float64(n))
 }
 
-// stream sends n messages of the given number of packets, after a warm-up of n/10, and returns the time of the n
+// sendStream sends n messages of the given number of packets, after a warm-up of n/10, and returns the time of the n
 // messages.
-func stream(packets, n int) (time.Duration, error) {
-	out, in, err := sockets()
+func sendStream(packets, n int) (time.Duration, error) {
+	out, in, err := openSockets()
 	if err != nil {
 		return 0, err
 	}
@@ -69,11 +69,11 @@ func stream(packets, n int) (time.Duration, error) {
 	warm, total := int64(packets)*int64(n/10), int64(packets)*int64(n+n/10)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- onProcessor(&allowed, 1, func() error { return receive(in, total, &received) })
+		ended <- onProcessor(&allowed, 1, func() error { return receivePackets(in, total, &received) })
 	}()
 	var began time.Time
 	err = onProcessor(&allowed, 0, func() error {
-		if err := send(out, 0, warm, int64(buffer)/4/packet, &received); err != nil {
+		if err := sendPackets(out, 0, warm, int64(buffer)/4/packet, &received); err != nil {
 			return err
 		}
 		for received.Load() < warm {
@@ -82,7 +82,7 @@ func stream(packets, n int) (time.Duration, error) {
 			}
 		}
 		began = time.Now()
-		return send(out, warm, total, int64(buffer)/4/packet, &received)
+		return sendPackets(out, warm, total, int64(buffer)/4/packet, &received)
 	})
 	err = errors.Join(err, <-ended)
 	return time.Since(began), err
@@ -107,7 +107,7 @@ func onProcessor(allowed *unix.CPUSet, nth int, f func() error) error {
 	return errors.New("two threads that poll need two processors")
 }
 
-func sockets() (out, in int, err error) {
+func openSockets() (out, in int, err error) {
 	var at [2]unix.Sockaddr
 	var fd [2]int
 	for i := range fd {
@@ -139,8 +139,8 @@ func sockets() (out, in int, err error) {
 	return fd[0], fd[1], unix.SetsockoptTimeval(fd[1], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 }
 
-// send sends the packets from sent up to total, with at most window packets in flight before a batch.
-func send(fd int, sent, total, window int64, received *atomic.Int64) error {
+// sendPackets sends the packets from sent up to total, with at most window packets in flight before a batch.
+func sendPackets(fd int, sent, total, window int64, received *atomic.Int64) error {
 	buf := make([]byte, segments*packet)
 	for sent < total {
 		n := min(segments, total-sent)
@@ -169,7 +169,7 @@ func send(fd int, sent, total, window int64, received *atomic.Int64) error {
 	return nil
 }
 
-func receive(fd int, total int64, received *atomic.Int64) error {
+func receivePackets(fd int, total int64, received *atomic.Int64) error {
 	buf := make([]byte, 65536)
 	for got := int64(0); got < total; received.Store(got) {
 		n, err := unix.Read(fd, buf)
